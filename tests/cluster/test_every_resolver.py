@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 import headrace.cluster.ray
-from headrace.cluster import roles
+from headrace.cluster import spec
 from headrace.distribute import (
     ClusterResolver,
     ClusterSpec,
@@ -116,7 +116,7 @@ def test_it_answers_with_the_cluster_and_this_process_s_task(resolver):
     assert resolver.cluster_spec() == SPEC
     assert resolver.cluster_spec() == SPEC
     assert (resolver.task_type, resolver.task_id) == ("worker", 1)
-    roles.check_task(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
+    spec.check_task(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
 
 
 def test_master_is_the_address_of_a_task_with_the_prefix_of_the_layer(resolver):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headrace.cluster.packages import load
+from headrace.cluster.resolver import load
 from headrace.errors import FailedPreconditionError
 
 

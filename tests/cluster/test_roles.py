@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cluster.roles import check_task, is_chief, rank, workers
+from headrace.cluster.spec import check_task, is_chief, rank, workers
 from headrace.distribute import ClusterSpec
 from headrace.errors import InvalidArgumentError
 

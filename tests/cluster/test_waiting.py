@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cluster.waiting import wait_for
+from headrace.cluster.resolver import wait_for
 from headrace.errors import UnavailableError
 from headrace.testing import ManualClock
 

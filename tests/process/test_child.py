@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.process.child import Child, Command, clean_environment
-from headrace.process.stopping import stop
+from headrace.process.family import stop
 from tests.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.heavy

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UnavailableError
-from headrace.process.bound import bound_command
-from headrace.process.child import Command
-from headrace.process.family import BecameReady, Ended, Event
-from headrace.process.household import Household
+from headrace.process.child import Command, bound_command
+from headrace.process.family import BecameReady, Ended, Event, Household
 
 pytestmark = pytest.mark.heavy
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.process.large_copies import OUTER_CACHE, large_copies
+from headrace.process.parent import OUTER_CACHE, large_copies
 from headrace.service.local_worker import worker_command
 
 

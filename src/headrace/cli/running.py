@@ -23,9 +23,8 @@ from headrace.errors import CancelledError
 from headrace.forks import in_each_child
 from headrace.open_files import in_words
 from headrace.process.child import Command, clean_environment
-from headrace.process.family import Ended, Event, Family, NotStarted
+from headrace.process.family import Ended, Event, Family, NotStarted, stop
 from headrace.process.parent import say_leaving, say_ready
-from headrace.process.stopping import stop
 
 __all__ = ["STOP_SIGNALS", "RunningServer", "Signals", "run_children", "run_server", "say"]
 

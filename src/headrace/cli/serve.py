@@ -12,9 +12,8 @@ import typer
 
 from headrace.cli.commands import Keys, MetricsHost, MetricsPort, WithParent, wrong_arguments
 from headrace.cli.running import run_children, run_server, say
-from headrace.process.bound import NO_ACCELERATORS
-from headrace.process.large_copies import large_copies
-from headrace.process.watchdog import exit_when_hung
+from headrace.process.child import NO_ACCELERATORS
+from headrace.process.parent import exit_when_hung, large_copies
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from headrace.service.config import default_cache_bytes
 from headrace.service.dispatcher.journal import FORMAT

@@ -13,8 +13,7 @@ from headrace.cli.commands import Keys, MetricsHost, MetricsPort, WithParent, wr
 from headrace.cli.running import run_children, run_server, say
 from headrace.cli.serve import import_modules
 from headrace.cluster.environment import TFConfigClusterResolver
-from headrace.cluster.roles import WORKER
-from headrace.cluster.spec import ClusterSpec
+from headrace.cluster.spec import WORKER, ClusterSpec
 from headrace.deploy.server import Server
 from headrace.errors import InvalidArgumentError
 from headrace.process.parent import forked_children_die_too

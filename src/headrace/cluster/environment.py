@@ -1,4 +1,7 @@
-"""A cluster as `TF_CONFIG` describes it."""
+"""A cluster as `TF_CONFIG` describes it.
+
+`read` and `read_whole` read what any launcher says in the environment.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,42 @@ from typing import Any
 
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
-from headrace.errors import InvalidArgumentError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 
-__all__ = ["TFConfigClusterResolver"]
+__all__ = ["TFConfigClusterResolver", "read", "read_whole"]
+
+
+def read(*names: str, launcher: str) -> str:
+    """Return the first of some variables that is there.
+
+    Args:
+        *names: Of the variables.
+        launcher: Who sets them, in words.
+
+    Raises:
+        FailedPreconditionError: None is there.
+    """
+    for name in names:
+        if name in os.environ:
+            return os.environ[name]
+    raise FailedPreconditionError(
+        f"{names[0]} is not in the environment: was this process started by {launcher}? Elsewhere "
+        "use TFConfigClusterResolver or SimpleClusterResolver"
+    )
+
+
+def read_whole(*names: str, launcher: str) -> int:
+    """Return the first of some variables that is there, as a number of 0 or more.
+
+    Raises:
+        FailedPreconditionError: None is there.
+        InvalidArgumentError: It is no such number.
+    """
+    text = read(*names, launcher=launcher)
+    if not text.isascii() or not text.strip().isdigit():
+        raise InvalidArgumentError(f"{names[0]} must be an integer, but is {text!r}")
+    return int(text)
+
 
 _VARIABLE = "TF_CONFIG"
 _KEYS = ("cluster", "task", "rpc_layer", "session_master", "environment")

@@ -1,15 +1,102 @@
-"""What every cluster resolver answers, and those that are told what they answer."""
+"""What every cluster resolver answers, and those that are told what they answer.
+
+Resolvers wait for tasks that start later with `wait_for`, and load packages that only one of them
+needs with `load`.
+"""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableSet
-from typing import Any
+from collections.abc import Callable, Mapping, MutableSet
+from typing import Any, TypeVar
 
 from headrace.arguments import check_instance, check_int, check_string
 from headrace.cluster.spec import ClusterSpec
+from headrace.errors import FailedPreconditionError, UnavailableError
 
-__all__ = ["ClusterResolver", "SimpleClusterResolver", "UnionResolver"]
+__all__ = ["ClusterResolver", "SimpleClusterResolver", "UnionResolver", "load", "wait_for"]
+
+
+def load(module: str, *, needed_by: str, instead: str = "") -> Any:
+    """Return the package of a module, which is imported.
+
+    Args:
+        module: As in "torch.distributed". The extra of Headrace has the name of its package.
+        needed_by: Who says so in the error.
+        instead: What else would do, to end the error with.
+
+    Raises:
+        FailedPreconditionError: It is not installed here.
+    """
+    package = module.partition(".")[0]
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise FailedPreconditionError(
+            f"{needed_by} needs the package {package}, which is not installed here; "
+            f"pip install 'headrace[{package}]'{instead}"
+        ) from error
+    return sys.modules[package]
+
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_FIRST_DELAY = 0.02
+_LONGEST_DELAY = 1.0
+_QUIET_SECONDS = 10.0
+"""How long something is missing before the log says so."""
+_WORDS_SECONDS = 60.0
+"""After so many more it says so again."""
+
+
+def wait_for(
+    look: Callable[[], T],
+    *,
+    what: str,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> T:
+    """Look, and look again, less and less often, while something is missing.
+
+    Args:
+        look: Returns what is waited for, or raises an UnavailableError that says what is missing.
+        what: What is waited for, in words.
+        seconds: For how long.
+        clock: Tells the time in seconds.
+        sleep: Waits so many seconds.
+
+    Raises:
+        UnavailableError: Something is still missing; it says what.
+        Exception: Whatever else `look` raises.
+    """
+    began = clock()
+    words_at = began + _QUIET_SECONDS
+    delay = _FIRST_DELAY
+    while True:
+        try:
+            return look()
+        except UnavailableError as error:
+            waited = clock() - began
+            if waited >= seconds:
+                raise UnavailableError(f"no {what} after {seconds:g} s: {error}") from error
+            if clock() >= words_at:
+                words_at = clock() + _WORDS_SECONDS
+                _log.warning(
+                    "no %s after %.0f s: %s; it is waited for %g s in all",
+                    what,
+                    waited,
+                    error,
+                    seconds,
+                )
+        sleep(min(delay, max(0.0, began + seconds - clock())))
+        delay = min(2 * delay, _LONGEST_DELAY)
 
 
 class ClusterResolver(ABC):

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from headrace.arguments import check_flag, check_int, check_string
+from headrace.cluster.environment import read, read_whole
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
-from headrace.cluster.variables import read, read_whole
 from headrace.errors import InvalidArgumentError
 
 __all__ = ["SlurmClusterResolver", "hosts_of", "tasks_on_nodes"]

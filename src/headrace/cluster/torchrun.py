@@ -10,11 +10,9 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from headrace.arguments import check_int, check_seconds, check_string
-from headrace.cluster.packages import load
-from headrace.cluster.resolver import ClusterResolver
+from headrace.cluster.environment import read, read_whole
+from headrace.cluster.resolver import ClusterResolver, load, wait_for
 from headrace.cluster.spec import ClusterSpec
-from headrace.cluster.variables import read, read_whole
-from headrace.cluster.waiting import wait_for
 from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.transport import address as addresses
 

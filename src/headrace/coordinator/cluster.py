@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.arguments import check_int, check_string, check_strings
-from headrace.cluster.roles import PS, WORKER
+from headrace.cluster.spec import PS, WORKER
 from headrace.coordinator.messages import Greet, WorkerReply
 from headrace.coordinator.shell import Servers
 from headrace.coordinator.worker import LARGEST_CLOSURE, this_process

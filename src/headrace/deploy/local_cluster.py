@@ -17,15 +17,12 @@ from typing import Any, Self
 
 from headrace.arguments import check_flag, check_int, check_string
 from headrace.cluster.resolver import SimpleClusterResolver
-from headrace.cluster.roles import PS, WORKER
-from headrace.cluster.spec import ClusterSpec
+from headrace.cluster.spec import PS, WORKER, ClusterSpec
 from headrace.deploy.server import Server
 from headrace.errors import FailedPreconditionError
 from headrace.forks import stays_with_parent
-from headrace.process.bound import bound_command
-from headrace.process.child import Child, Command
-from headrace.process.family import BecameReady, Ended, Event, NotStarted, Post
-from headrace.process.household import Household
+from headrace.process.child import Child, Command, bound_command
+from headrace.process.family import BecameReady, Ended, Event, Household, NotStarted, Post
 from headrace.transport import address as addresses
 
 __all__ = ["LocalCluster"]

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.arguments import check_int, check_metrics, check_string
-from headrace.cluster.roles import PS, TYPES, WORKER, check_task
-from headrace.cluster.spec import ClusterSpec
+from headrace.cluster.spec import PS, TYPES, WORKER, ClusterSpec, check_task
 from headrace.coordinator.worker import ClosureWorker
 from headrace.parameter_server.server import ParameterServer
 from headrace.serving.life_cycle import LifeCycle

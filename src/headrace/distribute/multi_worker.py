@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from headrace.arguments import check_instance, check_seconds
 from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
-from headrace.cluster.roles import EVALUATOR, PS, check_task, rank, workers
-from headrace.cluster.spec import ClusterSpec
+from headrace.cluster.spec import EVALUATOR, PS, ClusterSpec, check_task, rank, workers
 from headrace.data.at_exit import close_at_exit, close_iterators_first
 from headrace.data.dataset import Dataset
 from headrace.distribute.agreement import Agreement, StepAgreement, said_by_all

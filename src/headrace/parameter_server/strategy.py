@@ -24,8 +24,7 @@ import msgspec
 from headrace.arguments import check_callable, check_int, check_seconds
 from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
-from headrace.cluster.roles import CHIEF, EVALUATOR, PS, TYPES, WORKER
-from headrace.cluster.spec import ClusterSpec
+from headrace.cluster.spec import CHIEF, EVALUATOR, PS, TYPES, WORKER, ClusterSpec
 from headrace.data.dataset import Dataset
 from headrace.distribute.context import check_cross_replica
 from headrace.distribute.extended import Extended

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.arguments import check_callable
 from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
-from headrace.cluster.roles import CHIEF, WORKER, rank, workers
+from headrace.cluster.spec import CHIEF, WORKER, rank, workers
 from headrace.data.dataset import Dataset
 from headrace.distribute.context import check_cross_replica
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction

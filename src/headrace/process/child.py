@@ -18,7 +18,8 @@ from headrace.forks import stays_with_parent
 from headrace.open_files import check_room
 from headrace.process.parent import LEAVING, READY
 
-__all__ = ["Child", "Command", "clean_environment"]
+__all__ = ["NO_ACCELERATORS", "Child", "Command", "bound_command", "clean_environment"]
+
 
 _BLOCK = 4096
 _FILES = 10
@@ -210,3 +211,29 @@ def _duplicate_of_stderr() -> int:
         return os.dup(2)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
+
+
+NO_ACCELERATORS = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+"""The accelerators belong to the process that trains; a child would take memory on them."""
+
+
+def bound_command(module: str, *arguments: str, environment: Mapping[str, str]) -> Command:
+    """Return the command of a child that runs a module of ours and ends with this process.
+
+    Args:
+        module: It is run as a program, with two more arguments (see `Command.is_bound`).
+        *arguments: Of the program.
+        environment: Variables that it gets besides those of this process, and more than these:
+            accelerators are hidden from it.
+    """
+    return Command(
+        arguments=("-m", module, *arguments),
+        environment=clean_environment(
+            os.environ,
+            NO_ACCELERATORS,
+            environment,
+            # Functions of the user's modules travel by name: a child must find the same modules.
+            paths=tuple(sys.path),
+        ),
+        is_bound=True,
+    )

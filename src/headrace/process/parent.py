@@ -6,17 +6,33 @@ and that somebody else has asked it to leave, by a signal.
 A child that is of no use without its parent has a lifeline, too: a pipe that nobody writes to and
 that closes only when the parent is gone. The kernel then kills the child, which may be inside a
 function that holds the interpreter's lock and would never look at the link.
+
+A child that hangs is ended, so that its supervisor starts another: a function in C that never
+releases the interpreter's lock leaves a process that answers pings and does nothing. No thread of
+Python can end it; a thread of `faulthandler` does, which needs no lock: it prints where all threads
+are and exits. A worker finds other hangs itself and reports them with `report_hang`.
+
+A child that copies much for others is told from which size on its copies write past the caches. A
+store to memory that is not cached first reads what it overwrites. The GNU C library avoids that in
+copies that are large beside the outer cache, from a quarter of it on since version 2.38. But it
+asks the processor for the size of the cache, and some virtual machines claim ten times what there
+is. Only the start of a process can set it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
+import logging
 import os
+import platform
 import select
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,15 +40,20 @@ from headrace.forks import in_each_child
 
 __all__ = [
     "LEAVING",
+    "OUTER_CACHE",
     "READY",
     "die_with_parent",
     "end_when_released",
+    "exit_when_hung",
     "forked_children_die_too",
+    "large_copies",
     "on_sigterm",
+    "report_hang",
     "say_leaving",
     "say_ready",
     "wait_for_release",
 ]
+
 
 READY = "ready"
 LEAVING = "leaving"
@@ -157,3 +178,66 @@ def _say(line: str) -> None:
     # The parent may be gone; its end of the link then says all there is to say.
     with contextlib.suppress(OSError):
         os.write(_LINK, f"{line}\n".encode())
+
+
+_STDERR = 2
+_LONGEST_INTERVAL = 10.0
+_is_armed = threading.Event()
+
+
+def exit_when_hung(seconds: float) -> None:
+    """Exit with code 1 when a hang is reported, or no thread could run Python code for so long.
+
+    Args:
+        seconds: Longer than any function holds the interpreter's lock.
+    """
+
+    def rearm() -> None:
+        pause = threading.Event()
+        while True:
+            faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+            pause.wait(min(_LONGEST_INTERVAL, seconds / 10))
+
+    _is_armed.set()
+    threading.Thread(target=rearm, name="headrace-watchdog", daemon=True).start()
+
+
+def report_hang(log: logging.Logger, words: str) -> None:
+    """Log an error, and exit with code 1 where `exit_when_hung` was called.
+
+    Args:
+        log: The logger of the caller.
+        words: The message: what hangs, and where.
+    """
+    if not _is_armed.is_set():
+        log.error("%s", words)
+        return
+    # Logging and printing may wait for a lock that the hung thread holds.
+    faulthandler.dump_traceback_later(_LONGEST_INTERVAL, exit=True, file=_STDERR)
+    try:
+        log.error("%s; this process ends, so that its supervisor starts another", words)
+        sys.stderr.flush()
+        sys.stdout.flush()
+    finally:
+        os._exit(1)
+
+
+OUTER_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+"""Where the kernel says how large the outer cache is: "32768K"."""
+_TUNABLES = "GLIBC_TUNABLES"
+
+
+def large_copies(variables: Mapping[str, str], cache: Path = OUTER_CACHE) -> dict[str, str]:
+    """Return what to add to a child's environment; nothing where the user has tuned the library.
+
+    Args:
+        variables: The environment so far.
+        cache: Where the size of the outer cache is.
+    """
+    if _TUNABLES in variables or platform.machine() != "x86_64":
+        return {}
+    try:
+        kibibytes = int(cache.read_text().strip().removesuffix("K"))
+    except (OSError, ValueError):
+        return {}
+    return {_TUNABLES: f"glibc.cpu.x86_non_temporal_threshold={kibibytes * 1024 // 4:#x}"}

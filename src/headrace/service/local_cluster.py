@@ -19,8 +19,7 @@ from headrace.data.at_exit import close_iterators
 from headrace.errors import FailedPreconditionError
 from headrace.forks import stays_with_parent
 from headrace.process.child import Child
-from headrace.process.family import BecameReady, Ended, Event, NotStarted
-from headrace.process.household import Household
+from headrace.process.family import BecameReady, Ended, Event, Household, NotStarted
 from headrace.service.config import DispatcherConfig, WorkerConfig, default_cache_bytes
 from headrace.service.dispatcher.server import DispatchServer
 from headrace.service.local_worker import (

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from headrace.errors import FailedPreconditionError
-from headrace.process.bound import bound_command
-from headrace.process.child import Child, Command
-from headrace.process.household import STOP_SECONDS
-from headrace.process.large_copies import large_copies
-from headrace.process.stopping import stop
+from headrace.process.child import Child, Command, bound_command
+from headrace.process.family import STOP_SECONDS, stop
+from headrace.process.parent import large_copies
 from headrace.service.worker.server import WorkerServer
 
 __all__ = [

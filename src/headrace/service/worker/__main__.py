@@ -14,8 +14,13 @@ import json
 import sys
 import threading
 
-from headrace.process.parent import die_with_parent, end_when_released, on_sigterm, say_ready
-from headrace.process.watchdog import exit_when_hung
+from headrace.process.parent import (
+    die_with_parent,
+    end_when_released,
+    exit_when_hung,
+    on_sigterm,
+    say_ready,
+)
 from headrace.service.config import WorkerConfig
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import WorkerServer
