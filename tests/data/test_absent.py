@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 import headrace as hr
-from headrace.data import elsewhere
+from headrace.data import absent
 
 # The public names of tf.data 2.x and tf.io.
 DATASET = """
@@ -148,7 +148,7 @@ def test_methods_keep_their_names_and_signatures():
 
 
 def test_the_tables_are_in_order():
-    for table in (elsewhere.OF_ARGUMENTS, elsewhere.OF_DATASETS, *elsewhere.OF_MODULES.values()):
+    for table in (absent.OF_ARGUMENTS, absent.OF_DATASETS, *absent.OF_MODULES.values()):
         assert all(words and not words.endswith(".") for words in table.values())
 
 

@@ -6,10 +6,9 @@ import doctest
 
 import pytest
 
-from headrace.data.choosing import Choosing
 from headrace.data.dataset import Dataset
+from headrace.data.dataset_parts import Choosing, Windows
 from headrace.data.sources import Sources
-from headrace.data.windows import Windows
 
 
 @pytest.mark.parametrize("part", [Choosing, Dataset, Sources, Windows])

@@ -19,7 +19,7 @@ from headrace.plan.elements import FromSource
 from headrace.plan.traverse import transform
 from headrace.plan.units import Units
 from headrace.rewrites.cut import cut
-from headrace.sources.held_rows import HeldRowsSource
+from headrace.sources.memory import HeldRowsSource
 
 from .pipelines import STEPS, drawn, nested, odd_or_half
 

@@ -19,7 +19,7 @@ from headrace.execution.build import start
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.elements import FromSource
 from headrace.plan.source import Position, Source
-from headrace.sources.text import TextLineSource
+from headrace.sources.files import TextLineSource
 from headrace.sources.tfrecord import TFRecordSource, masked_crc
 
 Dataset = hr.Dataset

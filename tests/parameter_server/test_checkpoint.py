@@ -324,7 +324,7 @@ def test_it_is_there_when_its_manifest_is_and_leftovers_are_swept(tmp_path, monk
     path = tmp_path / "ckpt-1"
     checkpoint.save(path)
     before = sorted(file.name for file in tmp_path.iterdir())
-    folder = "headrace.storage.folder.LocalFolder.write"
+    folder = "headrace.storage.files.LocalFolder.write"
     with monkeypatch.context() as broken:
         broken.setattr(folder, lambda *args: (_ for _ in ()).throw(OSError("full")))
         checkpoint.checkpoint_objects["a"] = np.arange(5)

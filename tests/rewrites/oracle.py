@@ -34,8 +34,7 @@ from headrace.plan.random_words import key_of, words_at
 from headrace.plan.scanning import Scan
 from headrace.plan.source import INFINITE
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
-from headrace.sources.held_rows import HeldRowsSource
-from headrace.sources.random_numbers import RandomSource
+from headrace.sources.memory import HeldRowsSource, RandomSource
 
 _MASK = (1 << 64) - 1
 

@@ -13,7 +13,7 @@ from headrace.plan.random_words import key_of, words_at
 from headrace.plan.source import INFINITE
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
-from headrace.sources.random_numbers import RandomSource
+from headrace.sources.memory import RandomSource
 
 Dataset = hr.Dataset
 

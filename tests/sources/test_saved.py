@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from headrace.data.loading import load_source
+from headrace.data.saving import load_source
 from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec
 from headrace.errors import DataLossError

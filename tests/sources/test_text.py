@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.element.spec import ArraySpec
 from headrace.errors import NotFoundError
-from headrace.sources.text import TextLineSource, cut_lines
+from headrace.sources.files import TextLineSource, cut_lines
 from headrace.testing.conformance import check_source, read_all
 
 

@@ -19,8 +19,7 @@ from headrace.errors import (
 )
 from headrace.storage.compression import check_compression
 from headrace.storage.files import create_file, open_file
-from headrace.storage.match import match_files
-from headrace.storage.names import as_names, expand_braces
+from headrace.storage.names import as_names, expand_braces, match_files
 
 
 @pytest.fixture

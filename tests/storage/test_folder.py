@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.storage.folder import Folder, open_folder
+from headrace.storage.files import Folder, open_folder
 
 
 @pytest.fixture(params=["local", "file URL", "memory"])

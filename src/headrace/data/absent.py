@@ -9,9 +9,248 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.data.elsewhere import OF_ARGUMENTS, OF_DATASETS, OF_MODULES
+__all__ = [
+    "OF_ARGUMENTS",
+    "OF_DATASETS",
+    "OF_MODULES",
+    "AbsentNames",
+    "no_slices",
+    "no_such_method",
+    "no_such_name",
+    "with_known_arguments",
+]
 
-__all__ = ["AbsentNames", "no_slices", "no_such_method", "no_such_name", "with_known_arguments"]
+
+_IN_A_GENERATOR = (
+    "a generator over the dataset does it in one process: "
+    "Dataset.from_generator(lambda: steps(dataset))"
+)
+_IN_A_FILE = "save(path) keeps the elements of a pass in a directory, Dataset.load(path) reads them"
+_NUMPY = "elements are NumPy already, so leave it out"
+_TENSORS = "np.ndarray: elements are NumPy arrays"
+_IN_A_MAP = "a function of Pillow, OpenCV or NumPy in map()"
+_SPARSE = "padded_batch(), or tuples of indices and values"
+_METHOD = "the method of the same name of Dataset"
+_GONE = "nothing: leave it out"
+
+#: Names of tf.data.Dataset, old and new, and of loaders.
+OF_DATASETS = {
+    "as_iterator": "iterate over it: `for element in dataset`, or iter(dataset)",
+    "collate_fn": "batch(), or padded_batch()",
+    "distribute": "dataset.apply(hr.service.distribute(...))",
+    "fingerprint": "explain() shows the plan; a saved state says whether it fits",
+    "from_list": "Dataset.from_random_access(items)",
+    "get_single_element": "next(iter(dataset))",
+    "ignore_errors": "catch the error in the function, and filter() what it returns then",
+    "in_processes": "hr.service.LocalCluster(), and apply(hr.service.distribute(...))",
+    "iterate": "iterate over it: `for element in dataset`, or iter(dataset)",
+    "make_initializable_iterator": "iter(dataset)",
+    "make_one_shot_iterator": "iter(dataset)",
+    "map_with_legacy_function": "map()",
+    "filter_with_legacy_function": "filter()",
+    "numpy": "elements are NumPy already",
+    "output_classes": "element_spec",
+    "output_shapes": "element_spec",
+    "output_types": "element_spec",
+    "pack_sequences": _IN_A_GENERATOR,
+    "ragged_batch": "padded_batch(), with the lengths beside it: map(lambda x: (x, len(x)))",
+    "random_map": "map() with np.random.default_rng([seed, number]); enumerate() gives the number",
+    "rebatch": "unbatch().batch(batch_size)",
+    "reduce": "functools.reduce(function, dataset, first)",
+    "rejection_resample": _IN_A_GENERATOR,
+    "snapshot": _IN_A_FILE,
+    "sparse_batch": _SPARSE,
+    "unique": _IN_A_GENERATOR,
+    "window": "of an array np.lib.stride_tricks.sliding_window_view; else " + _IN_A_GENERATOR,
+}
+
+_READ_RECORDS = "Dataset.list_files(...).interleave(...) over a generator that reads a file"
+
+#: Names that users write after a module: those of tf.data, tf.io and the like.
+OF_MODULES: dict[str, dict[str, str]] = {
+    "headrace": {
+        "ArrayRecordDataset": "IndexedSource: a class with `size` and `gather`",
+        "AutoShardPolicy": "hr.service.ShardingPolicy",
+        "Counter": "hr.Dataset.counter()",
+        "CsvDataset": "hr.TextLineDataset(...).skip(1).map(parse)",
+        "DatasetSpec": "hr.ArraySpec, and Dataset.element_spec",
+        "DistributeOptions": _GONE,
+        "FixedLengthRecordDataset": "hr.Dataset.from_source with a Source over np.memmap",
+        "Iterator": "hr.DatasetIterator",
+        "IteratorSpec": "hr.DatasetIterator.element_spec",
+        "JsonLinesDataset": "hr.TextLineDataset(...).map(json.loads)",
+        "Lookup": "a dict, in map()",
+        "NumpyIterator": "hr.DatasetIterator",
+        "OptimizationOptions": "nothing: plans are always rewritten; explain() shows how",
+        "ParquetDataset": _READ_RECORDS + " (pyarrow.parquet)",
+        "RandomDataset": "hr.Dataset.random()",
+        "SHARD_HINT": "hr.service.SHARD_HINT",
+        "ShardingPolicy": "hr.service.ShardingPolicy",
+        "SqlDataset": "hr.Dataset.from_generator(lambda: rows)",
+        "TensorSpec": "hr.ArraySpec",
+        "ThreadingOptions": "num_parallel_calls of map() and interleave()",
+        "WebDataset": _READ_RECORDS + " (tarfile)",
+        "cast": "np.asarray(x, dtype), in map()",
+        "constant": "np.array",
+        "convert_to_tensor": "np.asarray",
+        "data": "hr itself: tf.data.Dataset is hr.Dataset",
+        "distribute": "hr.service.distribute(...), with apply()",
+        "experimental": "hr itself, and hr.service",
+        "function": "nothing: functions are ordinary Python",
+        "image": _IN_A_MAP,
+        "jax": "jax.device_put(element): elements are NumPy",
+        "keras": "iterate over the dataset: elements are NumPy",
+        "numpy_function": "the function itself: it is called with NumPy values",
+        "py_function": "the function itself: it is called with NumPy values",
+        "string": "bytes, or str",
+        "strings": "the methods of str and bytes, in map()",
+        "tensor": _TENSORS,
+        "train": "hr.io.encode_example(...), and DatasetIterator.get_state()",
+    },
+    "headrace.data": {
+        "AUTOTUNE": "hr.AUTOTUNE",
+        "Dataset": "hr.Dataset",
+        "FixedLengthRecordDataset": "hr.Dataset.from_source with a Source over np.memmap",
+        "INFINITE_CARDINALITY": "hr.INFINITE_CARDINALITY",
+        "Options": "hr.Options",
+        "TFRecordDataset": "hr.TFRecordDataset",
+        "TextLineDataset": "hr.TextLineDataset",
+        "UNKNOWN_CARDINALITY": "hr.UNKNOWN_CARDINALITY",
+        "experimental": "hr itself, and hr.service",
+    },
+    "headrace.io": {
+        "FixedLenSequenceFeature": "VarLenFeature",
+        "RaggedFeature": "VarLenFeature",
+        "SparseFeature": "VarLenFeature, once for the indices and once for the values",
+        "TFRecordDataset": "hr.TFRecordDataset",
+        "TFRecordOptions": 'TFRecordWriter(path, "GZIP")',
+        "decode_and_crop_jpeg": _IN_A_MAP,
+        "decode_base64": "base64.urlsafe_b64decode",
+        "decode_bmp": _IN_A_MAP,
+        "decode_compressed": "zlib.decompress, gzip.decompress",
+        "decode_csv": "csv.reader, or line.split(b',')",
+        "decode_gif": _IN_A_MAP,
+        "decode_image": _IN_A_MAP,
+        "decode_jpeg": _IN_A_MAP,
+        "decode_json_example": "json.loads, then encode_example",
+        "decode_png": _IN_A_MAP,
+        "decode_proto": "the class that protoc made: Message.FromString(data)",
+        "decode_raw": "np.frombuffer(data, dtype)",
+        "deserialize_many_sparse": _SPARSE,
+        "encode_base64": "base64.urlsafe_b64encode",
+        "encode_jpeg": _IN_A_MAP,
+        "encode_png": _IN_A_MAP,
+        "encode_proto": "message.SerializeToString()",
+        "extract_jpeg_shape": "PIL.Image.open(io.BytesIO(data)).size",
+        "gfile": "pathlib, or fsspec",
+        "is_jpeg": r'data.startswith(b"\xff\xd8\xff")',
+        "match_filenames_once": "hr.Dataset.list_files(pattern)",
+        "matching_files": "glob.glob, or hr.Dataset.list_files(pattern)",
+        "parse_sequence_example": "parse_example, of context and sequences as features",
+        "parse_single_example": "parse_example: it takes one record or a batch of them",
+        "parse_single_sequence_example": "parse_example, of context and sequences as features",
+        "parse_tensor": "np.load(io.BytesIO(data))",
+        "read_file": "pathlib.Path(name).read_bytes()",
+        "resize": _IN_A_MAP,
+        "serialize_many_sparse": _SPARSE,
+        "serialize_sparse": _SPARSE,
+        "serialize_tensor": "np.save",
+        "write_file": "pathlib.Path(name).write_bytes(data)",
+        "write_graph": _GONE,
+    },
+    "headrace.service": {
+        "DistributeOptions": _GONE,
+    },
+}
+
+#: Names of tf.data.experimental are those of methods and of `hr`, with few exceptions.
+_OF_EXPERIMENTAL = {
+    "AutotuneAlgorithm": _GONE,
+    "AutotuneOptions": _GONE,
+    "DatasetInitializer": "a dict, in map()",
+    "ExternalStatePolicy": _GONE,
+    "Reducer": "group_by_window(), or scan()",
+    "TFRecordWriter": "hr.io.TFRecordWriter",
+    "assert_cardinality": "take(n)",
+    "copy_to_device": "the framework's own, in the loop",
+    "dense_to_ragged_batch": OF_DATASETS["ragged_batch"],
+    "dense_to_sparse_batch": _SPARSE,
+    "enable_debug_mode": "nothing: functions are ordinary Python, and a debugger stops in them",
+    "enumerate_dataset": "Dataset.enumerate()",
+    "get_model_proto": "Dataset.explain()",
+    "get_next_as_optional": "DatasetIterator.get_next_as_optional()",
+    "get_structure": "Dataset.element_spec",
+    "group_by_reducer": "group_by_window(), or scan()",
+    "index_table_from_dataset": "a dict, in map()",
+    "make_batched_features_dataset": "hr.TFRecordDataset(...).batch(n).map(parse)",
+    "make_csv_dataset": "hr.TextLineDataset(...).skip(1).map(parse).batch(n)",
+    "make_saveable_from_iterator": "DatasetIterator.get_state()",
+    "map_and_batch": "map().batch()",
+    "pad_to_cardinality": "concatenate() with what pads, and take(n)",
+    "parallel_interleave": "interleave(num_parallel_calls=...)",
+    "parse_example_dataset": "map(lambda r: hr.io.parse_example(r, features))",
+    "prefetch_to_device": "prefetch(), and the framework's own in the loop",
+    "shuffle_and_repeat": "shuffle().repeat()",
+    "table_from_dataset": "a dict, in map()",
+}
+
+#: Names of tf.distribute.
+_NO_STRATEGY = (
+    "apply(hr.service.distribute(...)) for the input, and the framework's own for the model; "
+    "it is not here yet"
+)
+
+OF_MODULES["headrace.distribute"] = {
+    **dict.fromkeys(("CentralStorageStrategy", "TPUStrategy", "DistributedValues"), _NO_STRATEGY),
+    **dict.fromkeys(
+        ("GCEClusterResolver", "SageMakerClusterResolver", "TPUClusterResolver"),
+        "SimpleClusterResolver(ClusterSpec({...})), with the addresses that you have",
+    ),
+    **dict.fromkeys(("RunOptions", "CrossDeviceOps", "NcclAllReduce"), _GONE),
+    **dict.fromkeys(("HierarchicalCopyAllReduce", "ReductionToOneDevice"), _GONE),
+    **dict.fromkeys(
+        ("CommunicationOptions", "CollectiveHints", "CommunicationImplementation"),
+        "timeout=, of MultiWorkerMirroredStrategy; each framework has its one way to add up",
+    ),
+    "cluster_resolver": "hr.distribute itself: its resolvers have the same names",
+    "experimental": "hr.distribute itself",
+    "experimental_set_strategy": "`with strategy.scope():` around what is to be made for it",
+}
+
+OF_MODULES["headrace"] |= {
+    name: _OF_EXPERIMENTAL.get(name, _METHOD)
+    for name in (
+        *_OF_EXPERIMENTAL,
+        *("bucket_by_sequence_length", "cardinality", "choose_from_datasets", "from_list"),
+        *("get_single_element", "group_by_window", "ignore_errors", "load", "prefetch", "range"),
+        *("rejection_resample", "sample_from_datasets", "save", "scan", "shuffle", "snapshot"),
+        *("take_while", "unbatch", "unique", "batch", "map", "filter", "interleave", "zip"),
+    )
+}
+
+#: Arguments that these functions have elsewhere.
+OF_ARGUMENTS = {
+    "batch_size": "batches are made by a step of the dataset: dataset.batch(n)",
+    "buffer_size": "leave it out: files are read in large pieces",
+    "compression": "leave it out: the files of `save` are Arrow's",
+    "collate_fn": "batch numbers, then map() them to a batch",
+    "drop_last": "it is called drop_remainder",
+    "element_spec": "leave it out: the directory says what it holds",
+    "fn": "it is called map_func",
+    "name": "leave it out: errors name a step by the file and line where it was written",
+    "num_epochs": "repeat(num_epochs)",
+    "num_parallel_batches": "num_parallel_calls, of map()",
+    "num_workers": "num_parallel_calls, or a service of as many workers",
+    "output_shapes": "output_signature=hr.ArraySpec(shape, dtype), or nothing at all",
+    "output_types": "output_signature=hr.ArraySpec(shape, dtype), or nothing at all",
+    "sampler": "the order is made by a step of the dataset: dataset.shuffle(buffer_size, seed=...)",
+    "shard_func": "leave it out: one process saves one stream",
+    "shuffle": "the order is made by a step of the dataset: dataset.shuffle(buffer_size, seed=...)",
+    "use_unbounded_threadpool": "num_parallel_calls=n",
+    "checkpoint_args": "leave it out: an unfinished save goes on where it stopped",
+    "dtype": "it is called output_type",
+}
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,7 +1,7 @@
 """The Dataset: a plan with methods. Each method makes a node; the checks are the nodes' own.
 
-Those that make a dataset out of something else are in `data/sources.py`, out of several in
-`data/choosing.py`, and those that gather elements in `data/windows.py`.
+Those that make a dataset out of something else are in `data/sources.py`. Those that make one out of
+several, and those that gather elements, are in `data/dataset_parts.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from headrace.data.absent import no_such_method
-from headrace.data.choosing import Choosing
+from headrace.data.dataset_parts import Choosing, Windows
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.saving import save_dataset
 from headrace.data.sources import Sources
-from headrace.data.windows import Windows
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.plan import traverse

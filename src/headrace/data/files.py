@@ -8,8 +8,7 @@ from typing import Any
 from headrace.data.absent import with_known_arguments
 from headrace.data.dataset import Dataset
 from headrace.plan.source import Source
-from headrace.sources.files import FileNamesSource
-from headrace.sources.text import TextLineSource
+from headrace.sources.files import FileNamesSource, TextLineSource
 from headrace.sources.tfrecord import TFRecordSource
 from headrace.storage.names import as_names
 

@@ -13,11 +13,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
 
-from headrace.data.at_exit import close_at_exit
-from headrace.data.forked import leave_in_children, unless_left
-from headrace.data.marks import Mark, Marks
+from headrace.data.at_exit import close_at_exit, leave_in_children, unless_left
 from headrace.data.optional import Optional
-from headrace.data.saved_state import PLACES, VERSION, check_form, check_state, served_steps
+from headrace.data.saved_state import (
+    PLACES,
+    VERSION,
+    Mark,
+    Marks,
+    check_form,
+    check_state,
+    served_steps,
+)
 from headrace.element.chunk import States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError

@@ -13,19 +13,23 @@ A place is one of these. Only a `stream` may depend on where the plan was read:
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any, get_args
 
 from headrace.arguments import check_state_version
+from headrace.element.chunk import States
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import Delivered
+from headrace.execution.iterator import State
 from headrace.plan.elements import FromSource
 from headrace.plan.identity import changed_functions, first_difference, identity
 from headrace.plan.node import Node
 from headrace.plan.traverse import walk
 from headrace.rewrites.cut import Half
 
-__all__ = ["PLACES", "VERSION", "check_form", "check_state", "served_steps"]
+__all__ = ["PLACES", "VERSION", "Mark", "Marks", "check_form", "check_state", "served_steps"]
+
 
 VERSION = 2
 PLACES = ("units", "positions", "stream")
@@ -149,3 +153,39 @@ def _standing(served: Sequence[int], kinds: list[str]) -> str:
 
 
 _UNCHANGED = "restore a state as `get_state` returned it, or begin the pass again"
+
+
+class Mark:
+    """A place of an iterator. Taking it is free: the state is made when somebody asks.
+
+    Args:
+        states: Return the states at, and after, some place.
+        offset: How many elements after that place it is.
+    """
+
+    __slots__ = ("__weakref__", "offset", "states")
+
+    def __init__(self, states: States, offset: int) -> None:
+        self.states = states
+        self.offset = offset
+
+    @property
+    def state(self) -> State:
+        """What the steps of the plan say of it; None: it is the beginning, which has no name."""
+        return self.states(self.offset)
+
+
+class Marks:
+    """The marks of an iterator that somebody still holds, in the order of their places."""
+
+    def __init__(self) -> None:
+        self._held: list[weakref.ref[Mark]] = []
+
+    def add(self, mark: Mark) -> None:
+        """Take note of a mark that is taken now."""
+        self._held = [each for each in self._held if each() is not None]
+        self._held.append(weakref.ref(mark))
+
+    def oldest(self) -> Mark | None:
+        """Return the first that is held."""
+        return next((mark for each in self._held if (mark := each()) is not None), None)

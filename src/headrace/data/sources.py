@@ -9,8 +9,8 @@ import numpy as np
 
 from headrace.arguments import check_callable, check_flag, check_int, check_seconds
 from headrace.data.absent import AbsentNames, no_slices
-from headrace.data.loading import load_source, load_streams
 from headrace.data.pipelines import from_pipeline, from_random_access
+from headrace.data.saving import load_source, load_streams
 from headrace.element.spec import Spec
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node, call_site
@@ -18,8 +18,7 @@ from headrace.plan.ordering import Shuffle
 from headrace.plan.source import Source, checked_source
 from headrace.sources.files import FileNamesSource
 from headrace.sources.generator import GeneratorSource
-from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
-from headrace.sources.random_numbers import RandomSource
+from headrace.sources.memory import RandomSource, RangeSource, SlicesSource, TensorsSource
 from headrace.storage.names import FileName
 
 __all__ = ["Sources"]

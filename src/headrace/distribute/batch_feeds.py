@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.data.iterator import DatasetIterator
-from headrace.data.marks import Mark
+from headrace.data.saved_state import Mark
 from headrace.distribute.feeds import (
     Feed,
     Reader,

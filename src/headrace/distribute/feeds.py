@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from headrace.data.iterator import DatasetIterator
-from headrace.data.marks import Mark
+from headrace.data.saved_state import Mark
 from headrace.element.structure import Structure, component, flatten, unflatten
 from headrace.element.transpose import transpose
 from headrace.errors import FailedPreconditionError, InvalidArgumentError

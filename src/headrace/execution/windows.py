@@ -23,7 +23,7 @@ from headrace.plan.node import Node
 from headrace.plan.traverse import element_spec
 from headrace.plan.user_function import UserFunction, step_name
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
-from headrace.sources.held_rows import HeldRowsSource
+from headrace.sources.memory import HeldRowsSource
 
 __all__ = ["BucketIterator", "GroupByWindowIterator"]
 

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
 from headrace.parameter_server.specs import dtype_named, name_of
 from headrace.parameter_server.write_keys import Remembered
-from headrace.storage.files import open_file
-from headrace.storage.folder import Folder, open_folder
+from headrace.storage.files import Folder, open_file, open_folder
 from headrace.storage.names import FileName, as_names, is_local
 
 __all__ = [

@@ -77,7 +77,7 @@ from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.shard_writer import assembled_shard
 from headrace.parameter_server.table import EmbeddingTable
 from headrace.parameter_server.variable import ServerVariable
-from headrace.storage.folder import Folder
+from headrace.storage.files import Folder
 
 __all__ = [
     "Change",

@@ -18,7 +18,7 @@ from headrace.parameter_server.messages import (
 from headrace.parameter_server.shard_writer import Parts, put_shards, read_shards, write_shards
 from headrace.parameter_server.snapshots import Holding
 from headrace.parameter_server.store import Store
-from headrace.storage.folder import open_folder
+from headrace.storage.files import open_folder
 from headrace.transport.channel import Request
 
 __all__ = ["Saving"]

@@ -45,7 +45,7 @@ from headrace.parameter_server.snapshots import (
 from headrace.parameter_server.specs import dtype_named
 from headrace.parameter_server.store import Store
 from headrace.parameter_server.table_shard import TableShard
-from headrace.storage.folder import Folder
+from headrace.storage.files import Folder
 
 __all__ = [
     "PART_BYTES",

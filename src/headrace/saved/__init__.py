@@ -6,8 +6,7 @@ form         how the elements of one file become columns
 arrow        columns as they are written into an Arrow file; the one file that imports pyarrow
 batches      the batches of such a file, as views of its memory
 chunk_file   a chunk file that is read: in order, or at any rows
-full_disk    waiting for room where there is none
-writer       one stream of chunk files, as it is written
+writer       one stream of chunk files, as it is written, and the wait for room on a full disk
 
 A directory is filled by *streams*, each by one writer: a process that saves alone writes one, a
 service one for each worker. A stream is cut into *chunk files*. Whoever coordinates the streams

@@ -34,7 +34,7 @@ from headrace.saved.batches import (
 )
 from headrace.saved.form import NUMBERS, Column, Form, decode_form
 from headrace.saved.format import ChunkRecord
-from headrace.storage.folder import Folder
+from headrace.storage.files import Folder
 
 __all__ = ["ChunkFile", "finished", "new_columns"]
 

@@ -27,7 +27,7 @@ from headrace.saved.format import (
     parse_public_name,
     save_of,
 )
-from headrace.storage.folder import open_folder
+from headrace.storage.files import open_folder
 from headrace.storage.names import FileName
 
 __all__ = ["SavedDirectory", "Standing"]

@@ -31,7 +31,7 @@ from headrace.service.by_value import checked_modules
 from headrace.service.config import parse_service
 from headrace.service.messages import BeginSave, GetSave, SaveUpdate
 from headrace.service.registering import ask, registered
-from headrace.storage.folder import open_folder
+from headrace.storage.files import open_folder
 from headrace.storage.names import FileName
 from headrace.transport.security import Security
 

@@ -1,4 +1,4 @@
-"""Names of files as elements."""
+"""Names of files, and lines of text files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from headrace.element.spec import ArraySpec, Spec
 from headrace.plan.source import IndexedSource
-from headrace.storage.match import match_files
-from headrace.storage.names import FileName, as_names
+from headrace.sources.record_files import Cut, RecordFilesSource
+from headrace.storage.names import FileName, as_names, match_files
 
-__all__ = ["FileNamesSource"]
+__all__ = ["FileNamesSource", "TextLineSource", "cut_lines"]
 
 
 @dataclass(frozen=True)
@@ -57,3 +57,24 @@ class FileNamesSource(IndexedSource):
         column = np.empty(indices.size, object)
         column[:] = [names[index] for index in indices.ravel().tolist()]
         return column.reshape(indices.shape)
+
+
+def cut_lines(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
+    """Cut a block into lines without their ends; the last line of a file needs no end."""
+    lines = block.split(b"\n")
+    rest = lines.pop()
+    used = len(block) - len(rest)
+    if at_end and rest:
+        lines.append(rest)
+        used = len(block)
+    if b"\r" in block:
+        # A line that ended in "\r\n". A lone "\r" at the end of a file is part of its last line.
+        ended = len(lines) - (1 if at_end and rest else 0)
+        lines[:ended] = [line.removesuffix(b"\r") for line in lines[:ended]]
+    return Cut(lines, used)
+
+
+class TextLineSource(RecordFilesSource):
+    r"""Lines of text files as `bytes`, without `\n` or `\r\n` at the end; an index is a file."""
+
+    cut = staticmethod(cut_lines)

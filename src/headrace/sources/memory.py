@@ -1,23 +1,43 @@
-"""Sources that hold their elements, or compute them: ranges, slices of arrays, one element."""
+"""Sources that hold their elements, or compute them.
+
+They are ranges, slices of arrays, one element, random numbers, and the elements of a window.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from headrace.arguments import check_int
+from headrace.element.chunk import Chunk
 from headrace.element.memory import fresh, fresh_copy, fresh_rows
 from headrace.element.normalize import normalize
+from headrace.element.ownership import copied
 from headrace.element.spec import ArraySpec, Spec, spec_of, unbatched
 from headrace.element.structure import Element, Structure, component, flatten, unflatten
-from headrace.plan.source import INFINITE, IndexedSource
+from headrace.errors import FailedPreconditionError
+from headrace.plan.drawn_source import DrawnSource
+from headrace.plan.random_words import Key, key_of, words_at
+from headrace.plan.source import (
+    INDEX_SPEC,
+    INFINITE,
+    IndexedSource,
+    Position,
+    Reader,
+    Source,
+    check_limit,
+    check_range,
+)
 
-__all__ = ["RangeSource", "SlicesSource", "TensorsSource"]
+__all__ = ["HeldRowsSource", "RandomSource", "RangeSource", "SlicesSource", "TensorsSource"]
 
 
 @dataclass(frozen=True)
@@ -265,3 +285,105 @@ def _lent_often(leaf: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     if shape == (1,):
         return _lent(leaf)[np.newaxis]  # a tenth of what `broadcast_to` costs
     return np.broadcast_to(leaf, (*shape, *leaf.shape))
+
+
+_MASK = (1 << 64) - 1
+_UPPER_HALF = np.uint64(32)
+
+
+@dataclass(frozen=True)
+class RandomSource(DrawnSource):
+    """Random int64 numbers in [0, 2**32): each is a function of the seed and its index.
+
+    Args:
+        seed: Names the sequence; None: each iteration over a dataset draws one.
+        number: Set by the normal form.
+    """
+
+    speed_only: ClassVar[tuple[str, ...]] = ("number",)
+
+    seed: int | None = None
+    number: int | None = None
+    _key: Key | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            seed = check_int("seed", self.seed, minimum=-(1 << 63))
+            object.__setattr__(self, "seed", seed)
+            object.__setattr__(self, "_key", key_of([5, seed & _MASK]))
+
+    @property
+    def size(self) -> int:
+        return INFINITE
+
+    @property
+    def element_spec(self) -> Spec | None:
+        return INDEX_SPEC
+
+    @property
+    def is_decided(self) -> bool:
+        return self._key is not None
+
+    def numbered(self, number: int) -> RandomSource:
+        return dataclasses.replace(self, number=number)
+
+    def drawn_from(self, entropy: Sequence[int]) -> RandomSource:
+        return dataclasses.replace(self, _key=key_of(entropy))
+
+    def gather(self, indices: NDArray[np.int64]) -> Any:
+        if self._key is None:
+            raise FailedPreconditionError(
+                "these random numbers have no seed yet: each iteration over a dataset draws one; "
+                "give a seed, or read them through a dataset"
+            )
+        return (words_at(self._key, indices) >> _UPPER_HALF).astype(np.int64)
+
+
+class HeldRowsSource(Source):
+    """Elements in the order in which they are held. Each reading gives copies of its own.
+
+    Args:
+        rows: Normal elements.
+    """
+
+    def __init__(self, rows: Sequence[Element]) -> None:
+        self._rows = rows
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def elements_per_index(self) -> int | None:
+        return len(self._rows)
+
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
+        check_range(start, stop, self.size)
+        return _RowReader(self._rows if stop > start else (), position or 0)
+
+
+class _RowReader:
+    """Reads elements that are held; its position is the number of the next."""
+
+    def __init__(self, rows: Sequence[Element], position: int) -> None:
+        self._rows = rows
+        self._next = position
+
+    def read(self, limit: int) -> Chunk | None:
+        check_limit(limit)
+        rows = [copied(row) for row in self._rows[self._next : self._next + limit]]
+        self._next += len(rows)
+        return Chunk.of_rows(rows) if rows else None
+
+    def get_position(self) -> Position:
+        return self._next
+
+    def close(self) -> None:
+        self._rows = ()

@@ -26,7 +26,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.checkpoint import Checkpoint
 from headrace.parameter_server.checkpoint_format import delete
 from headrace.parameter_server.checkpoints import CheckpointManager
-from headrace.storage.folder import open_folder
+from headrace.storage.files import open_folder
 
 __all__ = ["Backup", "restore_callbacks", "state_of_callbacks", "take_backup_callback"]
 

@@ -24,7 +24,7 @@ from headrace.service.worker.actions import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion
-from headrace.storage.folder import LocalFolder
+from headrace.storage.files import LocalFolder
 from tests.service.reading import wait_until
 from tests.service.worker.listed import SECONDS
 
@@ -257,7 +257,7 @@ def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patched:
         session = Session(tmp_path, hr.Dataset.range(10))
-        patched.setattr("headrace.storage.folder.LocalFolder.create", full)
+        patched.setattr("headrace.storage.files.LocalFolder.create", full)
         session.grant((0, 10), None)
         session.end()
     assert session.failure is not None

@@ -25,7 +25,7 @@ from headrace.element.wire import frame_bytes
 from headrace.errors import CancelledError, UserFunctionError
 from headrace.execution.iterator import ElementIterator
 from headrace.saved.directory import SavedDirectory
-from headrace.saved.full_disk import Patience
+from headrace.saved.writer import Patience
 from headrace.service.messages import SavedFile, SaveOrder
 from headrace.service.worker.failure import describe
 from headrace.service.worker.opening import state_after, units_begun, units_given
