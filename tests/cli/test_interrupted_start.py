@@ -69,8 +69,9 @@ def test_a_process_can_be_interrupted_at_any_instant_of_its_start(milliseconds):
     process.send_signal(signal.SIGINT)
     _, words = process.communicate(timeout=60)
     assert "Traceback" not in words
-    # 1: it was done before, and nobody answered.
-    assert process.returncode in (1, 130)
+    # 1: it was done before, and nobody answered. -SIGINT: Python was ending already, when nothing
+    # of the command runs any more.
+    assert process.returncode in (1, 130, -signal.SIGINT), words
 
 
 def test_a_command_that_ignores_ctrl_c_goes_on_ignoring_it():
