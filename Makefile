@@ -55,7 +55,7 @@ demo-flights: $(FLIGHTS_READY)
 	@$(BIN)/python examples/flights.py
 
 demo-keras: $(KERAS_READY)
-	@KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/keras_demo.py
+	@$(BIN)/python examples/keras_demo.py
 
 demo-chaos: $(DEMO_READY)
 	@$(BIN)/python examples/chaos.py

@@ -9,7 +9,9 @@ worker and a parameter server are killed in the middle of an epoch. Training goe
 end with the same weights, bit for bit.
 
     pip install 'headrace[demo-keras]'
-    KERAS_BACKEND=jax python examples/keras_demo.py
+    python examples/keras_demo.py
+
+Set KERAS_BACKEND=torch to train with PyTorch.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
 
 import keras
 import numpy as np
