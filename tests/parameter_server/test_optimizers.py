@@ -19,15 +19,19 @@ from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from tests.parameter_server.small_cluster import cluster
 
 F = np.float32
-COMMON = {"clipnorm", "clipvalue", "global_clipnorm", "name", "non_finite", "averaging"}
+COMMON = {
+    *("clipnorm", "clipvalue", "global_clipnorm", "name", "non_finite", "shared", "rule"),
+    *("use_ema", "ema_momentum", "ema_overwrite_frequency"),
+}
 
 
 def test_arguments_and_defaults_are_those_of_keras():
     def defaults(kind):
+        # `**shared` are arguments of the base class.
+        own = inspect.signature(kind).parameters
+        parameters = {**inspect.signature(hr.optimizers.Optimizer).parameters, **own}
         return {
-            name: parameter.default
-            for name, parameter in inspect.signature(kind).parameters.items()
-            if name not in COMMON
+            name: parameter.default for name, parameter in parameters.items() if name not in COMMON
         }
 
     assert defaults(hr.optimizers.SGD) == {

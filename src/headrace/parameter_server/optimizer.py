@@ -40,17 +40,28 @@ from headrace.parameter_server.gradients import (
 from headrace.parameter_server.operations import OptimizerRule
 from headrace.parameter_server.origin import in_closure
 
-__all__ = ["Averaging", "Optimizer", "Rate", "check_number"]
+__all__ = ["Optimizer", "Rate", "Shared", "SharedButDecay", "check_number"]
 
 Rate: TypeAlias = float | Callable[[int], float]
 
 
-class Averaging(TypedDict, total=False):
-    """Arguments that all optimizers take, about running averages of variables; see `Optimizer`."""
+class SharedButDecay(TypedDict, total=False):
+    """Arguments that all optimizers take, but weight decay; see `Optimizer`."""
 
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    name: str | None
+    non_finite: NonFinite
     use_ema: bool
     ema_momentum: float
     ema_overwrite_frequency: int | None
+
+
+class Shared(SharedButDecay, total=False):
+    """Arguments that all optimizers take; see `Optimizer`."""
+
+    weight_decay: float | None
 
 
 _IN_FUNCTIONS = "_in_functions"
@@ -65,6 +76,7 @@ class Optimizer:
     Args:
         rule: What it does to a shard.
         learning_rate: A number, or a function of the step (`schedules`).
+        weight_decay: Fraction of a value that each step takes off, times the learning rate.
         clipnorm: Largest norm of the gradient of one variable.
         clipvalue: Largest element of a gradient.
         global_clipnorm: Largest norm of all gradients of a step together.
@@ -86,20 +98,22 @@ class Optimizer:
         self,
         rule: OptimizerRule,
         learning_rate: Rate,
-        clipnorm: float | None,
-        clipvalue: float | None,
-        global_clipnorm: float | None,
-        name: str | None,
-        non_finite: NonFinite,
         *,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        name: str | None = None,
+        non_finite: NonFinite = "raise",
         use_ema: bool = False,
         ema_momentum: float = 0.99,
         ema_overwrite_frequency: int | None = None,
     ) -> None:
         if not callable(learning_rate):
             check_number("learning_rate", learning_rate)
-        if rule.weight_decay is not None:
-            check_number("weight_decay", rule.weight_decay)
+        if weight_decay is not None:
+            check_number("weight_decay", weight_decay)
+            rule = msgspec.structs.replace(rule, weight_decay=weight_decay)
         clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
         for argument, value in clips.items():
             if value is not None:

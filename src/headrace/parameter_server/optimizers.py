@@ -11,7 +11,6 @@ from typing import Unpack
 
 from headrace.arguments import check_flag
 from headrace.parameter_server import schedules
-from headrace.parameter_server.gradients import NonFinite
 from headrace.parameter_server.in_background import InBackground
 from headrace.parameter_server.operations import (
     AdadeltaRule,
@@ -21,12 +20,17 @@ from headrace.parameter_server.operations import (
     FtrlRule,
     LionRule,
     NadamRule,
-    OptimizerRule,
     RMSpropRule,
     RowWiseAdagradRule,
     SgdRule,
 )
-from headrace.parameter_server.optimizer import Averaging, Optimizer, Rate, check_number
+from headrace.parameter_server.optimizer import (
+    Optimizer,
+    Rate,
+    Shared,
+    SharedButDecay,
+    check_number,
+)
 
 __all__ = [
     "SGD",
@@ -57,14 +61,8 @@ class SGD(Optimizer):
         learning_rate: A number, or a function of the step.
         momentum: Between 0 and 1.
         nesterov: Whether to look ahead.
-        weight_decay: Fraction of a value that each step takes off, times the learning rate.
-        clipnorm: Largest norm of the gradient of one variable.
-        clipvalue: Largest element of a gradient.
-        global_clipnorm: Largest norm of all gradients of a step together.
-        name: Of its slots on the servers.
-        non_finite: "raise", "skip" or "apply".
-        **averaging: `use_ema`, `ema_momentum` and `ema_overwrite_frequency`: running averages of
-            variables, in a slot "average" that `variable.read_slot` returns.
+        **shared: Weight decay, clipping, `name`, `non_finite` and running averages; see
+            `Optimizer`.
     """
 
     def __init__(
@@ -72,21 +70,12 @@ class SGD(Optimizer):
         learning_rate: Rate = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
         check_number("momentum", momentum, maximum=1.0)
         check_flag("nesterov", nesterov, or_none=False)
-        rule = SgdRule(momentum=float(momentum), nesterov=bool(nesterov), weight_decay=weight_decay)
-        super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
-        )
+        rule = SgdRule(momentum=float(momentum), nesterov=bool(nesterov))
+        super().__init__(rule, learning_rate, **shared)
 
 
 class Adagrad(Optimizer):
@@ -96,47 +85,22 @@ class Adagrad(Optimizer):
         learning_rate: A number, or a function of the step.
         initial_accumulator_value: What sums of squares begin with.
         epsilon: Added to them.
-        weight_decay: As for `SGD`, and so are the rest.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
+
+    _rule: type[AdagradRule] | type[RowWiseAdagradRule] = AdagradRule
 
     def __init__(
         self,
         learning_rate: Rate = 0.001,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(
-            self._rule(initial_accumulator_value, epsilon, weight_decay),
-            learning_rate,
-            clipnorm,
-            clipvalue,
-            global_clipnorm,
-            name,
-            non_finite,
-            **averaging,
-        )
-
-    @staticmethod
-    def _rule(accumulator: float, epsilon: float, decay: float | None) -> OptimizerRule:
-        check_number("initial_accumulator_value", accumulator)
+        check_number("initial_accumulator_value", initial_accumulator_value)
         check_number("epsilon", epsilon)
-        return AdagradRule(
-            initial_accumulator_value=accumulator, epsilon=epsilon, weight_decay=decay
-        )
+        rule = self._rule(initial_accumulator_value=initial_accumulator_value, epsilon=epsilon)
+        super().__init__(rule, learning_rate, **shared)
 
 
 class RowWiseAdagrad(Adagrad):
@@ -145,13 +109,7 @@ class RowWiseAdagrad(Adagrad):
     Arguments are those of `Adagrad`.
     """
 
-    @staticmethod
-    def _rule(accumulator: float, epsilon: float, decay: float | None) -> OptimizerRule:
-        check_number("initial_accumulator_value", accumulator)
-        check_number("epsilon", epsilon)
-        return RowWiseAdagradRule(
-            initial_accumulator_value=accumulator, epsilon=epsilon, weight_decay=decay
-        )
+    _rule = RowWiseAdagradRule
 
 
 class Adadelta(Optimizer):
@@ -161,13 +119,7 @@ class Adadelta(Optimizer):
         learning_rate: A number, or a function of the step.
         rho: How long squares are remembered.
         epsilon: Added to the mean squares.
-        weight_decay: As for `SGD`, and so are the rest.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
 
     def __init__(
@@ -175,21 +127,11 @@ class Adadelta(Optimizer):
         learning_rate: Rate = 0.001,
         rho: float = 0.95,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
         check_number("rho", rho, maximum=1.0)
         check_number("epsilon", epsilon)
-        rule = AdadeltaRule(rho=rho, epsilon=epsilon, weight_decay=weight_decay)
-        super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
-        )
+        super().__init__(AdadeltaRule(rho=rho, epsilon=epsilon), learning_rate, **shared)
 
 
 class RMSprop(Optimizer):
@@ -201,13 +143,7 @@ class RMSprop(Optimizer):
         momentum: Of the steps; 0: none.
         epsilon: Added to the mean square.
         centered: Whether the mean gradient's square is taken off it.
-        weight_decay: As for `SGD`, and so are the rest.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
 
     def __init__(
@@ -217,29 +153,14 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         epsilon: float = 1e-7,
         centered: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
         check_number("rho", rho, maximum=1.0)
         check_number("momentum", momentum)
         check_number("epsilon", epsilon)
         check_flag("centered", centered, or_none=False)
-        rule = RMSpropRule(
-            rho=rho,
-            momentum=momentum,
-            epsilon=epsilon,
-            centered=bool(centered),
-            weight_decay=weight_decay,
-        )
-        super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
-        )
+        rule = RMSpropRule(rho=rho, momentum=momentum, epsilon=epsilon, centered=bool(centered))
+        super().__init__(rule, learning_rate, **shared)
 
 
 class Adam(Optimizer):
@@ -251,13 +172,7 @@ class Adam(Optimizer):
         beta_2: How long squares are remembered.
         epsilon: Added to the root of the squares.
         amsgrad: Whether the largest average of squares so far counts.
-        weight_decay: As for `SGD`, and so are the rest.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
 
     def __init__(
@@ -267,28 +182,13 @@ class Adam(Optimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
         _check_betas(beta_1, beta_2)
         check_number("epsilon", epsilon)
         check_flag("amsgrad", amsgrad, or_none=False)
-        rule = AdamRule(
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            amsgrad=bool(amsgrad),
-            weight_decay=weight_decay,
-        )
-        super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
-        )
+        rule = AdamRule(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, amsgrad=bool(amsgrad))
+        super().__init__(rule, learning_rate, **shared)
 
 
 class AdamW(Adam):
@@ -301,12 +201,7 @@ class AdamW(Adam):
         beta_2: See there.
         epsilon: See there.
         amsgrad: See there.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
 
     def __init__(
@@ -317,28 +212,11 @@ class AdamW(Adam):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[SharedButDecay],
     ) -> None:
         check_number("weight_decay", weight_decay)
         super().__init__(
-            learning_rate,
-            beta_1,
-            beta_2,
-            epsilon,
-            amsgrad,
-            weight_decay,
-            clipnorm,
-            clipvalue,
-            global_clipnorm,
-            name,
-            non_finite=non_finite,
-            **averaging,
+            learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay=weight_decay, **shared
         )
 
 
@@ -350,13 +228,7 @@ class Adamax(Optimizer):
         beta_1: How long gradients are remembered.
         beta_2: How fast the largest gradient decays.
         epsilon: Added to the divisor.
-        weight_decay: As for `SGD`, and so are the rest.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
 
     def __init__(
@@ -365,21 +237,12 @@ class Adamax(Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
         _check_betas(beta_1, beta_2)
         check_number("epsilon", epsilon)
-        rule = AdamaxRule(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, weight_decay=weight_decay)
-        super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
-        )
+        rule = AdamaxRule(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
+        super().__init__(rule, learning_rate, **shared)
 
 
 class Nadam(Optimizer):
@@ -390,13 +253,7 @@ class Nadam(Optimizer):
         beta_1: How long gradients are remembered.
         beta_2: How long squares are remembered.
         epsilon: Added to the divisor.
-        weight_decay: As for `SGD`, and so are the rest.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
 
     def __init__(
@@ -405,21 +262,12 @@ class Nadam(Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
         _check_betas(beta_1, beta_2)
         check_number("epsilon", epsilon)
-        rule = NadamRule(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, weight_decay=weight_decay)
-        super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
-        )
+        rule = NadamRule(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
+        super().__init__(rule, learning_rate, **shared)
 
 
 class Lion(Optimizer):
@@ -429,13 +277,7 @@ class Lion(Optimizer):
         learning_rate: A number, or a function of the step.
         beta_1: How much of the direction is momentum; more than 0.
         beta_2: How long gradients are remembered.
-        weight_decay: As for `SGD`, and so are the rest.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
 
     def __init__(
@@ -443,23 +285,13 @@ class Lion(Optimizer):
         learning_rate: Rate = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.99,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
         check_number("beta_1", beta_1, maximum=1.0)
         if beta_1 == 0:
             raise ValueError("`beta_1` must be more than 0, but got 0: there would be no momentum")
         check_number("beta_2", beta_2, maximum=1.0)
-        rule = LionRule(beta_1=beta_1, beta_2=beta_2, weight_decay=weight_decay)
-        super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
-        )
+        super().__init__(LionRule(beta_1=beta_1, beta_2=beta_2), learning_rate, **shared)
 
 
 class Ftrl(Optimizer):
@@ -473,13 +305,7 @@ class Ftrl(Optimizer):
         l2_regularization_strength: At least 0; what makes weights small.
         l2_shrinkage_regularization_strength: At least 0; added to the gradient.
         beta: Of the paper.
-        weight_decay: As for `SGD`, and so are the rest.
-        clipnorm: See there.
-        clipvalue: See there.
-        global_clipnorm: See there.
-        name: See there.
-        non_finite: See there.
-        **averaging: See there.
+        **shared: See `Optimizer`.
     """
 
     def __init__(
@@ -491,14 +317,7 @@ class Ftrl(Optimizer):
         l2_regularization_strength: float = 0.0,
         l2_shrinkage_regularization_strength: float = 0.0,
         beta: float = 0.0,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
-        *,
-        non_finite: NonFinite = "raise",
-        **averaging: Unpack[Averaging],
+        **shared: Unpack[Shared],
     ) -> None:
         check_number(
             "learning_rate_power", learning_rate_power, minimum=-sys.float_info.max, maximum=0.0
@@ -515,11 +334,8 @@ class Ftrl(Optimizer):
             l2_regularization_strength=l2_regularization_strength,
             l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
             beta=beta,
-            weight_decay=weight_decay,
         )
-        super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
-        )
+        super().__init__(rule, learning_rate, **shared)
 
 
 def _check_betas(beta_1: float, beta_2: float) -> None:
