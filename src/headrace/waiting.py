@@ -108,18 +108,18 @@ def retry(
     Args:
         call: Makes one try, which may be repeated, within the seconds that it is given.
         deadline: Seconds from the first try after which no other begins.
-        whom: Who is called, for messages: "the dispatcher at 127.0.0.1:5050".
-        attempt_timeout: Seconds that one try may take, at most the rest of the deadline.
-        stop: Waits for so many seconds, or until the caller gives up; returns whether it has. None:
-            only the deadline ends the tries.
+        whom: The server, for messages: "the dispatcher at 127.0.0.1:5050".
+        attempt_timeout: Seconds for one try, at most the rest of the deadline.
+        stop: Waits for a number of seconds, or until the caller gives up; returns whether it has.
+            None: only the deadline ends the tries.
         warn: Takes a warning after 1.5 seconds without an answer, and once a minute from then on.
             None: no warnings.
         clock: Returns the time in seconds.
-        sleep: Waits for so many seconds, where there is no `stop`.
+        sleep: Waits for a number of seconds, if there is no `stop`.
         chance: As for `Backoff`.
 
     Raises:
-        UnavailableError: No answer by the deadline; the message says from whom and for how long.
+        UnavailableError: No answer by the deadline; the message names the server.
         CancelledError: `stop` returned True.
         Exception: Whatever else `call` raises; it is not repeated.
     """

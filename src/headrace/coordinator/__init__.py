@@ -1,20 +1,20 @@
 """The coordinator: functions that are scheduled here, run on workers, and survive their loss.
 
-What decides, without threads, sockets and clocks:
+Decisions, without threads, sockets and clocks:
 
     closure        a function with its arguments: its state, its inputs, its result or error
-    closure_queue  which closure goes to which worker, and what happens when one is lost
-    load           the workers that are there, and what each has to do
-    contact        one worker as the coordinator sees it; what takes too long
-    coordination   what follows in messages to workers
-    messages       what coordinator and workers send to each other
+    closure_queue  assigns closures to workers, and handles lost workers
+    load           the connected workers, and the closures of each
+    contact        one worker as the coordinator sees it; slow calls
+    coordination   messages to workers
+    messages       messages between coordinator and workers
     stuck          what a wait waits for, for the log
     status         what `headrace status` shows
     agenda         what a worker runs next
 
-What runs it:
+Threads and sockets:
 
-    shell            the lock, the thread, the waits of users, and what parameter servers are told
+    shell            the lock, the thread, the waits of users, and messages to parameter servers
     coordinator      `ClusterCoordinator`
     cluster          the workers and servers of a strategy
     keeping          makes closures of calls, and keeps what workers hold
@@ -22,7 +22,7 @@ What runs it:
     remote_value     `RemoteValue`
     per_worker       `PerWorkerValues`, per-worker datasets, variables and iterators
     shared_dataset   a dataset whose elements are shared by all workers, and what was used of it
-    reception        where workers announce themselves
+    reception        the port at which workers announce themselves
     worker           `ClosureWorker`
     life             a worker's threads, for one coordinator
     current          what a function sees on its worker

@@ -1,6 +1,6 @@
-"""Parameter servers: variables and tables in other processes, and what changes them.
+"""Parameter servers: variables and tables in other processes, and optimizers that change them.
 
-What a server does, without threads, sockets and clocks:
+The store, without threads, sockets and clocks:
 
     operations    what a server can be asked
     specs         shards, tables, rules and dtypes, as they are sent

@@ -1,6 +1,6 @@
-"""Optimizers: handles with numbers, as Keras has them. What they change is on the servers.
+"""Optimizers: handles with hyperparameters, as in Keras. The servers hold the variables and slots.
 
-Arguments, defaults and formulas are those of Keras 3, but for what belongs to a training loop
+Arguments, defaults and formulas are those of Keras 3, except those of a training loop
 (`loss_scale_factor`, `gradient_accumulation_steps`).
 """
 
@@ -83,7 +83,7 @@ class Adagrad(Optimizer):
 
     Args:
         learning_rate: A number, or a function of the step.
-        initial_accumulator_value: What sums of squares begin with.
+        initial_accumulator_value: The initial value of the sums of squares.
         epsilon: Added to them.
         **shared: See `Optimizer`.
     """
@@ -300,7 +300,7 @@ class Ftrl(Optimizer):
     Args:
         learning_rate: A number, or a function of the step.
         learning_rate_power: At most 0; how steps shrink. -0.5: by the root of the squares' sum.
-        initial_accumulator_value: What sums of squares begin with.
+        initial_accumulator_value: The initial value of the sums of squares.
         l1_regularization_strength: At least 0; what makes weights 0.
         l2_regularization_strength: At least 0; what makes weights small.
         l2_shrinkage_regularization_strength: At least 0; added to the gradient.

@@ -1,4 +1,4 @@
-"""Connections to several peers, for one thread: which answer belongs to which request.
+"""Connections to several peers, for one thread, which match answers with requests.
 
 connections.add(peer, channel)
 connections.send(peer, message, request)
@@ -42,7 +42,7 @@ class Lost(NamedTuple):
 @dataclass
 class _Connection(Generic[Q]):
     channel: Channel
-    #: By ticket, the oldest first: when nobody waits for the answer any more, and the request.
+    #: By ticket, the oldest first: the time at which the request expires, and the request.
     requests: dict[int, tuple[float, Q]] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ class Connections(Generic[Peer, Q]):
         requests[ticket] = now + expires, request
 
     def wait(self, seconds: float) -> list[Answered | Lost]:
-        """Return what came, once something did, `wake` was called, or time has passed.
+        """Return answers and losses, once there are some, `wake` was called, or time has passed.
 
         Answers to requests that have expired, or of peers that were dropped, are left out.
         """

@@ -31,9 +31,9 @@ class SessionRunner:
     """A lock around a session, a thread that runs it, and other threads that wait for it.
 
     Args:
-        name: Of the thread.
-        turn: Called on the thread, with what came from peers: tells the session, does what the
-            session asks for, and returns the seconds after which to call it again at the latest.
+        name: The name of the thread.
+        turn: Called on the thread, with answers and losses: passes them to the session, does what
+            the session asks for, and returns the seconds after which to call it again.
         failed: Called on the thread, with an error that was raised there; returns whether to go on
             with the next turn.
         ended: Called on the thread at its end, while the connections are open.
@@ -56,7 +56,7 @@ class SessionRunner:
         self._turn, self._failed, self._ended = turn, failed, ended
         self._connections: Connections[Any, Any] | None = None
         self._thread: threading.Thread | None = None
-        #: What is waited for, and the event that ends the wait.
+        #: The condition of each wait, and the event that ends it.
         self._waiters: list[tuple[Callable[[], bool], threading.Event]] = []
 
     @property
@@ -101,7 +101,7 @@ class SessionRunner:
             self._connections.wake()
 
     def close(self, seconds: float) -> None:
-        """End the thread, and wait for so many seconds until it has ended."""
+        """End the thread, and wait until it has ended, at most this number of seconds."""
         self.is_closed = True
         self.wake()
         if self._thread is None or not self._thread.ident:
@@ -122,10 +122,10 @@ class SessionRunner:
         timeout: float | None = None,
         check: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until something is the case; False: time is up, or the thread has ended.
+        """Wait until a condition is met; return False if time is up, or the thread has ended.
 
         Args:
-            is_met: Whether it is. Called under the lock, also by `notify`.
+            is_met: Returns whether it is. Called under the lock, also by `notify`.
             timeout: Seconds; None: no limit.
             check: Called about once a second, without the lock. It may raise, to end the wait.
         """

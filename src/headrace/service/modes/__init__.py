@@ -1,7 +1,7 @@
 """How workers share a dataset: one package for each reading mode.
 
     no_sharding          each worker reads the whole dataset
-    static               each worker of a fixed list reads a share of its own
+    static               each worker of a fixed list reads its own share
     dynamic              workers ask for splits of one stream, first come, first served
     ordered              as dynamic, and elements are delivered in the order of the plan
     coordinated_reads    consumers read rounds together, an element each
@@ -9,7 +9,7 @@
     distributed_save     workers write elements to files
 
 A package has up to three parts, each above the core of a process: `policy` for the dispatcher,
-which gives out tasks and splits; `delivery` for the worker, which gives elements to requests; and
-a session or source for the client. They are registered in `dispatcher/modes.py`, `worker/ways.py`
-and `client/reader.py`; the cores know no mode.
+which assigns tasks and splits; `delivery` for the worker, which answers requests for elements; and
+a session or a source for the client. `dispatcher/modes.py`, `worker/ways.py` and
+`client/reader.py` register them.
 """

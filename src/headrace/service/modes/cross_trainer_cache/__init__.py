@@ -3,5 +3,5 @@
 policy          the dispatcher's policies of other modes, shared by trainers
 delivery        the worker gives every portion to every trainer
 window          the newest portions, and where trainers are in them
-falling_behind  what was gone when a trainer came for it
+falling_behind  counts elements that a trainer missed
 """

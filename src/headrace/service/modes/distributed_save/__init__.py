@@ -1,9 +1,9 @@
 """Distributed save: workers write the elements of a dataset to files.
 
-policy     the dispatcher gives out splits, as in dynamic sharding
+policy     the dispatcher assigns splits, as in dynamic sharding
 saves      saves begin and end, and their files count
 apply      changes of the dispatcher's state
-publisher  writes what the facts say to the directory
+publisher  updates the directory
 delivery   the worker reports files in place of elements
 producer   the worker's thread that writes files
 """
