@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from headrace.element.spec import ArraySpec
     from headrace.parameter_server import initializers, optimizers
     from headrace.parameter_server.arrays import IndexedSlices
-    from headrace.parameter_server.checkpoint import Checkpoint
-    from headrace.parameter_server.checkpoints import CheckpointManager, checkpoints_iterator
+    from headrace.parameter_server.checkpoints import (
+        Checkpoint,
+        CheckpointManager,
+        checkpoints_iterator,
+    )
     from headrace.parameter_server.table import EmbeddingTable
     from headrace.plan.node import AUTOTUNE
     from headrace.plan.options import Options
@@ -34,7 +37,7 @@ else:
             "INFINITE_CARDINALITY": "headrace.plan.source:INFINITE",
             "UNKNOWN_CARDINALITY": "headrace.plan.source:UNKNOWN",
             "ArraySpec": "headrace.element.spec",
-            "Checkpoint": "headrace.parameter_server.checkpoint",
+            "Checkpoint": "headrace.parameter_server.checkpoints",
             "CheckpointManager": "headrace.parameter_server.checkpoints",
             "Chunk": "headrace.element.chunk",
             "Dataset": "headrace.data.dataset",

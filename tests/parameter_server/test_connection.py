@@ -22,7 +22,7 @@ from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.connection import Ask, Servers, may_be_repeated
 from headrace.parameter_server.messages import Elsewhere, SaveShards, ServerRequest
 from headrace.parameter_server.origin import Origin, writing_as
-from headrace.parameter_server.rounds import ClosureServers
+from headrace.parameter_server.pushing import ClosureServers
 from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.store import Store

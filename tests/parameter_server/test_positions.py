@@ -11,10 +11,9 @@ import random
 
 import pytest
 
-from headrace.parameter_server.acknowledged import START, has_all, joined
 from headrace.parameter_server.lives import Leaders, Lives
 from headrace.parameter_server.messages import CarryOut
-from headrace.parameter_server.seats import Admission, Role, Seat
+from headrace.parameter_server.seats import START, Admission, Role, Seat, has_all, joined
 
 
 class Server:

@@ -31,8 +31,7 @@ from headrace.parameter_server.operations import (
 )
 from headrace.parameter_server.partitioners import ranges_of_rows
 from headrace.parameter_server.shard_writer import put_shards, read_shards, write_shards
-from headrace.parameter_server.snapshots import Holding, holdings
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.store import Holding, Store, holdings
 from headrace.storage.files import open_folder
 
 F = np.float32

@@ -39,8 +39,9 @@ from headrace.parameter_server.saved import (
     join_shards,
     join_tables,
 )
-from headrace.parameter_server.snapshots import (
+from headrace.parameter_server.store import (
     Holding,
+    Store,
     changes_of,
     forget_removed,
     holdings,
@@ -48,7 +49,6 @@ from headrace.parameter_server.snapshots import (
     restore,
     snapshot_of,
 )
-from headrace.parameter_server.store import Store
 
 F = np.float32
 SHAPE = (10, 3)

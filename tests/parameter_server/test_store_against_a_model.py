@@ -28,8 +28,13 @@ from headrace.parameter_server.operations import (
     WriteKey,
 )
 from headrace.parameter_server.saved import SavedServer
-from headrace.parameter_server.snapshots import holdings, restore, snapshot_of, snapshot_of_server
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.store import (
+    Store,
+    holdings,
+    restore,
+    snapshot_of,
+    snapshot_of_server,
+)
 
 ROWS, WIDTH, ADMISSION = 7, 2, 2
 

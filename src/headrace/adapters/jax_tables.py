@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from headrace.arguments import check_instance, check_int
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import IndexedSlices, as_array, refuse_while_tracing
-from headrace.parameter_server.background import Work
-from headrace.parameter_server.in_background import InBackground, may_work_in_background
-from headrace.parameter_server.optimizer import Optimizer
+from headrace.parameter_server.current import Work
+from headrace.parameter_server.optimizer import InBackground, Optimizer, may_work_in_background
 from headrace.parameter_server.table import EmbeddingTable, Pulled, pull
 
 __all__ = ["Push", "lookup", "prefetch"]

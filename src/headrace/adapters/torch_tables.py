@@ -27,9 +27,13 @@ from headrace.arguments import check_instance, check_int
 from headrace.distribute.pooling import COMBINERS
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import IndexedSlices, as_array
-from headrace.parameter_server.background import Work
-from headrace.parameter_server.in_background import InBackground, may_work_in_background
-from headrace.parameter_server.optimizer import Optimizer, check_number
+from headrace.parameter_server.current import Work
+from headrace.parameter_server.optimizer import (
+    InBackground,
+    Optimizer,
+    check_number,
+    may_work_in_background,
+)
 from headrace.parameter_server.table import EmbeddingTable, Pulled, pull
 
 __all__ = ["Embedding", "EmbeddingBag", "TableOptimizer", "prefetch"]

@@ -8,8 +8,7 @@ Decisions, without threads, sockets and clocks:
     contact        one worker as the coordinator sees it; slow calls
     coordination   messages to workers
     messages       messages between coordinator and workers
-    stuck          what a wait waits for, for the log
-    status         what `headrace status` shows
+    status         what `headrace status` shows, and what the log says of long waits
     agenda         what a worker runs next
 
 Threads and sockets:
@@ -18,7 +17,7 @@ Threads and sockets:
     coordinator      `ClusterCoordinator`
     cluster          the workers and servers of a strategy
     keeping          makes closures of calls, and keeps what workers hold
-    packing          functions and values as they are sent
+    packing          functions, values and errors as they are sent
     remote_value     `RemoteValue`
     per_worker       `PerWorkerValues`, per-worker datasets, variables and iterators
     shared_dataset   a dataset whose elements are shared by all workers, and what was used of it
@@ -27,7 +26,6 @@ Threads and sockets:
     life             a worker's threads, for one coordinator
     current          what a function sees on its worker
     worker_iterator  datasets and their iterators on a worker
-    blame            what an error of a function becomes
     gauges           metrics for Prometheus
 """
 

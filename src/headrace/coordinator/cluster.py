@@ -14,7 +14,7 @@ from headrace.cluster.spec import PS, WORKER
 from headrace.coordinator.messages import Greet, WorkerReply
 from headrace.coordinator.shell import Servers
 from headrace.coordinator.worker import LARGEST_CLOSURE, this_process
-from headrace.parameter_server.rounds import ClosureServers
+from headrace.parameter_server.pushing import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.transport import address as addresses
 from headrace.transport import zeromq

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from headrace.coordinator.agenda import Agenda, Task
-from headrace.coordinator.blame import blame
 from headrace.coordinator.closure import CANCELLED, Payload
 from headrace.coordinator.current import Resources, Running, running
 from headrace.coordinator.gauges import Totals
@@ -29,7 +28,7 @@ from headrace.coordinator.messages import (
     Run,
     Taken,
 )
-from headrace.coordinator.packing import NOTHING, Loaded, Loads, pack, unpack
+from headrace.coordinator.packing import NOTHING, Loaded, Loads, blame, pack, unpack
 from headrace.coordinator.worker_iterator import LeasedElements
 from headrace.distribute.context import refusing_variables
 from headrace.errors import (
@@ -39,9 +38,9 @@ from headrace.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from headrace.parameter_server.acknowledged import Acknowledged
 from headrace.parameter_server.origin import Attempt, Origin, finish, writing_as
 from headrace.parameter_server.pickling import ReplyPickler
+from headrace.parameter_server.seats import Acknowledged
 from headrace.transport.channel import Buffer, Request
 from headrace.transport.envelope import encode_error
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from headrace.coordinator.closure import NEVER, Closure, Payload, Result, Round
-from headrace.parameter_server.acknowledged import Acknowledged
+from headrace.parameter_server.seats import Acknowledged
 from headrace.serving.call import Done, Message, Question
 from headrace.transport.channel import Buffer
 from headrace.versions import Versions, own_versions

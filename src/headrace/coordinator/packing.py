@@ -3,6 +3,9 @@
 What is packed is a copy: whoever gave it may go on writing into it. Values of other closures are
 not packed again, but named by their place among the inputs; handles of what workers keep are noted,
 so that it is kept for as long as anything that was packed may need it.
+
+Functions are pickled once, sent once to each worker, and loaded once there. An error that one
+raises is sent with the user's traceback (`blame`).
 """
 
 from __future__ import annotations
@@ -11,21 +14,23 @@ import hashlib
 import io
 import pickle
 import threading
+import traceback
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from headrace.coordinator.blame import MISSING_MODULE
 from headrace.coordinator.closure import Payload, Result
 from headrace.coordinator.messages import Function
 from headrace.errors import (
     FailedPreconditionError,
     HeadraceError,
+    UserFunctionError,
     describe_error,
     missing_module_hint,
 )
@@ -36,11 +41,13 @@ from headrace.plan.serialize import held_by, is_pickled_by_name, references
 from headrace.transport.channel import Buffer
 
 __all__ = [
+    "MISSING_MODULE",
     "NOTHING",
     "Functions",
     "Loaded",
     "Loads",
     "Packing",
+    "blame",
     "input_value",
     "keep",
     "name_input",
@@ -211,7 +218,7 @@ _PLAIN = frozenset(
 
 
 # --------------------------------------------------------------------------------------------------
-# Functions on their way to workers: pickled once, sent once to each worker, loaded once there
+# Functions on their way to workers
 
 _MAX_LOADED_BYTES = 64 << 20
 
@@ -356,3 +363,41 @@ class Loads:
         if loaded is not None:
             self._loaded.move_to_end(digest)
         return loaded
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors of functions on their way back
+
+MISSING_MODULE = (
+    "install the package there, or make your module importable for it (PYTHONPATH, or "
+    "`headrace server --preload FOLDER/NAME.py`)"
+)
+_OURS = ("headrace.coordinator", "headrace.parameter_server.origin", "contextlib")
+
+
+def blame(function: str, worker: int, error: BaseException) -> Exception:
+    """Return the error to send for one that a function raised.
+
+    Errors of Headrace's own (a dataset's end, a server that is gone) stay as they are. All others,
+    SystemExit and the like included, are a UserFunctionError: on a thread of a worker nobody but
+    the function raises them.
+    """
+    if isinstance(error, HeadraceError):
+        return error
+    kind = type(error).__name__
+    text = "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))
+    said = describe_error(error).removeprefix(kind).removeprefix(": ")
+    said += missing_module_hint(kind, MISSING_MODULE)
+    return UserFunctionError(
+        f"the function {function} raised {kind} on worker {worker}: {said}\n\n"
+        f"Original traceback:\n{text}",
+        original_type=kind,
+        original_traceback=text,
+    )
+
+
+def _users(frames: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames that lead to the function."""
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        frames = frames.tb_next
+    return frames

@@ -28,7 +28,7 @@ from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.messages import Call, Forget, Greet, Ran
 from headrace.coordinator.packing import unpack
-from headrace.coordinator.stuck import what_is_stuck
+from headrace.coordinator.status import what_is_stuck
 from headrace.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -36,7 +36,7 @@ from headrace.errors import (
     HeadraceError,
 )
 from headrace.forks import stays_with_parent
-from headrace.parameter_server.acknowledged import Acknowledged
+from headrace.parameter_server.seats import Acknowledged
 from headrace.serving.connections import Answered, Lost
 from headrace.serving.life_cycle import LifeCycle
 from headrace.serving.session_runner import SessionRunner

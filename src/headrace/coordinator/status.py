@@ -1,4 +1,4 @@
-"""How a coordinator is, for whoever watches it."""
+"""The state of a coordinator: for `headrace status`, and for log messages of long waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from headrace.coordinator.coordination import Coordination
 from headrace.serving.call import Message, Question
 from headrace.versions import Versions, own_versions
 
-__all__ = ["AskStatus", "CoordinatorStatus", "RunningFunction", "WorkerStatus", "status_of"]
+__all__ = [
+    "AskStatus",
+    "CoordinatorStatus",
+    "RunningFunction",
+    "WorkerStatus",
+    "status_of",
+    "what_is_stuck",
+]
+
 
 _MOST_NAMED = 10
 
@@ -172,3 +180,29 @@ def _longest(core: Coordination, running: list[RunningFunction]) -> RunningFunct
         seconds=found.seconds,
         usual=core.watch.usual(found.name),
     )
+
+
+_MOST_LOGGED = 5
+
+
+def what_is_stuck(core: Coordination, now: float) -> str:
+    """Return which functions run where for how long, who is not there, and how many wait."""
+    words: list[str] = []
+    running = [
+        (now - closure.begun_at, closure.name, load.worker)
+        for load in core.queue.loads
+        for closure in load.first()
+        if closure.begun_at is not None
+    ]
+    running.sort(key=lambda each: -each[0])
+    for seconds, name, worker in running[:_MOST_LOGGED]:
+        address = core.contacts[worker].address
+        words.append(f"{name} has been running on worker {worker} ({address}) for {seconds:.0f} s")
+    if len(running) > _MOST_LOGGED:
+        words.append(f"{len(running) - _MOST_LOGGED} more run")
+    words += [each.words(now) for each in core.contacts.values() if not each.is_there]
+    if not core.contacts:
+        words.append("there is no worker: add one")
+    if core.queue.num_waiting:
+        words.append(f"{core.queue.num_waiting} functions wait for a worker")
+    return "; ".join(words) or "all has just ended"

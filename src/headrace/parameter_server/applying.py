@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
-from headrace.parameter_server.acknowledged import START, Position
 from headrace.parameter_server.messages import (
     ArrayForm,
     CarriedOut,
@@ -64,6 +63,7 @@ from headrace.parameter_server.operations import (
     Scatter,
     Settle,
 )
+from headrace.parameter_server.seats import START, Position
 from headrace.parameter_server.store import Store
 from headrace.serving.call import Done, Message
 from headrace.transport.channel import Request

@@ -46,33 +46,30 @@ from headrace.parameter_server.checkpoint_format import (
     encode,
     write_tensors,
 )
-from headrace.parameter_server.checkpoint_frameworks import (
+from headrace.parameter_server.checkpoint_tree import (
+    Leaf,
     array_like,
     array_of,
     assign,
+    changes_in_place,
     decode_state,
+    describe,
+    describe_state_dict,
     encode_state,
+    has_state,
+    holders,
     is_array,
+    is_state_dict,
     is_variable,
+    leaves,
+    local_array,
     state_mismatch,
     write_refusal,
 )
-from headrace.parameter_server.checkpoint_tree import (
-    Leaf,
-    changes_in_place,
-    describe,
-    describe_state_dict,
-    has_state,
-    holders,
-    is_state_dict,
-    leaves,
-    local_array,
-)
-from headrace.parameter_server.counter import COUNTING_SERVER, counters_of, steps_of
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.messages import Phase, RestoreShards, SaveShards, ShardsSaved
 from headrace.parameter_server.operations import ShardSpec, TableSpec
-from headrace.parameter_server.optimizer import Optimizer
+from headrace.parameter_server.optimizer import COUNTING_SERVER, Optimizer, counters_of, steps_of
 from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.shard_writer import assembled_shard
 from headrace.parameter_server.table import EmbeddingTable

@@ -38,7 +38,6 @@ from headrace.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from headrace.parameter_server.acknowledged import Acknowledged
 from headrace.parameter_server.lives import Leaders, Lives, Patience
 from headrace.parameter_server.messages import (
     ArrayForm,
@@ -67,7 +66,7 @@ from headrace.parameter_server.operations import (
     Settle,
 )
 from headrace.parameter_server.origin import finish, in_closure, under_way
-from headrace.parameter_server.seats import PATIENCE
+from headrace.parameter_server.seats import PATIENCE, Acknowledged
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.security import Security

@@ -1,29 +1,199 @@
-"""What handles resolve to in this process: the clusters that it takes part in.
+"""The clusters that this process takes part in, and the handles that resolve to them.
 
-A variable, table, optimizer or strategy pickles as a handle: the id of its cluster, and what it is
-called there. The coordinator fills this when it makes a strategy, a worker when a coordinator
-greets it (`enter`).
-
-A process that is both has entered twice: handles mean what the first one made of them, so that a
+A variable, table, optimizer or strategy pickles as a handle: the id of its cluster, and its name
+there. The coordinator enters a cluster when it makes a strategy, a worker when a coordinator greets
+it (`enter`). In a process that is both, handles resolve to what was entered first, so that a
 variable is one object there.
+
+A `Cluster` has the connection to its servers, a background thread (`Background`), and the names of
+its optimizers (`OptimizerNames`): "Adam", "Adam_1" ... for handles without a name, in order of
+creation; "Adam_in_functions" in functions, where each call makes the handle again.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.background import Background
+from headrace.forks import stays_with_parent
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.optimizer_names import OptimizerNames
 
-__all__ = ["Cluster", "Handle", "cluster_of", "clusters_here", "enter", "leave", "naming_clusters"]
+__all__ = [
+    "Background",
+    "Cluster",
+    "Handle",
+    "OptimizerNames",
+    "Work",
+    "cluster_of",
+    "clusters_here",
+    "enter",
+    "leave",
+    "naming_clusters",
+]
 
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_FORKED = (
+    "this process was forked after work at parameter servers was begun, which only the process "
+    "that began it can wait for: use variables and tables there"
+)
+
+
+class Work(Generic[T]):
+    """What was submitted; whoever waits for it in a forked child, which has no thread, is refused.
+
+    Args:
+        future: What comes of it.
+    """
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+        self._process = os.getpid()
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._here().done()
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._here().exception()
+
+    def result(self) -> T:
+        """Return what came of it, once it has ended; raises what it failed with."""
+        return self._here().result()
+
+    def _here(self) -> Future[T]:
+        if self._process != os.getpid():
+            raise FailedPreconditionError(_FORKED)
+        return self._future
+
+
+class Background:
+    """A thread that begins with the first work it gets, and ends when it is closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        stays_with_parent(self)
+
+    def submit(self, work: Callable[[], T]) -> Work[T]:
+        """Do some work after all that was submitted before."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "headrace-parameter-servers")
+            return Work(self._thread.submit(work))
+
+    def close(self) -> None:
+        """Finish what was submitted."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
+
+    def leave_to_parent(self) -> None:
+        """Begin again in a forked child, which does not have the thread."""
+        self._lock, self._thread = threading.Lock(), None
+
+
+class OptimizerNames:
+    """The names of optimizers in one cluster, as one process sees them.
+
+    Attributes:
+        numbers: Whether handles without a name are numbered here, as in the program that has the
+            strategy.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = False
+        self._lock = threading.Lock()
+        #: By name: the class of the optimizer.
+        self._kinds: dict[str, str] = {}
+        #: By name: how many steps the servers had counted before this program.
+        self._earlier: dict[str, int] = {}
+        #: By class: what optimizers that functions made without a name have trained.
+        self._trained: dict[str, set[str]] = {}
+
+    def give(self, kind: str) -> str:
+        """Return a name that no other optimizer has: the class, with a number from the second."""
+        with self._lock:
+            name, number = kind, 0
+            while name in self._kinds:
+                number += 1
+                name = f"{kind}_{number}"
+            self._kinds[name] = kind
+            return name
+
+    def claim(self, name: str, kind: str) -> None:
+        """Record a name that a user gave; several handles may have it, of one class.
+
+        Raises:
+            ValueError: An optimizer of another class has it.
+        """
+        found = self._kinds.get(name)
+        if found is None:
+            with self._lock:
+                found = self._kinds.setdefault(name, kind)
+        if found != kind:
+            raise ValueError(
+                f"`name` {name!r} belongs to an optimizer of class {found}, but this one is a "
+                f"{kind}: optimizers of one name share slots and steps, so use another name"
+            )
+
+    def check_in_function(self, kind: str, trains: Iterable[str], is_first: bool) -> None:
+        """Check that an optimizer a function made without a name is not mistaken for another.
+
+        Args:
+            kind: Its class, by which functions share the count of steps.
+            trains: Names of the variables and tables of this step.
+            is_first: Whether it is the first step of its handle.
+
+        Raises:
+            FailedPreconditionError: Its class has trained other variables only.
+        """
+        names = set(trains)
+        with self._lock:
+            seen = self._trained.setdefault(kind, set())
+            if is_first and seen and seen.isdisjoint(names):
+                raise FailedPreconditionError(
+                    f"two optimizers of class {kind} were made in functions without a name: one "
+                    f"trains {', '.join(sorted(seen)[:5])}, the other "
+                    f"{', '.join(sorted(names)[:5])}. They would share one count of steps; give "
+                    f'each a name: {kind}(..., name="...")'
+                )
+            seen |= names
+
+    # --- counts that servers had before this program ------------------------------------------
+
+    def found(self, counters: Mapping[str, int]) -> None:
+        """Record what the servers had counted before this program."""
+        self._earlier = {name: count for name, count in counters.items() if count}
+
+    def restored(self, name: str) -> None:
+        """Record that the count of an optimizer was restored: it is expected to go on."""
+        self._earlier.pop(name, None)
+
+    def warn_of_earlier_steps(self, name: str) -> None:
+        """Warn once if an optimizer goes on with a count of an earlier program."""
+        if not self._earlier:
+            return
+        count = self._earlier.pop(name, 0)
+        if count:
+            _log.warning(
+                "optimizer %r continues at step %d: the parameter servers have counted its steps "
+                "since before this program was started, and its slots continue as well. To "
+                "start at step 0, give it another name, or restart the parameter servers",
+                name,
+                count,
+            )
 
 
 class Cluster:

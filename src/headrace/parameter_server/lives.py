@@ -29,8 +29,8 @@ from headrace.errors import (
     UnavailableError,
     describe_error,
 )
-from headrace.parameter_server.acknowledged import START, Acknowledged, Position
 from headrace.parameter_server.messages import CarryOut, Lead, RestoreShards, SaveShards
+from headrace.parameter_server.seats import START, Acknowledged, Position
 from headrace.waiting import Backoff, WaitWarnings
 
 __all__ = ["Leaders", "Lives", "Patience", "Placed"]

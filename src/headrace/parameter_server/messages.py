@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.acknowledged import START, Position
 from headrace.parameter_server.checkpoint_format import Answers, Piece
 from headrace.parameter_server.operations import Answer, Operation, ShardSpec, TableSpec
 from headrace.parameter_server.saved import SavedServer, SavedShard, SavedTable
+from headrace.parameter_server.seats import START, Position
 from headrace.parameter_server.specs import dtype_named, name_of
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.transport.channel import Buffer

@@ -1,31 +1,40 @@
-"""What all optimizers share: a name, a rule, a learning rate, clipping.
+"""What all optimizers share: a name, a rule, a learning rate, clipping, a count of steps.
 
     optimizer.rule_for(name)        travels with each push; `rules` carries it out
     optimizer.rate(iteration)       a schedule is evaluated by the client
     optimizer.prepare(names, ...)   clipped gradients, or None for a step to pass over
 
 `apply_gradients` is one call of `push_gradients` on the first variable: variables know their
-servers, optimizers do not.
+servers, optimizers do not. `Counter` reads and advances the count of steps, which is on a server.
+`InBackground` pushes the steps of an optimizer while the training loop goes on:
+
+    later = InBackground(optimizer, in_flight=2)
+    later.apply_gradients(pairs)    # returns at once, unless two steps are in flight
+    later.flush()                   # all steps are on the servers
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.arguments import check_flag, check_int, check_string
+from headrace.arguments import check_flag, check_instance, check_int, check_string
+from headrace.distribute.context import OnReplica, here
 from headrace.distribute.current import get_strategy
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.counter import Counter
+from headrace.parameter_server.connection import Ask
 from headrace.parameter_server.current import (
     Cluster,
+    Work,
     cluster_of,
     clusters_here,
     naming_clusters,
@@ -37,10 +46,80 @@ from headrace.parameter_server.gradients import (
     clip_by_value,
     refuse_non_finite,
 )
-from headrace.parameter_server.operations import OptimizerRule
-from headrace.parameter_server.origin import in_closure
+from headrace.parameter_server.operations import Answer, Count, Counted, OptimizerRule
+from headrace.parameter_server.origin import Attempt, Begun, beginning, in_closure, next_key
 
-__all__ = ["Optimizer", "Rate", "Shared", "SharedButDecay", "check_number"]
+__all__ = [
+    "COUNTING_SERVER",
+    "Counter",
+    "InBackground",
+    "Optimizer",
+    "Rate",
+    "Shared",
+    "SharedButDecay",
+    "check_number",
+    "counters_of",
+    "may_work_in_background",
+    "steps_of",
+]
+
+
+COUNTING_SERVER = 0
+"""Which server counts steps."""
+
+_SUFFIX = "/iterations"
+
+
+def steps_of(counters: Mapping[str, int]) -> dict[str, int]:
+    """Return the steps of optimizers among the counters of a server, by their names."""
+    return {
+        name.removesuffix(_SUFFIX): count
+        for name, count in counters.items()
+        if name.endswith(_SUFFIX)
+    }
+
+
+def counters_of(steps: Mapping[str, int]) -> dict[str, int]:
+    """Return the counters of a server, by their names, for the steps of optimizers."""
+    return {f"{name}{_SUFFIX}": count for name, count in steps.items()}
+
+
+class Counter:
+    """The steps of all optimizers of one name in one cluster; a handle.
+
+    Args:
+        cluster_id: Of the cluster that counts.
+        optimizer: Name of the optimizer.
+    """
+
+    def __init__(self, cluster_id: str, optimizer: str) -> None:
+        self._cluster_id = cluster_id
+        self.name = f"{optimizer}{_SUFFIX}"
+
+    def __call__(self) -> int:
+        """Ask the server that counts."""
+        cluster = cluster_of(self._cluster_id, f"the counter {self.name!r}")
+        seen = cluster.counters.get(self.name, 0)
+        answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self.name, 0, seen=seen))
+        return self.counted(cluster, answer).after
+
+    def advance(self, cluster: Cluster, steps: int) -> None:
+        """Count so many steps more."""
+        operation = Count(self.name, steps, next_key(self.name), cluster.counters.get(self.name, 0))
+        answer, _ = cluster.servers.ask(COUNTING_SERVER, operation)
+        self.counted(cluster, answer)
+
+    def step(self, cluster: Cluster) -> Ask:
+        """Return what is to be asked for one more step."""
+        seen = cluster.counters.get(self.name, 0)
+        return Ask(COUNTING_SERVER, Count(self.name, 1, next_key(self.name), seen))
+
+    def counted(self, cluster: Cluster, answer: Answer) -> Counted:
+        """Take note of an answer, and return it."""
+        assert isinstance(answer, Counted)
+        cluster.counters[self.name] = answer.after
+        return answer
+
 
 Rate: TypeAlias = float | Callable[[int], float]
 
@@ -377,3 +456,106 @@ def _pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
                 f"variables) makes them, but one is a value of type {type(pair).__name__}"
             )
     return [(gradient, variable) for gradient, variable in pairs]
+
+
+class InBackground:
+    """An optimizer whose steps are pushed while the program goes on.
+
+    >>> import headrace as hr
+    >>> hr.optimizers.InBackground(hr.optimizers.SGD(0.1), in_flight=1)
+    InBackground(SGD(learning_rate=0.1, name='SGD'), in_flight=1)
+
+    In a function that a coordinator schedules a step is sent at once, and its end is waited for
+    with the next steps, at `flush`, or when the function returns: a step that fails fails the
+    function. What the function reads meanwhile has the step in it; threads that it starts may lack
+    it until `flush`. On one of several replicas, and with `mode="sync"`, each step is done when the
+    call returns.
+
+    Args:
+        optimizer: One of `hr.optimizers`.
+        in_flight: At most so many steps are under way; who has another one waits. 0: each step is
+            done when the call returns.
+    """
+
+    def __init__(self, optimizer: Optimizer, in_flight: int = 2) -> None:
+        check_instance("optimizer", optimizer, Optimizer)
+        self.optimizer = optimizer
+        self.in_flight = check_int("in_flight", in_flight, minimum=0)
+        self._under_way: deque[Work[int]] = deque()
+
+    @property
+    def name(self) -> str:
+        """The name of the optimizer."""
+        return self.optimizer.name
+
+    @property
+    def iterations(self) -> int:
+        """How many steps are on the servers."""
+        return self.optimizer.iterations
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
+        """Begin a step; see `Optimizer.apply_gradients`. The gradients must not change after it.
+
+        Raises:
+            Exception: What an earlier step failed with; it is raised once, and this step was not
+                begun.
+        """
+        pairs = list(grads_and_vars)
+        attempt = beginning()
+        if attempt is not None and self.in_flight:
+            self._begin_in(attempt, pairs)
+            return
+        while self._under_way and (
+            len(self._under_way) >= max(1, self.in_flight) or self._under_way[0].done()
+        ):
+            self._finish_first()
+        cluster = next((target.cluster for _, target in pairs if hasattr(target, "cluster")), None)
+        step = functools.partial(self.optimizer.apply_gradients, pairs)
+        if cluster is None or not self.in_flight or not may_work_in_background():
+            step()
+        else:
+            self._under_way.append(cluster.background.submit(step))
+
+    def flush(self) -> None:
+        """Wait until all steps are on the servers.
+
+        Raises:
+            Exception: What one failed with; call again for the others.
+        """
+        attempt = beginning()
+        if attempt is not None:
+            for each in self._begun_in(attempt):
+                attempt.result_of(each)
+        while self._under_way:
+            self._finish_first()
+
+    def _begin_in(self, attempt: Attempt, pairs: list[tuple[Any, Any]]) -> None:
+        """Begin a step in a closure, whose thread finishes it."""
+        mine = self._begun_in(attempt)
+        for each in mine[: len(mine) + 1 - self.in_flight]:
+            attempt.result_of(each)
+        step = self.optimizer.begin_gradients(pairs)
+        step.owner = self
+        attempt.begun.append(step)
+
+    def _begun_in(self, attempt: Attempt) -> list[Begun]:
+        return [each for each in attempt.begun if each.owner is self]
+
+    def _finish_first(self) -> None:
+        # It waits for servers, with `server_timeout`, and says so.
+        self._under_way[0].wait()
+        self._under_way.popleft().result()
+
+    def __repr__(self) -> str:
+        return f"InBackground({self.optimizer!r}, in_flight={self.in_flight})"
+
+
+def may_work_in_background() -> bool:
+    """Whether another thread may write for the code that runs here.
+
+    Writes of a closure are told apart by their order, and those of several replicas become one.
+    """
+    place = here.get()
+    return in_closure() is None and not (
+        isinstance(place, OnReplica) and place.strategy.num_replicas_in_sync > 1
+    )

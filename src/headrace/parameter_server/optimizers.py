@@ -11,7 +11,6 @@ from typing import Unpack
 
 from headrace.arguments import check_flag
 from headrace.parameter_server import schedules
-from headrace.parameter_server.in_background import InBackground
 from headrace.parameter_server.operations import (
     AdadeltaRule,
     AdagradRule,
@@ -25,6 +24,7 @@ from headrace.parameter_server.operations import (
     SgdRule,
 )
 from headrace.parameter_server.optimizer import (
+    InBackground,
     Optimizer,
     Rate,
     Shared,

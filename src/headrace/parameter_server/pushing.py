@@ -1,4 +1,4 @@
-"""One step of an optimizer: gradients of many variables and tables, pushed to all servers.
+"""Steps of optimizers: gradients of many variables and tables, pushed to all servers.
 
     1. each gradient is brought into the form of its variable; rows that stand there twice are
        summed, and so are the gradients of a worker's replicas
@@ -6,8 +6,16 @@
     3. server 0 counts the step, and says which it is
     4. every shard gets its part, all at a time
 
-Where neither the rule nor a schedule asks which step it is, 3 and 4 are one round trip. In a
-closure whose steps are gathered, 2 to 4 are left to whoever takes the mean of several (`rounds`).
+Where neither the rule nor a schedule asks which step it is, 3 and 4 are one round trip.
+
+Closures whose steps are gathered in rounds do 1 alone. The coordinator does the rest for all
+closures of a round (`ClosureServers.push_round`):
+
+Rule 1. The n-th steps that closures took with one optimizer become one step.
+Rule 2. Its gradients are means over the closures that took the step; where one of them has none for
+        a variable, it counts as zero.
+Rule 3. Sums are made in the order in which closures are given, so that the same closures give the
+        same bits.
 """
 
 from __future__ import annotations
@@ -26,19 +34,24 @@ from headrace.parameter_server.gradients import refuse_non_finite, sum_rows, sum
 from headrace.parameter_server.operations import (
     AdamaxRule,
     AdamRule,
+    Fence,
     NadamRule,
     OptimizerRule,
+    Settle,
     Step,
 )
 from headrace.parameter_server.optimizer import Optimizer
-from headrace.parameter_server.origin import Attempt, gathering
+from headrace.parameter_server.origin import Attempt, Origin, gathering, writing_as
+from headrace.parameter_server.seats import Acknowledged
 
 __all__ = [
     "BegunStep",
+    "ClosureServers",
     "Gradient",
     "TakenStep",
     "Trained",
     "begin_gradients",
+    "mean_steps",
     "push",
     "push_gradients",
     "sum_steps",
@@ -371,3 +384,92 @@ def _pushes(
         for target, gradient in zip(targets, gradients, strict=True)
         for ask in target.pushes(optimizer.name, optimizer.rule_for(target.name), step, gradient)
     ]
+
+
+# --- rounds of closures ---------------------------------------------------------------------------
+
+_FIRST_WRITE = 1 << 32
+"""Keys of a round are those of its last closure, beyond all that a function writes itself."""
+
+
+def mean_steps(closures: Sequence[Sequence[TakenStep]]) -> list[TakenStep]:
+    """Return the steps of a round, in the order in which they first occur.
+
+    Args:
+        closures: The steps that each closure took, in their order.
+
+    Raises:
+        FailedPreconditionError: Some have a dense gradient and some a sparse one for a variable.
+    """
+    steps: dict[tuple[str, int], list[TakenStep]] = {}
+    for taken in closures:
+        counts: dict[str, int] = {}
+        for step in taken:
+            name = step.optimizer.name
+            place = counts[name] = counts.get(name, -1) + 1
+            steps.setdefault((name, place), []).append(step)
+    return [_mean(each) for each in steps.values()]
+
+
+def _mean(steps: Sequence[TakenStep]) -> TakenStep:
+    total = sum_steps(steps, "functions of a round")
+    count = len(steps)
+    return total._replace(
+        gradients=[
+            each._replace(values=each.values / each.values.dtype.type(count))
+            for each in total.gradients
+        ]
+    )
+
+
+class ClosureServers:
+    """The parameter servers, as far as the closures of one coordinator go.
+
+    Making it fences all earlier coordinators; a server that comes back is told again.
+
+    Args:
+        servers: Those of the cluster.
+        incarnation: Of the coordinator; a later one's is larger.
+
+    Raises:
+        UnavailableError: A server cannot be reached.
+    """
+
+    def __init__(self, servers: Servers, incarnation: int) -> None:
+        self._servers = servers
+        self._incarnation = incarnation
+        servers.ask_each(Fence(incarnation))
+        servers.on_return(lambda server: servers.ask(server, Fence(incarnation)))
+
+    def acknowledged(self) -> tuple[Acknowledged, ...]:
+        """Return what is known to be acknowledged, for workers."""
+        return self._servers.acknowledged()
+
+    def learn(self, acknowledged: Sequence[Acknowledged]) -> None:
+        """Take note of what a worker knows to be acknowledged."""
+        self._servers.lives.learn(acknowledged)
+
+    def settle(self, closures: Sequence[int], below: int) -> None:
+        """Have all servers forget the keys of closures that have ended.
+
+        Args:
+            closures: Their numbers.
+            below: All below this one have, too.
+        """
+        self._servers.ask_each(Settle(self._incarnation, tuple(closures), below))
+
+    def fence(self, worker: int) -> None:
+        """Have all servers refuse what a life of a worker still writes."""
+        self._servers.ask_each(Fence(self._incarnation, worker))
+
+    def push_round(self, last: int, closures: Sequence[Sequence[TakenStep]]) -> None:
+        """Push the mean of the steps of a round; a server carries out each step once.
+
+        Args:
+            last: Number of the last of them; none of them has been settled.
+            closures: The steps of each.
+        """
+        # No worker has number 0, so nobody fences this one.
+        with writing_as(Origin(self._incarnation, last, worker=0, first=_FIRST_WRITE)):
+            for step in mean_steps(closures):
+                push(step)

@@ -27,7 +27,6 @@ from headrace.errors import (
     UnavailableError,
     describe_error,
 )
-from headrace.parameter_server.acknowledged import START, Position
 from headrace.parameter_server.applying import Applying, Changed, kept_in
 from headrace.parameter_server.messages import (
     CarryOut,
@@ -49,15 +48,15 @@ from headrace.parameter_server.messages import (
 from headrace.parameter_server.operations import Settle
 from headrace.parameter_server.saved import Saved
 from headrace.parameter_server.saving import Saving
-from headrace.parameter_server.seats import PATIENCE, Admission, Role, Seat
-from headrace.parameter_server.snapshots import (
+from headrace.parameter_server.seats import PATIENCE, START, Admission, Position, Role, Seat
+from headrace.parameter_server.store import (
     Holding,
+    Store,
     holdings,
     restore,
     snapshot_of,
     snapshot_of_server,
 )
-from headrace.parameter_server.store import Store
 from headrace.parameter_server.write_keys import WriteKeys
 from headrace.serving.call import Done, Message, Ping
 from headrace.transport import zeromq

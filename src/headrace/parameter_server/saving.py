@@ -16,8 +16,7 @@ from headrace.parameter_server.messages import (
     ShardsSaved,
 )
 from headrace.parameter_server.shard_writer import Parts, put_shards, read_shards, write_shards
-from headrace.parameter_server.snapshots import Holding
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.store import Holding, Store
 from headrace.storage.files import open_folder
 from headrace.transport.channel import Request
 

@@ -1,4 +1,4 @@
-"""The two seats of a replicated store: which one leads, and who may say so. Pure.
+"""The two seats of a replicated store, and the positions that they have reached. Pure.
 
     vacant --Lead--> leading --a later epoch leads--> following (empty, then whole)
     vacant --Follow--> following --the leading seat is gone--> leading, in the next epoch
@@ -9,16 +9,68 @@ Rule 2. A following seat that is whole becomes the leading one when somebody ask
 Rule 3. A store begins empty only where both seats are vacant: the leading one asks the other first.
 Rule 4. A seat that has contents gives them up for nobody but a later epoch of the same life, and
         where it lacks operations that were acknowledged.
+
+A position is a version vector with one entry for each replica of a store: how many operations that
+replica has carried out as the leading one, `Settle` apart. Replicas that carry out an operation
+together count it together. So a replica has everything that a position stands for if no entry of
+its own is smaller, whatever pauses, takeovers and losses of connections came between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
-from headrace.parameter_server.acknowledged import START, Position, has_all
+import msgspec
 
-__all__ = ["PATIENCE", "Admission", "Role", "Seat"]
+__all__ = [
+    "PATIENCE",
+    "START",
+    "Acknowledged",
+    "Admission",
+    "Position",
+    "Role",
+    "Seat",
+    "has_all",
+    "joined",
+]
+
+
+Position: TypeAlias = tuple[int, int]
+
+START: Position = (0, 0)
+
+
+def has_all(position: Position, seen: Position) -> bool:
+    """Whether a replica at `position` has everything that `seen` stands for."""
+    return position[0] >= seen[0] and position[1] >= seen[1]
+
+
+def joined(one: Position, other: Position) -> Position:
+    """Return the position of a replica that has what both stand for."""
+    return max(one[0], other[0]), max(one[1], other[1])
+
+
+class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
+    """The highest acknowledged position of a store that one process knows.
+
+    Attributes:
+        life: Of the contents; "": nothing is known.
+        writes: How many writes.
+        position: Up to where.
+    """
+
+    life: str = ""
+    writes: int = 0
+    position: Position = START
+
+    def joined(self, other: Acknowledged) -> Acknowledged:
+        """Return what both know of the same contents."""
+        return Acknowledged(
+            self.life, max(self.writes, other.writes), joined(self.position, other.position)
+        )
+
 
 PATIENCE = 5.0
 """Seconds for which a seat that stands still is waited for; one that ended is noticed at once."""
@@ -61,7 +113,7 @@ class Seat:
         epoch: How often another seat became the leading one, this one included.
         life: Names the contents: those that begin empty have another one.
         is_whole: Whether it has all of them.
-        position: Which operations are in them (`acknowledged`).
+        position: Which operations are in them.
     """
 
     role: Role = Role.VACANT

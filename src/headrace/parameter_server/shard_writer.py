@@ -29,8 +29,10 @@ from headrace.parameter_server.checkpoint_format import (
 from headrace.parameter_server.gradients import shard_of_ids
 from headrace.parameter_server.operations import Counted, ShardSpec, TableSpec
 from headrace.parameter_server.saved import Saved, SavedShard, SavedTable
-from headrace.parameter_server.snapshots import (
+from headrace.parameter_server.specs import dtype_named
+from headrace.parameter_server.store import (
     Holding,
+    Store,
     changes_of,
     forget_removed,
     holdings,
@@ -42,8 +44,6 @@ from headrace.parameter_server.snapshots import (
     snapshot_of,
     touched_bytes,
 )
-from headrace.parameter_server.specs import dtype_named
-from headrace.parameter_server.store import Store
 from headrace.parameter_server.table_shard import TableShard
 from headrace.storage.files import Folder
 

@@ -32,14 +32,14 @@ from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.counter import COUNTING_SERVER, steps_of
 from headrace.parameter_server.creation import Initial, VariableRecord, cut, make
 from headrace.parameter_server.current import Cluster, cluster_of, enter
 from headrace.parameter_server.operations import Describe, Described, TableSpec
+from headrace.parameter_server.optimizer import COUNTING_SERVER, steps_of
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.partitioners import placement as placement_named
 from headrace.parameter_server.pickling import PerWorkerInput
-from headrace.parameter_server.rounds import ClosureServers
+from headrace.parameter_server.pushing import ClosureServers
 from headrace.parameter_server.specs import name_of
 from headrace.parameter_server.table import PlacedTable, TableRecord
 from headrace.parameter_server.variable import ServerVariable

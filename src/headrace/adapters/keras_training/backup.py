@@ -23,9 +23,8 @@ import keras
 import numpy as np
 
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.checkpoint import Checkpoint
 from headrace.parameter_server.checkpoint_format import delete
-from headrace.parameter_server.checkpoints import CheckpointManager
+from headrace.parameter_server.checkpoints import Checkpoint, CheckpointManager
 from headrace.storage.files import open_folder
 
 __all__ = ["Backup", "restore_callbacks", "state_of_callbacks", "take_backup_callback"]

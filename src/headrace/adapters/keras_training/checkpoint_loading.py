@@ -18,13 +18,13 @@ import numpy as np
 
 from headrace.adapters.keras_training.checkpoint_watch import FoundCheckpoint, version_of
 from headrace.errors import DataLossError, InvalidArgumentError, NotFoundError, describe_error
-from headrace.parameter_server.checkpoint import Checkpoint
 from headrace.parameter_server.checkpoint_format import (
     ArrayEntry,
     OptimizerEntry,
     place_of,
     read_checkpoint,
 )
+from headrace.parameter_server.checkpoints import Checkpoint
 
 __all__ = ["IncompleteError", "load"]
 

@@ -23,8 +23,8 @@ import numpy as np
 from headrace.adapters.keras_training.embedding_tables import table_layers
 from headrace.adapters.keras_training.keras_internals import table_of_variable
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from headrace.parameter_server.checkpoint import Checkpoint, CheckpointStatus
 from headrace.parameter_server.checkpoint_format import delete, place_of, read_checkpoint
+from headrace.parameter_server.checkpoints import Checkpoint, CheckpointStatus
 
 __all__ = ["load_table", "loading_tables", "save_table", "saving_tables"]
 
