@@ -238,11 +238,15 @@ class Servers:
     def close(self) -> None:
         """Ask nothing more; whoever waits gets CancelledError. May be called twice."""
         self._closed.set()
-        # Those of other threads that are at work go with the last use of them.
+        # Threads that are at work close their own channels (`check_open`).
         self._lines = threading.local()
         alive = {thread.ident for thread in threading.enumerate()}
+        self._close_channels({owner for owner in self._owners.values() if owner not in alive})
+        self._close_channels({threading.get_ident()})
+
+    def _close_channels(self, owners: set[int]) -> None:
         for channel, owner in list(self._owners.items()):
-            if owner == threading.get_ident() or owner not in alive:
+            if owner in owners:
                 channel.close()
 
     # --- for calls ----------------------------------------------------------------------------
@@ -261,6 +265,7 @@ class Servers:
         if found is None:
             found = mine[store, server] = Line(self.connect(server))
             self._owners[found.channel] = threading.get_ident()
+            self.check_open()  # `close` may not have seen it
         return found
 
     def connect(self, server: int) -> Channel:
@@ -283,6 +288,7 @@ class Servers:
     def check_open(self) -> None:
         """Raise CancelledError if nothing is to be asked any more."""
         if self._closed.is_set():
+            self._close_channels({threading.get_ident()})
             raise CancelledError("the connection to the parameter servers was closed")
 
     def _check_process(self) -> None:
