@@ -22,7 +22,7 @@ import zmq
 import headrace as hr
 from benchmarks.bare_wire import BareWire
 from headrace.service import messages
-from headrace.service.dispatcher.stub import DispatcherStub
+from headrace.service.stub import DispatcherStub
 from headrace.transport.envelope import REPLY, REQUEST, RequestHeader, decode_reply_header, encode
 
 __all__ = ["Crowd", "Peer"]

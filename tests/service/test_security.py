@@ -21,7 +21,7 @@ from headrace.service import (
     messages,
     register_dataset,
 )
-from headrace.service.dispatcher.stub import DispatcherStub
+from headrace.service.stub import DispatcherStub
 from headrace.transport.security import new_keys
 
 pytestmark = pytest.mark.system

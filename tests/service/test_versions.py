@@ -15,8 +15,8 @@ import headrace as hr
 from headrace.cli.main import app
 from headrace.errors import FailedPreconditionError
 from headrace.service import DispatchServer, WorkerConfig, WorkerServer
-from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import GetStatus
+from headrace.service.stub import DispatcherStub
 from tests.other_version import other_version
 
 MINE = ".".join(map(str, sys.version_info[:2]))

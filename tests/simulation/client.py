@@ -17,7 +17,6 @@ from headrace.errors import (
 )
 from headrace.service.client.session import Delivery, Session
 from headrace.service.config import STATIC_POLICIES
-from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.messages import (
     WORD,
     ClientUpdate,
@@ -34,6 +33,7 @@ from headrace.service.messages import (
 )
 from headrace.service.modes.coordinated_reads.session import RoundSession
 from headrace.service.modes.ordered.units import Found, Units
+from headrace.service.ranges import Ranges
 from headrace.transport.envelope import decode_error
 from tests.simulation.network import Link, Network, Peer
 from tests.simulation.production import Atom, Element

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 from headrace.errors import UserFunctionError
 from headrace.execution.begun import begun_units
-from headrace.service.dispatcher.ranges import Ranges
-from headrace.service.dispatcher.rows import END, EVERYTHING, OriginRun
 from headrace.service.messages import ElementOrigins
+from headrace.service.ranges import Ranges
+from headrace.service.rows import END, EVERYTHING, OriginRun
 from headrace.service.worker.dealt_order import DealtOrder
 from headrace.service.worker.opening import units_whole
 from headrace.service.worker.portion import Portion

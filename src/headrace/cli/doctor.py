@@ -24,8 +24,8 @@ from headrace.cli.commands import wrong_arguments
 from headrace.cli.tables import plural
 from headrace.errors import HeadraceError
 from headrace.service.config import parse_service
-from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import DispatcherStatus, GetStatus, WorkerStatus
+from headrace.service.stub import DispatcherStub
 from headrace.transport.security import Security
 from headrace.versions import own_versions, python_mismatch, release_mismatch
 

@@ -2,6 +2,9 @@
 
     config         frozen records and addresses
     messages       the words that the parts exchange
+    ranges         sets of units
+    rows           sets of elements of units, by their ordinals
+    stub           typed calls to the dispatcher
     dispatcher/    knows datasets, workers, jobs and tasks; never sees an element
     worker/        runs tasks, hands out their elements
     client/        reads tasks; a Source again

@@ -21,8 +21,8 @@ from headrace.rewrites.positions import deal_of
 from headrace.service.by_value import checked_modules, dump_with
 from headrace.service.client.visits import has_origins
 from headrace.service.config import parse_service
-from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import PLAN_PART_BYTES, GetPlan, PutPlan, RegisterDataset
+from headrace.service.stub import DispatcherStub
 from headrace.serving.call import Question
 from headrace.transport.security import Security, check_security
 from headrace.versions import own_versions, release_mismatch

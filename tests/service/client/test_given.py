@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.execution.delivered import Delivered
 from headrace.service.client.progress import Progress
-from headrace.service.dispatcher.rows import END
+from headrace.service.rows import END
 from tests.service.answers import answer_of
 
 UNITS_FROM_50 = ((0, 3, 50, 0),)

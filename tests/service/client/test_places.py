@@ -13,8 +13,8 @@ from headrace.execution.delivered import END
 from headrace.execution.local_units import LocalUnits
 from headrace.rewrites.cut import Cut, cut
 from headrace.service.client.places import going_on, named_place, units_read
-from headrace.service.dispatcher.ranges import subtracted
 from headrace.service.messages import OpenIteration, Terms
+from headrace.service.ranges import subtracted
 
 
 def opened(number: int) -> hr.Dataset:

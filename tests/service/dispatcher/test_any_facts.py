@@ -20,9 +20,9 @@ from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import retention, updates
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.journal import FORMAT
-from headrace.service.dispatcher.rows import END
 from headrace.service.dispatcher.state import Task
 from headrace.service.modes.distributed_save.saves import NoteSave
+from headrace.service.rows import END
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, STARTED, Scenario, look_at, saving
 
 SEEDS = range(24)

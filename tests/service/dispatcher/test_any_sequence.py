@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from headrace.errors import HeadraceError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.ranges import Ranges, common, count, located, subtracted, united
-from headrace.service.dispatcher.rows import END
 from headrace.service.modes.distributed_save.saves import NoteSave
+from headrace.service.ranges import Ranges, common, count, located, subtracted, united
+from headrace.service.rows import END
 from headrace.versions import Versions
 from tests.service.dispatcher.scenario import (
     DYNAMIC,

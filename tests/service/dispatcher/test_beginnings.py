@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
-from headrace.service.dispatcher.rows import END
+from headrace.service.rows import END
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
 
 EXACTLY: dict[str, Any] = {

@@ -9,8 +9,8 @@ import pytest
 from headrace.errors import FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.rows import END, EVERYTHING
 from headrace.service.dispatcher.splits import checked_parts
+from headrace.service.rows import END, EVERYTHING
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 EXACTLY: dict[str, Any] = {

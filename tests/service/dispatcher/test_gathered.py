@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.service.dispatcher.gathered import Answered, Gathered, Place, Said, joined
-from headrace.service.dispatcher.rows import END
+from headrace.service.rows import END
 
 NOWHERE = Place((), ())
 

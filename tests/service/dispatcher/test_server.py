@@ -23,7 +23,7 @@ from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableE
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.server import DispatchServer
-from headrace.service.dispatcher.stub import DispatcherStub
+from headrace.service.stub import DispatcherStub
 from tests.service.dispatcher.scenario import DYNAMIC, PLAN, opening, registration
 
 

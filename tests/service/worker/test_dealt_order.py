@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from headrace.service.dispatcher.rows import END
+from headrace.service.rows import END
 from headrace.service.worker.dealt_order import DealtOrder
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import headrace as hr
 from headrace.element import wire
 from headrace.plan.serialize import dump_plan
-from headrace.service.dispatcher.rows import END
 from headrace.service.messages import GetSplit, TaskDefinition
+from headrace.service.rows import END
 from headrace.service.worker.actions import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.opening import open_plan

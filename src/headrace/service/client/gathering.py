@@ -10,9 +10,9 @@ from collections.abc import Callable
 from headrace.errors import DeadlineExceededError
 from headrace.execution.delivered import Delivered
 from headrace.service.client.contact import CALL_SECONDS
-from headrace.service.dispatcher.rows import END
-from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import GatherPlace
+from headrace.service.rows import END
+from headrace.service.stub import DispatcherStub
 from headrace.waiting import WaitWarnings, retry
 
 __all__ = ["GATHER_SECONDS", "gathered"]

@@ -9,13 +9,13 @@ from headrace.errors import UnavailableError
 from headrace.service.client.contact import CALL_SECONDS
 from headrace.service.client.job_use import JobUse
 from headrace.service.client.targets import Target
-from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
     PLAN_PART_BYTES,
     IterationOpened,
     OpenIteration,
     PutPlan,
 )
+from headrace.service.stub import DispatcherStub
 from headrace.transport.channel import Channel
 from headrace.waiting import retry
 

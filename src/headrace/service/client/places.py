@@ -12,8 +12,8 @@ from headrace.execution.delivered import Delivered
 from headrace.plan.traverse import walk
 from headrace.plan.units import Units
 from headrace.rewrites.cut import Cut
-from headrace.service.dispatcher.ranges import Ranges, subtracted, united
 from headrace.service.messages import OpenIteration
+from headrace.service.ranges import Ranges, subtracted, united
 
 __all__ = ["going_on", "named_place", "units_read"]
 

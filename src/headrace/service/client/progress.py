@@ -18,8 +18,8 @@ from headrace.element.brief import InParts, InTurns
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import END, Delivered, DeliveryLog, OriginRun, with_ends
 from headrace.execution.origins import order_in_turns, runs_of
-from headrace.service.dispatcher.rows import count_rows, first_rows
 from headrace.service.messages import Elements
+from headrace.service.rows import count_rows, first_rows
 
 __all__ = ["Progress", "rows_given"]
 

@@ -30,9 +30,9 @@ from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
 from headrace.service.config import STATIC_POLICIES, ShardingPolicy
-from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import LostUnits, OpenIteration, TaskAddress
 from headrace.service.modes.coordinated_reads.session import RoundSession
+from headrace.service.stub import DispatcherStub
 from headrace.transport import address as addresses
 from headrace.transport.channel import Channel
 

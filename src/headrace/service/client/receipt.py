@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from headrace.service.dispatcher.ranges import united
-from headrace.service.dispatcher.rows import Parts, Rows, count_rows, first_rows
 from headrace.service.messages import Elements
+from headrace.service.ranges import united
+from headrace.service.rows import Parts, Rows, count_rows, first_rows
 
 __all__ = ["Receipt"]
 

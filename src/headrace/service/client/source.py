@@ -42,7 +42,6 @@ from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
 from headrace.service.client.visits import account_of, cannot_begin
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
     DispatcherReply,
     IterationOpened,
@@ -54,6 +53,7 @@ from headrace.service.messages import (
 )
 from headrace.service.modes.ordered.plan_cut import InOrder
 from headrace.service.modes.ordered.reader import NO_UNITS, ArrivingUnits, UpperReader, new_session
+from headrace.service.stub import DispatcherStub
 from headrace.service.worker.here import was_here
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq

@@ -4,8 +4,6 @@ What it remembers, as facts that add up to a state:
 
     updates        facts, in the past tense
     state          what they add up to, with its invariants
-    ranges         sets of units, and the order in which they were dealt
-    rows           sets of elements of units, by their ordinals
     apply          the only code that changes a state
     apply_units    its part about units: dealt, returned, missing
     apply_settled  its part about what clients have of a task
@@ -60,5 +58,4 @@ What runs it:
     roles          who may ask what
     gauges         what Prometheus is told
     server         the shell: port and threads
-    stub           typed calls to that server
 """

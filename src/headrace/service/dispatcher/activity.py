@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.history import History
-from headrace.service.dispatcher.ranges import count
 from headrace.service.dispatcher.state import DispatcherState, Iteration
 from headrace.service.dispatcher.updates import Update
+from headrace.service.ranges import count
 from headrace.serving.rates import Rate
 
 __all__ = ["Activity", "ClientWork", "IterationWork", "JobWork", "Lost", "TaskWork", "WorkerWork"]

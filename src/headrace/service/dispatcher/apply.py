@@ -22,7 +22,6 @@ from headrace.service.dispatcher.apply_units import (
 )
 from headrace.service.dispatcher.beginnings import leave_out
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
-from headrace.service.dispatcher.ranges import united
 from headrace.service.dispatcher.state import (
     LEFT,
     PASSES_REMEMBERED,
@@ -38,6 +37,7 @@ from headrace.service.dispatcher.state import (
 from headrace.service.dispatcher.updates import Update
 from headrace.service.modes.distributed_save import apply as apply_saves
 from headrace.service.modes.static.slots import configured
+from headrace.service.ranges import united
 
 __all__ = ["IllegalFactError", "apply"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.apply_units import give, is_among, is_held, receive, touch
-from headrace.service.dispatcher.ranges import Ranges, at_least, subtracted, united
-from headrace.service.dispatcher.rows import EVERYTHING, Parts, outside
 from headrace.service.dispatcher.state import DispatcherState, Task
+from headrace.service.ranges import Ranges, at_least, subtracted, united
+from headrace.service.rows import EVERYTHING, Parts, outside
 
 __all__ = ["elements_received", "elements_used", "rounds_settled", "task_settled"]
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.contradiction import require
-from headrace.service.dispatcher.ranges import (
+from headrace.service.dispatcher.state import (
+    LOSSES_REMEMBERED,
+    DispatcherState,
+    Iteration,
+    Missing,
+    Task,
+    TaskPhase,
+)
+from headrace.service.ranges import (
     Ranges,
     at_least,
     common,
@@ -19,15 +27,7 @@ from headrace.service.dispatcher.ranges import (
     subtracted,
     united,
 )
-from headrace.service.dispatcher.rows import EVERYTHING
-from headrace.service.dispatcher.state import (
-    LOSSES_REMEMBERED,
-    DispatcherState,
-    Iteration,
-    Missing,
-    Task,
-    TaskPhase,
-)
+from headrace.service.rows import EVERYTHING
 
 __all__ = [
     "client_dropped",

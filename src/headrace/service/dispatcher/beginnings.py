@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.dispatcher.ranges import Ranges, subtracted, united
-from headrace.service.dispatcher.rows import END, EVERYTHING, Parts
 from headrace.service.dispatcher.state import Iteration
 from headrace.service.messages import OpenIteration
 from headrace.service.passes import pass_in_words
+from headrace.service.ranges import Ranges, subtracted, united
+from headrace.service.rows import END, EVERYTHING, Parts
 
 __all__ = [
     "begins_again",

@@ -17,13 +17,13 @@ from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import finished_now
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.python_versions import check_iteration_can_run
-from headrace.service.dispatcher.ranges import Ranges, at_least, common, subtracted, united
-from headrace.service.dispatcher.rows import EVERYTHING, Parts, outside
 from headrace.service.dispatcher.splits import checked_parts, checked_units
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase, Worker
 from headrace.service.dispatcher.updates import Update
 from headrace.service.modes.coordinated_reads.policy import leaver, lengths, opened
 from headrace.service.modes.ordered.backups import helpers, overdue_for_client
+from headrace.service.ranges import Ranges, at_least, common, subtracted, united
+from headrace.service.rows import EVERYTHING, Parts, outside
 
 __all__ = [
     "addresses",

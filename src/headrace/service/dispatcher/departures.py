@@ -12,11 +12,11 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.assignment import consequences
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.ranges import Ranges, at_least, common, subtracted, united
-from headrace.service.dispatcher.rows import EVERYTHING, outside
 from headrace.service.dispatcher.splits import checked_parts, checked_units
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task
 from headrace.service.dispatcher.tasks import workers_task
+from headrace.service.ranges import Ranges, at_least, common, subtracted, united
+from headrace.service.rows import EVERYTHING, outside
 
 __all__ = ["departed_from", "drop_client", "finished_now"]
 

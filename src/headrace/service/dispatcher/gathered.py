@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.service.dispatcher.ranges import Ranges, united
-from headrace.service.dispatcher.rows import EVERYTHING, Parts, outside
+from headrace.service.ranges import Ranges, united
+from headrace.service.rows import EVERYTHING, Parts, outside
 
 __all__ = ["Answered", "Gathered", "Place", "Said", "joined"]
 

@@ -6,7 +6,6 @@ A new invariant is a `#:` comment beside its field in `state.py`, and a line her
 from __future__ import annotations
 
 from headrace.service.dispatcher.policy import staying
-from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted, united
 from headrace.service.dispatcher.state import (
     LEFT,
     LOSSES_REMEMBERED,
@@ -17,6 +16,7 @@ from headrace.service.dispatcher.state import (
     Task,
     TaskPhase,
 )
+from headrace.service.ranges import at_least, common, count, located, subtracted, united
 
 __all__ = ["validate"]
 

@@ -7,9 +7,9 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import departed_from
 from headrace.service.dispatcher.presence import Left, Paced, Refused, Unreached
-from headrace.service.dispatcher.ranges import Ranges, located, subtracted
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
+from headrace.service.ranges import Ranges, located, subtracted
 
 __all__ = [
     "expire_workers",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from headrace.service import messages
-from headrace.service.dispatcher.ranges import (
+from headrace.service.dispatcher.state import Iteration, Missing, Task, TaskPhase
+from headrace.service.ranges import (
     Ranges,
     common,
     count,
@@ -13,7 +14,6 @@ from headrace.service.dispatcher.ranges import (
     subtracted,
     united,
 )
-from headrace.service.dispatcher.state import Iteration, Missing, Task, TaskPhase
 
 __all__ = ["lost_copies", "lost_units"]
 

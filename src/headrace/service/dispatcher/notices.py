@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.ranges import count
 from headrace.service.dispatcher.sentences import whose
 from headrace.service.dispatcher.state import DispatcherState, Task
 from headrace.service.dispatcher.updates import Update
 from headrace.service.passes import pass_in_words
+from headrace.service.ranges import count
 from headrace.versions import own_versions, python_mismatch, release_mismatch
 
 __all__ = ["notice"]

@@ -16,10 +16,10 @@ from headrace.service.dispatcher.activity import Activity
 from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.gathered import Answered, Gathered, Said
 from headrace.service.dispatcher.last_use import LastUse
-from headrace.service.dispatcher.ranges import Ranges, located, united
 from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
+from headrace.service.ranges import Ranges, located, united
 from headrace.serving.presence import Stamps
 
 __all__ = [

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.ranges import Ranges, common, count, located, subtracted, united
-from headrace.service.dispatcher.rows import Parts
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job, Task, TaskPhase
 from headrace.service.passes import pass_in_words
+from headrace.service.ranges import Ranges, common, count, located, subtracted, united
+from headrace.service.rows import Parts
 
 __all__ = [
     "NOT_OF_JOBS",

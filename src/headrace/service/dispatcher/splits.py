@@ -15,18 +15,18 @@ from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.policy import Policy
 from headrace.service.dispatcher.presence import Dismissed, GotOn
-from headrace.service.dispatcher.ranges import (
+from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
+from headrace.service.dispatcher.tasks import workers_task
+from headrace.service.modes.dynamic.policy import may_recover
+from headrace.service.modes.ordered.backups import has_backups, others_hold, overdue
+from headrace.service.ranges import (
     Ranges,
     at_least,
     common,
     subtracted,
     united,
 )
-from headrace.service.dispatcher.rows import END, Parts
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
-from headrace.service.dispatcher.tasks import workers_task
-from headrace.service.modes.dynamic.policy import may_recover
-from headrace.service.modes.ordered.backups import has_backups, others_hold, overdue
+from headrace.service.rows import END, Parts
 
 __all__ = ["checked_parts", "checked_units", "get_split", "hand_back"]
 

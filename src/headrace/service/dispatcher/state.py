@@ -13,9 +13,9 @@ import hashlib
 import msgspec
 
 from headrace.errors import NotFoundError
-from headrace.service.dispatcher.ranges import Ranges, count, numbered, subtracted, united
-from headrace.service.dispatcher.rows import Parts
 from headrace.service.messages import Terms
+from headrace.service.ranges import Ranges, count, numbered, subtracted, united
+from headrace.service.rows import Parts
 from headrace.versions import Versions
 
 __all__ = [

@@ -13,8 +13,8 @@ from headrace.service.dispatcher.activity import (
     done_of,
 )
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.ranges import count
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job, Task, Worker
+from headrace.service.ranges import count
 
 __all__ = ["describe", "get_status"]
 

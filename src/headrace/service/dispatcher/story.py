@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.apply import apply
-from headrace.service.dispatcher.ranges import count, united
 from headrace.service.dispatcher.sentences import (
     OF_PASSES,
     OF_SAVES,
@@ -26,6 +25,7 @@ from headrace.service.dispatcher.sentences import (
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 from headrace.service.passes import pass_in_words
+from headrace.service.ranges import count, united
 
 __all__ = ["Sentence", "overview", "tell_job", "tell_task"]
 

@@ -9,9 +9,9 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
-from headrace.service.dispatcher.ranges import Ranges, at_least, count, subtracted, united
 from headrace.service.dispatcher.state import DispatcherState, Job, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
+from headrace.service.ranges import Ranges, at_least, count, subtracted, united
 
 __all__ = ["fail_task", "finish_task", "get_task", "workers_task"]
 

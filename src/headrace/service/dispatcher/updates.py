@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.service.dispatcher.ranges import Ranges
-from headrace.service.dispatcher.rows import Parts
 from headrace.service.messages import SavedFile, Terms
+from headrace.service.ranges import Ranges
+from headrace.service.rows import Parts
 from headrace.versions import Versions
 
 __all__ = [

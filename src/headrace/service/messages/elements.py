@@ -23,7 +23,7 @@ class ElementOrigins(Message, frozen=True):
     """Where elements come from, for exactly-once and ordered reading."""
 
     runs: tuple[tuple[int, int, int, int], ...] = ()
-    """The origins (`dispatcher.rows.OriginRun`) in the order of the elements; then, of units that
+    """The origins (`service.rows.OriginRun`) in the order of the elements; then, of units that
     ended, the ordinals after the last."""
     is_mixed: bool = False
     """The origins are in another order than the elements."""

@@ -79,7 +79,7 @@ class SplitGranted(Message, frozen=True):
     granted meanwhile."""
     rows: tuple[tuple[int, int], ...] = ()
     """Not empty: it is one unit, and of its elements only these are wanted, by their ordinals
-    (`dispatcher.rows`)."""
+    (`service.rows`)."""
     flush: bool = False
     """Where it is to wait: nothing may come before what it holds is delivered. Its steps are to
     give all that they hold, as at the end, and others begin with what is granted next."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.messages import DispatcherRequest, TaskDefinition
+from headrace.service.ranges import Ranges
 from headrace.service.worker.portion import Answer
 
 __all__ = ["Actions", "Grant", "Start"]

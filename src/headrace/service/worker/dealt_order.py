@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from headrace.service.dispatcher.ranges import Ranges
-from headrace.service.dispatcher.rows import END, EVERYTHING, OriginRun
+from headrace.service.ranges import Ranges
+from headrace.service.rows import END, EVERYTHING, OriginRun
 
 __all__ = ["DealtOrder"]
 

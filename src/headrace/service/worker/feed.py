@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from headrace.errors import CancelledError
-from headrace.service.dispatcher.rows import OriginRun
 from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
+from headrace.service.rows import OriginRun
 from headrace.service.worker.actions import Grant
 from headrace.service.worker.dealt_order import DealtOrder
 from headrace.service.worker.meters import Meter

@@ -26,15 +26,15 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from headrace.errors import AbortedError, CancelledError, DeadlineExceededError
-from headrace.service.dispatcher.ranges import (
+from headrace.service.messages import ElementOrigins, Elements, GetElements
+from headrace.service.ranges import (
     Ranges,
     common,
     first,
     subtracted,
     united,
 )
-from headrace.service.dispatcher.rows import Rows
-from headrace.service.messages import ElementOrigins, Elements, GetElements
+from headrace.service.rows import Rows
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 from headrace.serving.conversation import Delivery

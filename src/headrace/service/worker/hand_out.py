@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from headrace.service.dispatcher.ranges import Ranges
-from headrace.service.dispatcher.rows import Parts
 from headrace.service.messages import GetElements, SavedFile, TrainerActivity
+from headrace.service.ranges import Ranges
+from headrace.service.rows import Parts
 from headrace.service.worker.portion import Answer, Portion
 
 __all__ = ["Bounds", "Departure", "HandOut", "Left", "Ready", "ReadyByTask"]

@@ -26,9 +26,9 @@ from headrace.plan.traverse import merged_options
 from headrace.plan.user_function import UserFunction
 from headrace.rewrites.cut import Half
 from headrace.rewrites.shard import shard_elements, shard_files, shard_hints
-from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.messages import TaskDefinition
 from headrace.service.modes.coordinated_reads.round_shape import ShapedRounds
+from headrace.service.rows import END, OriginRun
 from headrace.service.worker.actions import Grant
 from headrace.service.worker.ways import found_by_name
 

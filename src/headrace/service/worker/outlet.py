@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from headrace.service.dispatcher.rows import OriginRun
+from headrace.service.rows import OriginRun
 from headrace.service.worker.portion import Portion
 
 __all__ = ["Outlet"]

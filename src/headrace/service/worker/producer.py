@@ -30,8 +30,8 @@ from headrace.errors import HeadraceError, UserFunctionError
 from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.origins import by_unit
-from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.messages import ElementOrigins
+from headrace.service.rows import END, OriginRun
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.opening import (
     origins_of,

@@ -15,7 +15,6 @@ import math
 from typing import Generic, TypeVar
 
 from headrace.errors import CancelledError
-from headrace.service.dispatcher.ranges import Ranges, first, first_missing, subtracted
 from headrace.service.messages import (
     DropClient,
     FailTask,
@@ -27,6 +26,7 @@ from headrace.service.messages import (
     SplitGranted,
     TaskDefinition,
 )
+from headrace.service.ranges import Ranges, first, first_missing, subtracted
 from headrace.service.worker.actions import Actions, Grant
 from headrace.service.worker.hand_out import HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion

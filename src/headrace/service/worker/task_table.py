@@ -23,7 +23,6 @@ from headrace.errors import (
     NotFoundError,
     UnavailableError,
 )
-from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.messages import (
     Done,
     DropClient,
@@ -40,6 +39,7 @@ from headrace.service.messages import (
     SplitGranted,
     TaskDefinition,
 )
+from headrace.service.ranges import Ranges
 from headrace.service.worker.actions import Start
 from headrace.service.worker.agenda import Agenda
 from headrace.service.worker.failure import describe, for_clients

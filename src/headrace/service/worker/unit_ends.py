@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.service.dispatcher.rows import OriginRun
+from headrace.service.rows import OriginRun
 
 __all__ = ["UnitEnds"]
 

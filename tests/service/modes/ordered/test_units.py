@@ -10,9 +10,9 @@ import pytest
 
 from headrace.element.chunk import Chunk
 from headrace.execution.error_origins import ErrorOrigin, origin_of_error
-from headrace.service.dispatcher.rows import END
 from headrace.service.messages import Elements
 from headrace.service.modes.ordered.units import Units
+from headrace.service.rows import END
 from tests.service.answers import answer_of
 
 

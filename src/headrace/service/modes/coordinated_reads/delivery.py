@@ -28,8 +28,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from headrace.errors import AbortedError, FailedPreconditionError
-from headrace.service.dispatcher.ranges import Ranges, first, united
 from headrace.service.messages import WORD, Elements, GetElements, RoundProgress
+from headrace.service.ranges import Ranges, first, united
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 

@@ -26,9 +26,9 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from headrace.errors import AbortedError, CancelledError, HeadraceError, InvalidArgumentError
-from headrace.service.dispatcher.ranges import Ranges, first
 from headrace.service.messages import Elements, GetElements, Skipped, TrainerActivity
 from headrace.service.modes.cross_trainer_cache.window import Place, Window
+from headrace.service.ranges import Ranges, first
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 from headrace.serving.conversation import Delivery

@@ -11,8 +11,8 @@ from collections import deque
 from typing import TypeVar
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.dispatcher.ranges import Ranges, first
 from headrace.service.messages import GetElements, SavedFile
+from headrace.service.ranges import Ranges, first
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left
 from headrace.service.worker.portion import Answer, Portion
 

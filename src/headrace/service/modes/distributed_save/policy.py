@@ -14,7 +14,6 @@ from __future__ import annotations
 from headrace.errors import FailedPreconditionError
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.policy import Post
-from headrace.service.dispatcher.ranges import Ranges, count
 from headrace.service.dispatcher.state import (
     Dataset,
     DispatcherState,
@@ -26,6 +25,7 @@ from headrace.service.dispatcher.state import (
 from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import OpenIteration
 from headrace.service.modes.dynamic.policy import Dealing
+from headrace.service.ranges import Ranges, count
 
 __all__ = ["Saving", "save_of", "unfinished_saves"]
 

@@ -27,7 +27,6 @@ from headrace.errors import FailedPreconditionError
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.losses import lost_units
 from headrace.service.dispatcher.policy import Policy, Post, staying
-from headrace.service.dispatcher.ranges import common, located, numbered, subtracted, united
 from headrace.service.dispatcher.state import (
     Dataset,
     DispatcherState,
@@ -38,6 +37,7 @@ from headrace.service.dispatcher.state import (
 from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import GetSplit, LostUnits, OpenIteration
 from headrace.service.modes.dynamic.shares import holds_suspects, next_units
+from headrace.service.ranges import common, located, numbered, subtracted, united
 
 __all__ = ["Dealing", "ExactDealing", "may_recover"]
 

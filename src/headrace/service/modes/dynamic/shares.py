@@ -16,7 +16,8 @@ Rule 5. A task that waits because of rule 4 gives all that its steps hold (`hold
 
 from __future__ import annotations
 
-from headrace.service.dispatcher.ranges import (
+from headrace.service.dispatcher.state import Iteration, Task
+from headrace.service.ranges import (
     Ranges,
     at_least,
     common,
@@ -25,7 +26,6 @@ from headrace.service.dispatcher.ranges import (
     subtracted,
     united,
 )
-from headrace.service.dispatcher.state import Iteration, Task
 
 __all__ = ["holds_suspects", "next_units"]
 

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from headrace.service.dispatcher.activity import done_of
 from headrace.service.dispatcher.decision import Moment
-from headrace.service.dispatcher.ranges import Ranges, at_least, count, located, subtracted
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task
 from headrace.service.dispatcher.updates import UnitsTakenOver
+from headrace.service.ranges import Ranges, at_least, count, located, subtracted
 
 __all__ = ["has_backups", "helpers", "others_hold", "overdue", "overdue_for_client"]
 

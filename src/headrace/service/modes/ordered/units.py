@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 from headrace.element.chunk import Chunk
 from headrace.execution.error_origins import ErrorOrigin, give_origin
-from headrace.service.dispatcher.ranges import Ranges, subtracted, united
-from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.messages import Elements
+from headrace.service.ranges import Ranges, subtracted, united
+from headrace.service.rows import END, OriginRun
 
 __all__ = ["Found", "Units"]
 

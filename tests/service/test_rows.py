@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from headrace.service.dispatcher.rows import (
+from headrace.service.rows import (
     END,
     EVERYTHING,
     Rows,

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.service.dispatcher.ranges import Ranges, at_least, subtracted, united
+from headrace.service.ranges import Ranges, at_least, subtracted, united
 
 __all__ = ["END", "EVERYTHING", "OriginRun", "Parts", "Rows", "count_rows", "first_rows", "outside"]
 

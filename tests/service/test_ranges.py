@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.service.dispatcher.ranges import (
+from headrace.service.ranges import (
     at_least,
     common,
     count,
