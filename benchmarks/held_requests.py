@@ -12,8 +12,7 @@ import msgspec
 
 from headrace.service import ShardingPolicy, messages
 from headrace.service.config import DispatcherConfig
-from headrace.service.dispatcher.core import DispatcherCore
-from headrace.service.dispatcher.journal import open_journal
+from headrace.service.dispatcher.core import DispatcherCore, open_journal
 from headrace.service.dispatcher.limits import Limits
 from headrace.transport.channel import Buffer, Request
 

@@ -8,10 +8,9 @@ import msgspec
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.core import DispatcherCore
+from headrace.service.dispatcher.core import FORMAT, DispatcherCore
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.invariants import validate
-from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.state import DispatcherState

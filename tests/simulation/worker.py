@@ -10,7 +10,7 @@ from headrace.errors import UnavailableError
 from headrace.service.messages import DispatcherRequest, GetElements
 from headrace.service.modes.coordinated_reads.delivery import Rounds
 from headrace.service.worker import answering
-from headrace.service.worker.actions import Actions, Grant, Start
+from headrace.service.worker.agenda import Actions, Grant, Start
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Portion

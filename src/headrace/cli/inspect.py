@@ -20,7 +20,7 @@ from headrace.coordinator.status import CoordinatorStatus
 from headrace.errors import NotFoundError
 from headrace.parameter_server.messages import ServerStatus
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.journal import FORMAT
+from headrace.service.dispatcher.core import FORMAT
 from headrace.service.dispatcher.story import overview, tell_job, tell_task
 from headrace.service.messages import DispatcherStatus
 from headrace.serving.journal_copy import JournalCopy

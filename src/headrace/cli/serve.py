@@ -16,7 +16,7 @@ from headrace.process.child import NO_ACCELERATORS
 from headrace.process.parent import exit_when_hung, large_copies
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from headrace.service.config import default_cache_bytes
-from headrace.service.dispatcher.journal import FORMAT
+from headrace.service.dispatcher.core import FORMAT
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import DRAIN_SECONDS
 from headrace.transport.security import Security

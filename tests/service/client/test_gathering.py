@@ -11,9 +11,9 @@ import pytest
 
 from headrace.errors import DeadlineExceededError, UnavailableError
 from headrace.execution.delivered import END, Delivered
-from headrace.service.client import gathering
-from headrace.service.client.gathering import gathered
+from headrace.service.client import opening as gathering
 from headrace.service.client.keeping import Keeper
+from headrace.service.client.opening import gathered
 from headrace.service.client.reader import RemoteReader
 from headrace.service.messages import (
     GatherPlace,

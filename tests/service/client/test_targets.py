@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import FailedPreconditionError
+from headrace.service.client.contact import describe_missing
 from headrace.service.client.targets import Target
-from headrace.service.client.waiting import describe_missing
 from headrace.service.messages import ClientUpdate, IterationOpened, TaskAddress
 
 

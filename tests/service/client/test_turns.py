@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from headrace.errors import UnavailableError
-from headrace.service.client.schedule import Budget
+from headrace.service.client.schedule import Budget, Turns
 from headrace.service.client.task import Task
-from headrace.service.client.turns import Turns
 from headrace.service.messages import Elements, TaskAddress
 
 

@@ -19,7 +19,7 @@ from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import retention, updates
 from headrace.service.dispatcher.apply import apply
-from headrace.service.dispatcher.journal import FORMAT
+from headrace.service.dispatcher.core import FORMAT
 from headrace.service.dispatcher.state import Task
 from headrace.service.modes.distributed_save.saves import NoteSave
 from headrace.service.rows import END

@@ -16,9 +16,8 @@ from headrace.service import messages
 from headrace.service.dispatcher import dispatcher as dispatcher_module
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.apply import IllegalFactError, apply
-from headrace.service.dispatcher.core import DispatcherCore
+from headrace.service.dispatcher.core import FORMAT, DispatcherCore
 from headrace.service.dispatcher.decision import Decision, PlanPlace
-from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.serving.journal import Journal, MemoryJournal

@@ -17,9 +17,9 @@ import pytest
 from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.apply import apply
+from headrace.service.dispatcher.core import FORMAT, open_journal
 from headrace.service.dispatcher.decision import PlanPart, PlanPlace
 from headrace.service.dispatcher.invariants import validate
-from headrace.service.dispatcher.journal import FORMAT, open_journal
 from headrace.service.dispatcher.state import DispatcherState, Readers, TaskPhase
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.journal import Journal, MemoryJournal
@@ -208,7 +208,7 @@ def test_overwritten_pages_never_give_another_state(tmp_path: Path, scene: Scena
 
 WRITER = """
 import pathlib, sys
-from headrace.service.dispatcher.journal import FORMAT
+from headrace.service.dispatcher.core import FORMAT
 from headrace.serving.sqlite_journal import SqliteJournal
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
 journal = SqliteJournal(pathlib.Path(sys.argv[1]), FORMAT, compact_after=40)

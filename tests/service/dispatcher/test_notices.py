@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.service.dispatcher.notices import notice
+from headrace.service.dispatcher.losses import notice
 from headrace.service.dispatcher.updates import TaskLost
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
 

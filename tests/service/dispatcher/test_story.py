@@ -9,16 +9,18 @@ from typing import get_args
 import pytest
 
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.journal import FORMAT
-from headrace.service.dispatcher.sentences import (
+from headrace.service.dispatcher.core import FORMAT
+from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.dispatcher.story import (
     NOT_OF_JOBS,
     OF_PASSES,
     OF_SAVES,
     OF_TASKS,
     OF_WORKERS,
+    overview,
+    tell_job,
+    tell_task,
 )
-from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.story import overview, tell_job, tell_task
 from headrace.service.dispatcher.updates import Update
 
 from .golden_journal import STORIES, saved

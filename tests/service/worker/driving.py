@@ -20,7 +20,7 @@ from headrace.service.messages import (
     WorkerRegistered,
     WorkerUpdate,
 )
-from headrace.service.worker.actions import Actions, Start
+from headrace.service.worker.agenda import Actions, Start
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.session import Session
 

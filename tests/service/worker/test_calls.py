@@ -6,7 +6,7 @@ import math
 import random
 
 from headrace.service.messages import GetPlan, WorkerLeaving, WorkerLeft
-from headrace.service.worker.calls import Calls
+from headrace.service.worker.agenda import Calls
 
 LEAVING, LEFT, PLAN = WorkerLeaving("w"), WorkerLeft("w"), GetPlan(b"")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import CancelledError
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.portion import Portion
 from tests.service.worker.listed import SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import headrace as hr
 from headrace.execution.build import start
 from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from headrace.service.worker.hand_out import Ready
 from headrace.service.worker.meters import Meter, Meters
 from headrace.testing import ManualClock

@@ -11,7 +11,7 @@ from headrace.element import wire
 from headrace.plan.serialize import dump_plan
 from headrace.service.messages import GetSplit, TaskDefinition
 from headrace.service.rows import END
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion

@@ -23,7 +23,7 @@ from headrace.plan.serialize import dump_plan
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 from headrace.service.messages import TaskDefinition
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion

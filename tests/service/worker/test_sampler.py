@@ -10,7 +10,7 @@ import time
 import headrace as hr
 from headrace.errors import CancelledError
 from headrace.execution.build import start
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.meters import Meter, Meters
 from headrace.service.worker.sampler import Sampler, find_stage

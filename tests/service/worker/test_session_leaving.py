@@ -18,7 +18,7 @@ from headrace.service.messages import (
     WorkerLeft,
     WorkerUpdate,
 )
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from tests.service.worker.driving import AWAY, INTERVAL, TICKET, Driven, portion, units
 
 

@@ -29,7 +29,7 @@ from headrace.service.messages import (
     WorkerHeartbeat,
     WorkerUpdate,
 )
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.portion import Portion

@@ -7,10 +7,8 @@ What is decided, on plain values, without thread, socket or clock:
     task       one task: what was asked, what arrived, whether its worker answers
     receipt    which units of a task came whole, and of which anything came
     settling   what the dispatcher is to hear of lost tasks, and of what was used
-    turns      which tasks are to be looked at, and what each asks
     schedule   how many requests may be under way, and who is first in line
     contact    when the dispatcher is asked
-    waiting    how long the consumer waits, and what is said of it
     packing_pace    whether answers are to be packed, found out by trying
     actions    what the shell is to do
     places     from which unit on a saved place is read, and what is left of it
@@ -25,10 +23,8 @@ What does it:
     visits     how often elements are visited: what a plan can do, and its default
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for
-    content    what came with an answer: elements, or an error
     keeping    what was given, until it cannot be asked for again
     targets    which tasks are for this client, by where their workers are, and by tags
-    gathering  the place of all clients of a job, asked for together
     opening    the first call to the dispatcher
     shell      the session under a lock, and the I/O thread
 

@@ -6,9 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from headrace.element import wire
+from headrace.element.chunk import Chunk
+from headrace.element.packing import unpack
+from headrace.errors import HeadraceError
+from headrace.service.client.failure import came_from
 from headrace.service.messages import DispatcherRequest, Elements, GetElements, TaskAddress
 
-__all__ = ["Actions", "Ask", "Delivery"]
+__all__ = ["Actions", "Ask", "Delivery", "content_of"]
 
 
 class Ask(NamedTuple):
@@ -48,3 +53,16 @@ class Actions:
     def wake_within(self, seconds: float) -> None:
         """Act again after so many seconds, or before."""
         self.wake_in = min(self.wake_in, seconds)
+
+
+# --- what came with an answer: elements, or what went wrong ---------------------------------------
+
+
+def content_of(delivery: Delivery) -> Chunk | Exception:
+    """Return the elements of a delivery, or the error that came in their place."""
+    if isinstance(delivery.payload, Exception):
+        return came_from(delivery.task.worker_address, delivery.payload)
+    try:
+        return wire.decode(unpack(delivery.payload))
+    except HeadraceError as error:
+        return came_from(delivery.task.worker_address, error)

@@ -17,13 +17,11 @@ from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import Delivered
 from headrace.plan.source import Position
-from headrace.service.client.actions import Delivery
-from headrace.service.client.content import content_of
-from headrace.service.client.gathering import GATHER_SECONDS, gathered
+from headrace.service.client.actions import Delivery, content_of
 from headrace.service.client.job_use import JobUse
 from headrace.service.client.keeping import Given, Keeper, Kept
 from headrace.service.client.losses import report_loss
-from headrace.service.client.opening import open_iteration
+from headrace.service.client.opening import GATHER_SECONDS, gathered, open_iteration
 from headrace.service.client.progress import Progress
 from headrace.service.client.schedule import MOST_REQUESTS
 from headrace.service.client.session import Session

@@ -25,10 +25,9 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Delivery
-from headrace.service.client.contact import Contact
+from headrace.service.client.contact import Contact, Waiting
 from headrace.service.client.packing_pace import PackingPace
 from headrace.service.client.task import Task
-from headrace.service.client.waiting import Waiting
 from headrace.service.messages import (
     ClientHeartbeat,
     ClientUpdate,

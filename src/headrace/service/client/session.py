@@ -25,12 +25,11 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Ask, Delivery
+from headrace.service.client.contact import describe_missing
 from headrace.service.client.reading import Reading
-from headrace.service.client.schedule import Budget
+from headrace.service.client.schedule import Budget, Turns
 from headrace.service.client.settling import Settling
 from headrace.service.client.task import Task
-from headrace.service.client.turns import Turns
-from headrace.service.client.waiting import describe_missing
 from headrace.service.messages import (
     ClientUpdate,
     Elements,

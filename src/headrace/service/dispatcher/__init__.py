@@ -37,7 +37,6 @@ Who decides; each reads, and never writes:
     jobs           jobs and their iterations begin
     beginnings     at which place an iteration begins
     gathering      at which place the clients of an iteration stand together
-    groups         jobs that draw from one seed, and agree on their terms
     clients        clients read, settle what was lost, and leave
     departures     what becomes of elements that were sent to clients which are gone
     tasks          what a task is about, and how it ends
@@ -46,14 +45,11 @@ Who decides; each reads, and never writes:
     retention      what is forgotten, so that it stays small
     status         who is there, and what is going on
     losses         what an iteration has lost in the end
-    notices        what the log says of a loss
 
 What runs it:
 
     dispatcher     request -> decider, as a table, round one state
     story          what became of a task or a job, in plain sentences
-    sentences      what each kind of fact means, for the story
-    journal        what `serving.journal` keeps for it
     core           what `serving.core` runs
     roles          who may ask what
     gauges         what Prometheus is told

@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from headrace.counts import count_split_granted
+from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.decision import Decision
@@ -24,9 +26,10 @@ from headrace.service.dispatcher.updates import (
 from headrace.service.messages import ClientUpdate, DispatcherStatus
 from headrace.service.modes.static.policy import check_slots_may_change
 from headrace.serving.core import JournaledCore
-from headrace.serving.journal import Journal
+from headrace.serving.journal import Format, Journal, MemoryJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 
-__all__ = ["DispatcherCore"]
+__all__ = ["FORMAT", "DispatcherCore", "open_journal"]
 
 
 class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
@@ -105,3 +108,29 @@ def _count(facts: Sequence[Update]) -> None:
     for fact in facts:
         if isinstance(fact, UnitsDealt):
             count_split_granted()
+
+
+# --- what the dispatcher's journal holds: its facts, its state, and plans -------------------------
+
+FORMAT = Format(
+    number=2,
+    file_name="dispatcher.sqlite",
+    owner="dispatcher",
+    fresh_start="start with an empty work_dir and register everything again",
+    decode_facts=msgspec.msgpack.Decoder(list[Update]).decode,
+    decode_state=msgspec.msgpack.Decoder(DispatcherState).decode,
+    first_state=DispatcherState,
+    apply=apply,
+)
+
+
+def open_journal(config: DispatcherConfig) -> Journal[Update, DispatcherState]:
+    """Open the journal that a configuration asks for.
+
+    Raises:
+        FailedPreconditionError: Another dispatcher uses the work directory.
+        DataLossError: The file is damaged.
+    """
+    if config.fault_tolerant_mode and config.work_dir is not None:
+        return SqliteJournal(Path(config.work_dir), FORMAT)
+    return MemoryJournal(FORMAT)

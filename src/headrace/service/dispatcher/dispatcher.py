@@ -31,8 +31,8 @@ from headrace.service.dispatcher.assignment import consequences, struck_by
 from headrace.service.dispatcher.contradiction import illegal
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.losses import notice
 from headrace.service.dispatcher.modes import policy_of
-from headrace.service.dispatcher.notices import notice
 from headrace.service.dispatcher.presence import Presence
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.unoffered import Unoffered

@@ -10,9 +10,8 @@ from prometheus_client.metrics_core import Metric
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.connections import Connections
-from headrace.service.dispatcher.core import DispatcherCore
+from headrace.service.dispatcher.core import DispatcherCore, open_journal
 from headrace.service.dispatcher.gauges import metrics_of
-from headrace.service.dispatcher.journal import open_journal
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.roles import let_in
 from headrace.service.modes.distributed_save.publisher import Publisher, ask_core

@@ -6,7 +6,6 @@ What is decided, on plain values, without thread, socket or clock:
     registration  under which id, with which heartbeats
     leaving       how far it is with leaving, and what it has not delivered
     task_table    all its tasks, from the first request for one to its end
-    lookups       tasks that are looked up, with the requests that wait for them
     plans         plans by digest, fetched once, in parts
     task          one task: its requests and portions, its units, its report
     ways          what a task's definition says by name: how units and elements are handed out
@@ -15,8 +14,6 @@ What is decided, on plain values, without thread, socket or clock:
     unit_asking   how many units are asked for, and when
     dealt_order   whence elements are, by units in dealt order
     agenda        what is to be done now, and when to look again
-    calls         calls that are not answered, and when they are made again
-    actions       what the shell is to do
 
 What does it:
 
@@ -26,7 +23,6 @@ What does it:
     task_thread   a thread that reads the iterator of a task
     producer      one that cuts its elements into portions
     preloading    modules that are imported before the first task
-    outlet        where its portions go: the contract
     unit_ends     when it is said of units that they ended
     feed          where a producer waits for room and for units
     meters        what is done for each task, for heartbeats and metrics

@@ -29,7 +29,7 @@ from headrace.rewrites.shard import shard_elements, shard_files, shard_hints
 from headrace.service.messages import TaskDefinition
 from headrace.service.modes.coordinated_reads.round_shape import ShapedRounds
 from headrace.service.rows import END, OriginRun
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from headrace.service.worker.ways import found_by_name
 
 __all__ = [

@@ -33,6 +33,7 @@ from headrace.execution.origins import by_unit
 from headrace.service.messages import ElementOrigins
 from headrace.service.rows import END, OriginRun
 from headrace.service.worker.failure import describe, for_clients
+from headrace.service.worker.feed import Outlet
 from headrace.service.worker.opening import (
     origins_of,
     state_after,
@@ -40,7 +41,6 @@ from headrace.service.worker.opening import (
     units_ended,
     units_given,
 )
-from headrace.service.worker.outlet import Outlet
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.task_thread import TaskThread
 from headrace.service.worker.unit_ends import UnitEnds

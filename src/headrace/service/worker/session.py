@@ -50,9 +50,7 @@ from headrace.service.messages import (
     WorkerRegistered,
     WorkerUpdate,
 )
-from headrace.service.worker.actions import Actions
-from headrace.service.worker.agenda import Agenda
-from headrace.service.worker.calls import Calls
+from headrace.service.worker.agenda import Actions, Agenda, Calls
 from headrace.service.worker.failure import describe
 from headrace.service.worker.hand_out import Bounds, ReadyByTask
 from headrace.service.worker.leaving import Leaving, Phase, Undelivered

@@ -25,7 +25,7 @@ from headrace.service.messages import (
     TaskActivity,
 )
 from headrace.service.modes.distributed_save.producer import FileProducer
-from headrace.service.worker.actions import Actions, Start
+from headrace.service.worker.agenda import Actions, Start
 from headrace.service.worker.answering import answer
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.feed import Feed

@@ -27,7 +27,7 @@ from headrace.service.messages import (
     TaskDefinition,
 )
 from headrace.service.ranges import Ranges, first, first_missing, subtracted
-from headrace.service.worker.actions import Actions, Grant
+from headrace.service.worker.agenda import Actions, Grant
 from headrace.service.worker.hand_out import HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.unit_asking import UnitAsking

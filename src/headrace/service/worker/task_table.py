@@ -40,12 +40,10 @@ from headrace.service.messages import (
     TaskDefinition,
 )
 from headrace.service.ranges import Ranges
-from headrace.service.worker.actions import Start
-from headrace.service.worker.agenda import Agenda
+from headrace.service.worker.agenda import Agenda, Start
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.hand_out import Bounds, Left, Ready
-from headrace.service.worker.lookups import Lookups, Plans
-from headrace.service.worker.plans import PlanCache
+from headrace.service.worker.plans import Lookups, PlanCache, Plans
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.task import Task, is_ticket, was_deleted, wrong_ticket
 from headrace.service.worker.ways import hand_out_of

@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 from headrace.execution.begun import begun_units
 from headrace.execution.iterator import ElementIterator, State
+from headrace.service.worker.feed import Outlet
 from headrace.service.worker.opening import units_whole
-from headrace.service.worker.outlet import Outlet
 
 __all__ = ["TaskThread"]
 

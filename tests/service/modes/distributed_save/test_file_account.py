@@ -18,7 +18,7 @@ from headrace.service.messages import (
     WorkerHeartbeat,
     WorkerUpdate,
 )
-from headrace.service.worker.actions import Actions
+from headrace.service.worker.agenda import Actions
 from headrace.service.worker.portion import Portion
 from tests.service.worker.driving import AWAY, INTERVAL, Driven, definition
 

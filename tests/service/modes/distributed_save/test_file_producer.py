@@ -20,7 +20,7 @@ from headrace.saved.directory import SavedDirectory
 from headrace.saved.format import Begun, ChunkRecord
 from headrace.service.messages import SaveOrder, TaskDefinition
 from headrace.service.modes.distributed_save.producer import FileProducer
-from headrace.service.worker.actions import Grant
+from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion

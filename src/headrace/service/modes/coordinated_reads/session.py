@@ -28,8 +28,8 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Ask, Delivery
+from headrace.service.client.contact import describe_missing
 from headrace.service.client.reading import Reading
-from headrace.service.client.waiting import describe_missing
 from headrace.service.messages import (
     WORD,
     ClientUpdate,

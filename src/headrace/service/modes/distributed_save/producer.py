@@ -28,8 +28,8 @@ from headrace.saved.directory import SavedDirectory
 from headrace.saved.writer import Patience
 from headrace.service.messages import SavedFile, SaveOrder
 from headrace.service.worker.failure import describe
+from headrace.service.worker.feed import Outlet
 from headrace.service.worker.opening import state_after, units_begun, units_given
-from headrace.service.worker.outlet import Outlet
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.task_thread import TaskThread
 

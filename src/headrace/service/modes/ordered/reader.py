@@ -21,8 +21,7 @@ from headrace.errors import CancelledError, FailedPreconditionError
 from headrace.execution.iterator import ElementIterator
 from headrace.execution.unit_source import UnitReader, UnitSource
 from headrace.plan.source import Position
-from headrace.service.client.actions import Delivery
-from headrace.service.client.content import content_of
+from headrace.service.client.actions import Delivery, content_of
 from headrace.service.client.schedule import MOST_REQUESTS
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
