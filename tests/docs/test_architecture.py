@@ -1,4 +1,4 @@
-"""The diagrams of ARCHITECTURE.md name functions and classes that exist."""
+"""ARCHITECTURE.md and the design pages name functions, classes and files that exist."""
 
 from __future__ import annotations
 
@@ -43,3 +43,11 @@ def test_a_name_in_a_diagram_exists(name: str) -> None:
 def test_there_are_three_diagrams() -> None:
     assert len(DIAGRAMS) == 3
     assert len(NAMES) > 40
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/design/*.md")), ids=lambda page: page.stem)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    files = [path.as_posix() for top in ("src", "tests", "benchmarks", "examples", "docs")
+             for path in (ROOT / top).rglob("*.py")]  # fmt: skip
+    named = set(re.findall(r"`([\w/]+\.py)`", page.read_text()))
+    assert [each for each in sorted(named) if not any(f.endswith(f"/{each}") for f in files)] == []
