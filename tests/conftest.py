@@ -32,7 +32,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_REAL_PROCESSES_SECONDS = 300
+_REAL_PROCESSES_SECONDS = 500
 """After which a test of real processes is taken for stuck. On a machine that is busy with twenty
 others, three interpreters need half a minute to start; its own deadlines are what such a test is
 about."""

@@ -70,7 +70,7 @@ def outcomes(
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=170,
+            timeout=400,
             check=False,
         )
     except subprocess.TimeoutExpired as error:

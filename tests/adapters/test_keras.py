@@ -52,7 +52,7 @@ NAMES = {
     ],
 }
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
 
 @pytest.fixture(scope="module")
