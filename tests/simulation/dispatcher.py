@@ -16,6 +16,7 @@ from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import LostUnits
+from headrace.service.modes.coordinated_reads.records import RoundsSettled
 from headrace.serving.blobs import BlobPart
 from headrace.serving.journal import MemoryJournal
 from tests.simulation.network import Network, Peer, Request
@@ -33,7 +34,7 @@ _ENDING = (
     updates.ClientDropped,
     updates.ClientLeft,
     updates.TaskSettled,
-    updates.RoundsSettled,
+    RoundsSettled,
     updates.ElementsReceived,
     updates.ElementsUsed,
     updates.WorkerLost,

@@ -589,7 +589,7 @@ def check_retention(cast: Cast) -> None:
         each.iteration_id: each
         for each in state.iterations.values()
         # To begin a named one again would deal its elements twice.
-        if each.finished or each.positions is None or state.jobs[each.job_id].name is None
+        if each.finished or not each.is_dealt or state.jobs[each.job_id].name is None
     }
     _require(not kept, "iterations are forgotten", kept)
     for worker in cast.workers:

@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.modes.distributed_save.publisher import ask_core
+from headrace.service.modes.distributed_save.records import FilesSaved
 from headrace.service.modes.distributed_save.saves import LookAtSaves, NoteSave
 from tests.simulation import promises
 from tests.simulation.cast import Cast
@@ -143,7 +144,7 @@ def _check_at_end(cast: Cast) -> None:
     found = Counter(
         tuple(atom)
         for fact in history
-        if isinstance(fact, updates.FilesSaved)
+        if isinstance(fact, FilesSaved)
         for file in fact.files
         for atom in json.loads(file.form)
     )

@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from headrace.errors import FailedPreconditionError
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
+from headrace.service.modes.static.records import shard_of
 from tests.simulation import promises
 from tests.simulation.cast import BOUNDS, Cast
 from tests.simulation.client import Outcome, Reading
@@ -145,6 +146,7 @@ def _check_shares(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         for fact in cast.dispatcher.disk.history
         if isinstance(fact, updates.TaskCreated) and fact.iteration_id == iteration_id
     }
+    shards = {task_id: shard_of(fact.mode).index for task_id, fact in tasks.items()}
     got: dict[int, Counter[Atom]] = defaultdict(Counter)
     for reading in shared:
         for task_id, atom in promises.atoms_of(reading):
@@ -152,11 +154,11 @@ def _check_shares(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
     for task_id, share in got.items():
         twice = [atom for atom, times in share.items() if times > 1]
         _require(not twice, "nothing of a share comes twice", task_id, twice[:5])
-        strange = [atom for atom in share if atom[0] % scenario.workers != tasks[task_id].shard]
+        strange = [atom for atom in share if atom[0] % scenario.workers != shards[task_id]]
         _require(not strange, "a share holds its own elements", task_id, strange[:5])
     for reading in shared:
         again = {
-            (tasks[task_id].shard, tasks[task_id].attempt)
+            (shards[task_id], tasks[task_id].attempt)
             for task_id, _ in promises.atoms_of(reading)
             if tasks[task_id].attempt
         }
@@ -172,7 +174,7 @@ def _check_shares(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         return
     everything = plan.everything()
     came = {atom for share in got.values() for atom in share}
-    cut_off = {tasks[each].shard for each in promises.said_to_be_cut_off(shared) if each in tasks}
+    cut_off = {shards[each] for each in promises.said_to_be_cut_off(shared) if each in tasks}
     missing = sorted(
         atom for atom in everything - came if atom[0] % scenario.workers not in cut_off
     )

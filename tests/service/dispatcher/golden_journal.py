@@ -2,7 +2,7 @@
 
     python -m tests.service.dispatcher.golden_journal
 
-writes those stories that `journal_format_2.json` has not. What it has stays as it is, as facts in
+writes those stories that `journal_format_3.json` has not. What it has stays as it is, as facts in
 journals do: a story that is no more what it was gets another name.
 """
 
@@ -20,13 +20,13 @@ import msgspec
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.apply import apply
+from headrace.service.modes.distributed_save.records import files_of
 from headrace.service.modes.distributed_save.saves import NoteSave
 from tests.service.dispatcher.scenario import DYNAMIC, STARTED, Scenario, registration, saving
 
 __all__ = ["GOLDEN", "STORIES", "a_day", "saved"]
 
-GOLDEN = Path(__file__).parent / "journal_format_2.json"
+GOLDEN = Path(__file__).parent / "journal_format_3.json"
 SAVE, FAILED_SAVE = "0" * 16, "1" * 16
 EXACTLY: dict[str, Any] = {"processing_mode": DYNAMIC, "visitation": "exactly_once"}
 
@@ -74,7 +74,7 @@ def each_once() -> Scenario:
     worker_id = "w"
     for number in range(40):
         (iteration,) = scene.state.iterations.values()
-        if iteration.given_up:
+        if iteration.splits.given_up:
             break
         (task,) = scene.state.running_tasks(iteration)
         scene.deal(task.task_id, want=1, done=0)
@@ -108,14 +108,14 @@ def in_order() -> Scenario:
     )
     scene.split(4000, want=1)
     for _ in range(6):
-        scene.deal(4001, want=4, done=scene.state.tasks[4001].dealt)
+        scene.deal(4001, want=4, done=scene.state.tasks[4001].splits.dealt)
     for _ in range(40):
         for worker_id in "vw":
             scene.beat(worker_id)
         scene.heartbeat("c")
         scene.tick(0.5)
-    scene.deal(4001, want=4, done=scene.state.tasks[4001].dealt)
-    scene.deal(4001, want=4, done=scene.state.tasks[4001].dealt)
+    scene.deal(4001, want=4, done=scene.state.tasks[4001].splits.dealt)
+    scene.deal(4001, want=4, done=scene.state.tasks[4001].splits.dealt)
     return scene
 
 
@@ -163,11 +163,13 @@ def saves() -> Scenario:
         scene.ask(saving(save, path=path))
         note(scene, save, "opened")
     task = scene.state.tasks[4000]
-    while task.dealt < 8:
+    while task.splits.dealt < 8:
         scene.split(4000, want=8)
-        file = messages.SavedFile(number=task.stored, elements=4, bytes=800, form="{}")
-        said = {"worker_id": "v", "number": task.commits, **scene.shown(4000)}
-        scene.ask(messages.SaveFiles(files=(file,), done=task.dealt, **said))
+        file = messages.SavedFile(
+            number=files_of(task.mode).number, elements=4, bytes=800, form="{}"
+        )
+        said = {"worker_id": "v", "number": files_of(task.mode).reports, **scene.shown(4000)}
+        scene.ask(messages.SaveFiles(files=(file,), done=task.splits.dealt, **said))
     scene.finish("v", 4000)
     note(scene, SAVE, "closed")
     note(scene, FAILED_SAVE, "failed", error="no space left", kind="OSError")
@@ -224,8 +226,7 @@ def forgotten() -> Scenario:
     scene.lose("v")
     scene.settle("e", 4002)
     fact = updates.TasksForgotten(iteration_id=2002, task_ids=(4002,))
-    apply(scene.state, fact)
-    scene.facts.append(fact)
+    scene.facts += scene.dispatcher._apply([fact], scene.now)
     scene.open("g", "1001")
     scene.close("g")
     return scene

@@ -226,9 +226,9 @@ class Scenario:
         task = self.state.tasks.get(task_id)
         shown = {
             "worker_id": "" if task is None else task.worker_id,
-            "number": 0 if task is None else task.grants,
+            "number": 0 if task is None else task.splits.grants,
             "want": 1000,
-            "done": 0 if task is None else task.done,
+            "done": 0 if task is None else task.splits.done,
             **self.shown(task_id),
         }
         return messages.GetSplit(**{**shown, **fields})

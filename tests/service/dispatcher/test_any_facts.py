@@ -21,6 +21,7 @@ from headrace.service.dispatcher import retention, updates
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.core import FORMAT
 from headrace.service.dispatcher.state import Task
+from headrace.service.modes.distributed_save.records import files_of
 from headrace.service.modes.distributed_save.saves import NoteSave
 from headrace.service.rows import END
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, STARTED, Scenario, look_at, saving
@@ -72,7 +73,11 @@ class Walk:
 
     def parts(self, task: Task) -> Any:
         """Return some elements of units that a task was dealt."""
-        units = [each for each in range(task.done, task.dealt) if self.chance.random() < 0.4]
+        units = [
+            each
+            for each in range(task.splits.done, task.splits.dealt)
+            if self.chance.random() < 0.4
+        ]
         first = self.chance.choice((0, 3))
         last = self.chance.choice((5, END))
         return tuple((unit, ((first, last),)) for unit in units)
@@ -90,8 +95,8 @@ class Walk:
         self.scene.leaving(worker_id)
         for task_id in [*self.scene.state.workers[worker_id].tasks]:
             task = self.scene.state.tasks[task_id]
-            if task.held:
-                self.scene.hand_back(worker_id, task_id, (task.dealt - 1, task.dealt))
+            if task.splits.held:
+                self.scene.hand_back(worker_id, task_id, (task.splits.dealt - 1, task.splits.dealt))
             self.scene.finish(worker_id, task_id, cut=True)
         if self.chance.random() < 0.7:
             self.scene.left(worker_id)
@@ -149,7 +154,7 @@ class Walk:
     def deal(self) -> None:
         task = self.task()
         if task is not None:
-            done = self.chance.choice((task.done, task.done, task.dealt))
+            done = self.chance.choice((task.splits.done, task.splits.done, task.splits.dealt))
             self.scene.deal(task.task_id, want=self.chance.randrange(1, 5), done=done)
 
     def idle(self) -> None:
@@ -164,14 +169,14 @@ class Walk:
         slow, idle = tasks[:2]
         self.scene.deal(slow.task_id, want=1, done=slow.done)
         for _ in range(9):
-            self.scene.deal(idle.task_id, want=8, done=idle.dealt)
+            self.scene.deal(idle.task_id, want=8, done=idle.splits.dealt)
         self.wait(8.0)
-        self.scene.deal(idle.task_id, want=8, done=idle.dealt)
+        self.scene.deal(idle.task_id, want=8, done=idle.splits.dealt)
 
     def end(self) -> None:
         task = self.task()
         if task is not None and self.chance.random() < 0.7:
-            self.scene.finish(task.worker_id, task.task_id, done=task.dealt)
+            self.scene.finish(task.worker_id, task.task_id, done=task.splits.dealt)
         elif task is not None:
             self.scene.fail(task.worker_id, task.task_id)
 
@@ -181,12 +186,12 @@ class Walk:
             for client_id in sorted(task.unsettled):
                 if self.chance.random() < 0.7:
                     self.say(client_id, task, None if rounds is None else self.chance.randrange(4))
-            for client_id in sorted(task.kept_by):
+            for client_id in sorted(task.splits.kept_by):
                 self.say(client_id, task, None, used=True)
 
     def say(self, client_id: str, task: Task, rounds: int | None, used: bool = False) -> None:
-        middle = self.chance.randint(task.done, task.dealt)
-        whole = ((task.done, middle),) if task.done < middle else ()
+        middle = self.chance.randint(task.splits.done, task.splits.dealt)
+        whole = ((task.splits.done, middle),) if task.splits.done < middle else ()
         parts = tuple(each for each in self.parts(task) if each[0] >= middle)
         self.scene.ask(
             messages.SettleTask(
@@ -203,9 +208,9 @@ class Walk:
     def drop(self) -> None:
         for task in [*self.scene.state.tasks.values()]:
             for client_id in sorted(task.departed):
-                middle = self.chance.randint(task.done, task.dealt)
-                units = ((task.done, middle),) if task.done < middle else ()
-                lost = ((middle, task.dealt),) if middle < task.dealt else ()
+                middle = self.chance.randint(task.splits.done, task.splits.dealt)
+                units = ((task.splits.done, middle),) if task.splits.done < middle else ()
+                lost = ((middle, task.splits.dealt),) if middle < task.splits.dealt else ()
                 self.scene.ask(
                     messages.DropClient(
                         worker_id=task.worker_id,
@@ -274,9 +279,13 @@ class Walk:
         for task in [*self.scene.state.tasks.values()]:
             iteration = self.scene.state.iterations[task.iteration_id]
             if self.scene.state.jobs[iteration.job_id].save and not task.phase:
-                self.scene.deal(task.task_id, want=4, done=task.done)
-                file = messages.SavedFile(task.stored, 4, 100, "{}")
-                said = {"number": task.commits, "files": (file,), "done": task.dealt}
+                self.scene.deal(task.task_id, want=4, done=task.splits.done)
+                file = messages.SavedFile(files_of(task.mode).number, 4, 100, "{}")
+                said = {
+                    "number": files_of(task.mode).reports,
+                    "files": (file,),
+                    "done": task.splits.dealt,
+                }
                 shown = {"worker_id": task.worker_id, **self.scene.shown(task.task_id)}
                 self.scene.ask(messages.SaveFiles(**said, **shown))
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from headrace.errors import HeadraceError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
+from headrace.service.modes.distributed_save.records import files_of
 from headrace.service.modes.distributed_save.saves import NoteSave
 from headrace.service.ranges import Ranges, common, count, located, subtracted, united
 from headrace.service.rows import END
@@ -191,14 +192,14 @@ class AnySequence(RuleBasedStateMachine):
         ]
         if waiting:
             client_id, task = data.draw(st.sampled_from(waiting))
-            start = data.draw(st.integers(0, task.dealt))
-            middle = data.draw(st.integers(start, task.dealt))
-            stop = data.draw(st.integers(middle, task.dealt))
+            start = data.draw(st.integers(0, task.splits.dealt))
+            middle = data.draw(st.integers(start, task.splits.dealt))
+            stop = data.draw(st.integers(middle, task.splits.dealt))
             received, touched = (
                 tuple(each for each in [(start, end)] if start < end) for end in (middle, stop)
             )
             iteration = self.scene.state.iterations[task.iteration_id]
-            in_rounds = iteration.num_consumers is not None
+            in_rounds = iteration.mode is not None
             self.ask(
                 messages.SettleTask(
                     client_id=client_id,
@@ -206,7 +207,7 @@ class AnySequence(RuleBasedStateMachine):
                     received=received,
                     touched=touched,
                     rounds=data.draw(st.integers(0, 9)) if in_rounds else None,
-                    parts=tuple(each for each in data.draw(PARTS) if each[0] < task.dealt),
+                    parts=tuple(each for each in data.draw(PARTS) if each[0] < task.splits.dealt),
                     used=data.draw(st.booleans()),
                 )
             )
@@ -241,13 +242,13 @@ class AnySequence(RuleBasedStateMachine):
                 self.scene.split_request(
                     task.task_id,
                     want=data.draw(st.integers(1, 9)),
-                    done=data.draw(st.integers(task.done, task.dealt)),
+                    done=data.draw(st.integers(task.splits.done, task.splits.dealt)),
                 )
             )
         elif kind == 4:
             self.ask(messages.HandBack(units=data.draw(UNITS), **shown))
         elif kind == 5:
-            dealt = data.draw(st.none() | st.integers(0, task.dealt))
+            dealt = data.draw(st.none() | st.integers(0, task.splits.dealt))
             self.ask(messages.FinishTask(dealt=dealt, **shown))
         else:
             self.ask(messages.FailTask(reason="bug", **shown))
@@ -262,14 +263,16 @@ class AnySequence(RuleBasedStateMachine):
         ]
         if waiting:
             client_id, task = data.draw(st.sampled_from(waiting))
-            marks = sorted(data.draw(st.integers(0, task.dealt)) for _ in range(3))
+            marks = sorted(data.draw(st.integers(0, task.splits.dealt)) for _ in range(3))
             units, lost = (
                 tuple(each for each in [pair] if pair[0] < pair[1])
                 for pair in ((marks[0], marks[1]), (marks[1], marks[2]))
             )
             shown = {"worker_id": task.worker_id, **self.scene.shown(task.task_id)}
             said = [data.draw(PARTS) for _ in range(2)]
-            parts, used = (tuple(each for each in one if each[0] < task.dealt) for one in said)
+            parts, used = (
+                tuple(each for each in one if each[0] < task.splits.dealt) for one in said
+            )
             self.ask(
                 messages.DropClient(
                     client_id=client_id, units=units, lost=lost, parts=parts, used=used, **shown
@@ -321,11 +324,12 @@ class AnySequence(RuleBasedStateMachine):
         files = data.draw(st.integers(0, 2))
         message = messages.SaveFiles(
             worker_id=task.worker_id,
-            number=max(0, task.commits - data.draw(st.integers(0, 1))),
+            number=max(0, files_of(task.mode).reports - data.draw(st.integers(0, 1))),
             files=tuple(
-                messages.SavedFile(task.stored + place, 1, 10, "{}") for place in range(files)
+                messages.SavedFile(files_of(task.mode).number + place, 1, 10, "{}")
+                for place in range(files)
             ),
-            done=data.draw(st.integers(0, task.dealt)),
+            done=data.draw(st.integers(0, task.splits.dealt)),
             **self.scene.shown(task.task_id),
         )
         self.ask(message)

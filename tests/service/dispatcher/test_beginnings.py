@@ -43,9 +43,9 @@ def dealt(scene: Scenario, task_id: int = 4000) -> list[tuple[int, int, Any]]:
                 worker_id=task.worker_id,
                 task_id=task_id,
                 ticket=task.ticket,
-                number=task.grants,
+                number=task.splits.grants,
                 want=100,
-                done=task.dealt,
+                done=task.splits.dealt,
             )
         )
         scene.check()
@@ -111,7 +111,7 @@ def test_who_reads_alone_goes_on_from_a_place_after_another_one_has_gone(scene: 
     scene.close("c")
     opened = scene.open("d", **alone, first_unit=5, start="place")
     scene.check()
-    assert scene.state.iterations[opened.iteration_id].next == 5
+    assert scene.state.iterations[opened.iteration_id].splits.next == 5
 
 
 def test_who_shares_a_job_does_not_begin_it_again(scene: Scenario) -> None:
@@ -127,7 +127,7 @@ def test_who_comes_to_what_is_read_already_hears_so_from_wherever_it_would_go_on
 ) -> None:
     scene.open("c", **EXACTLY, **PLACE)
     dealt(scene)
-    scene.finish("v", 4000, done=scene.state.tasks[4000].dealt)
+    scene.finish("v", 4000, done=scene.state.tasks[4000].splits.dealt)
     assert scene.heartbeat("c").finished
     assert scene.open("d", **EXACTLY).finished
     assert scene.open("e", **EXACTLY, **{**PLACE, "start": "elsewhere"}).finished

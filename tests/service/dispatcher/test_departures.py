@@ -26,7 +26,7 @@ def finish(scene: Scenario, task: int) -> None:
 
 
 def finish_as(scene: Scenario, worker_id: str, task: int) -> None:
-    while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
+    while scene.split(task, done=scene.state.tasks[task].splits.dealt) != (0, 0):
         pass
     scene.finish(worker_id, task)
 
@@ -188,7 +188,7 @@ def test_with_a_lost_worker_nobody_knows_what_a_client_that_left_received(
     scene.close("a")
     scene.lose("v")
     scene.settle("b", task, (0, 3))
-    assert scene.state.tasks[task].untouched == ()
+    assert scene.state.tasks[task].splits.untouched == ()
     assert scene.state.tasks[task].departed == {}
 
 

@@ -112,8 +112,8 @@ def test_what_a_dead_client_did_not_acknowledge_is_dealt_while_its_task_goes_on(
     settle(scene, "b", 4000, parts=[(0, ((8, 9),))])
 
     (iteration,) = scene.state.iterations.values()
-    assert iteration.parts == {0: ((4, 8), (9, END))}
-    assert iteration.returned == ((1, 2),)
+    assert iteration.splits.parts == {0: ((4, 8), (9, END))}
+    assert iteration.splits.returned == ((1, 2),)
 
 
 def test_what_a_client_that_leaves_says_it_used_comes_to_nobody(scene: Scenario) -> None:
@@ -125,7 +125,7 @@ def test_what_a_client_that_leaves_says_it_used_comes_to_nobody(scene: Scenario)
     # The worker knows less: not all acknowledgements came.
     drop(scene, "a", 4000, parts=((0, ((2, 8),)),), used=((0, ((0, 2),)),))
     (iteration,) = scene.state.iterations.values()
-    assert iteration.parts == {0: ((5, 8),)}
+    assert iteration.splits.parts == {0: ((5, 8),)}
 
 
 def test_a_unit_that_workers_get_on_with_is_not_suspected(scene: Scenario) -> None:
@@ -139,7 +139,7 @@ def test_a_unit_that_workers_get_on_with_is_not_suspected(scene: Scenario) -> No
         scene.add_worker(f"w{death + 1}")
         scene.lose(name)
         settle(scene, "c", task_id, parts=[(0, ((death, death + 1),))])
-    assert not scene.state.iterations[2000].given_up
+    assert not scene.state.iterations[2000].splits.given_up
 
 
 def test_silence_of_workers_never_makes_a_split_poison(scene: Scenario) -> None:
@@ -151,7 +151,7 @@ def test_silence_of_workers_never_makes_a_split_poison(scene: Scenario) -> None:
         scene.add_worker(f"w{loss + 1}")
         scene.lose(name, exited=False)
         settle(scene, "c", task_id)
-    assert not scene.state.iterations[2000].given_up
+    assert not scene.state.iterations[2000].splits.given_up
 
 
 def test_a_unit_that_kills_is_given_up_after_three_deaths_alone(scene: Scenario) -> None:
@@ -213,10 +213,10 @@ def test_what_a_client_had_of_a_lost_task_and_did_not_use_is_dealt_again_when_it
     scene.check()
 
     (iteration,) = scene.state.iterations.values()
-    assert iteration.parts == {0: ((3, 4),), 2: ((1, END),)}
-    assert iteration.returned == ()
+    assert iteration.splits.parts == {0: ((3, 4),), 2: ((1, END),)}
+    assert iteration.splits.returned == ()
     scene.ask(messages.SettleTask(client_id="b", task_id=4000, received=((0, 3),), used=True))
-    assert not scene.state.tasks[4000].kept_by
+    assert not scene.state.tasks[4000].splits.kept_by
     scene.check()
 
 
@@ -297,7 +297,7 @@ def test_a_worker_cannot_hand_back_what_a_client_has(scene: Scenario) -> None:
     scene.hand_back("v", 4000, (0, 2))
 
     (iteration,) = scene.state.iterations.values()
-    assert iteration.returned == ((1, 2),)
+    assert iteration.splits.returned == ((1, 2),)
     scene.check()
 
 
@@ -321,7 +321,7 @@ def test_of_a_unit_that_was_dealt_in_part_a_client_that_goes_leaves_that_part(
     scene.close("b")
 
     (iteration,) = scene.state.iterations.values()
-    assert (iteration.parts, iteration.returned) == ({0: ((3, END),)}, ((1, 2),))
+    assert (iteration.splits.parts, iteration.splits.returned) == ({0: ((3, END),)}, ((1, 2),))
     scene.check()
 
 

@@ -30,7 +30,7 @@ def scene(scene: Scenario) -> Scenario:
 
 
 def settle(scene: Scenario, task_id: int) -> None:
-    in_rounds = scene.state.iterations[2000].num_consumers is not None
+    in_rounds = scene.state.iterations[2000].mode is not None
     scene.ask(
         messages.SettleTask(
             client_id="c",
@@ -119,7 +119,7 @@ def test_who_waits_for_what_others_may_have_lost_gives_all_that_it_holds(scene: 
     scene.open("c", **EXACTLY)
     scene.split(4001, want=1)
     scene.lose("w")
-    while scene.state.iterations[2000].rest:
+    while scene.state.iterations[2000].splits.rest:
         scene.split(4000)
     assert scene.deal(4000) == FLUSH, "what came of the lost one is not known yet"
     settle(scene, 4001)
@@ -138,6 +138,6 @@ def test_at_most_once_nobody_gives_before_the_end(scene: Scenario) -> None:
     scene.open("c", processing_mode=DYNAMIC, visitation="at_most_once")
     scene.split(4001, want=1)
     scene.lose("w")
-    while scene.state.iterations[2000].rest:
+    while scene.state.iterations[2000].splits.rest:
         scene.split(4000)
     assert scene.deal(4000) == WAIT

@@ -22,6 +22,7 @@ from headrace.service.dispatcher.decision import PlanPart, PlanPlace
 from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.state import DispatcherState, Readers, TaskPhase
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.coordinated_reads.records import rounds_of
 from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
 from tests.service.dispatcher.golden_journal import STORIES, a_day, saved
@@ -88,7 +89,7 @@ def replayed(facts: list[Update]) -> DispatcherState:
 
 @pytest.mark.parametrize("story", GOLDEN)
 def test_facts_that_were_ever_written_still_mean_the_same(story: str) -> None:
-    """The file was written when format 2 began; a story in it must never change."""
+    """The file was written when format 3 began; a story in it must never change."""
     facts, snapshot = GOLDEN[story]
     state = replayed(FORMAT.decode_facts(facts))
     assert state == FORMAT.decode_state(snapshot)
@@ -135,28 +136,30 @@ def test_facts_of_a_day_mean_what_they_say() -> None:
     state = replayed(FORMAT.decode_facts(GOLDEN["a day"][0]))
     iteration, left, failed = state.iterations[2000], state.tasks[4000], state.tasks[4001]
     assert (iteration.pass_number, iteration.seed, iteration.finished) == ((0, 3), -5, True)
-    assert iteration.next == 110
-    assert iteration.returned == ((4, 5), (10, 12), (49, 64), (66, 86), (88, 108))
-    assert iteration.recovered == ((4, 5), (49, 54), (76, 86), (88, 108))
+    assert iteration.splits.next == 110
+    assert iteration.splits.returned == ((4, 5), (10, 12), (49, 64), (66, 86), (88, 108))
+    assert iteration.splits.recovered == ((4, 5), (49, 54), (76, 86), (88, 108))
     assert (left.phase, left.address, left.gone) == (TaskPhase.FINISHED, "v:1", True)
-    assert (left.grants, left.last, left.dealt, left.done) == (5, (88, 108), 100, 4)
-    assert left.runs == [(4, 20), (22, 42), (44, 64), (66, 86), (88, 108)]
-    assert left.returned == ((4, 5), (10, 12), (45, 100))
-    assert (left.received, left.touched) == (((5, 40),), ((5, 45),))
+    splits = left.splits
+    assert (splits.grants, splits.last, splits.dealt, splits.done) == (5, (88, 108), 100, 4)
+    assert splits.runs == [(4, 20), (22, 42), (44, 64), (66, 86), (88, 108)]
+    assert splits.returned == ((4, 5), (10, 12), (45, 100))
+    assert (splits.received, splits.touched) == (((5, 40),), ((5, 45),))
     assert (failed.phase, failed.reason) == (TaskPhase.FAILED, "no memory")
-    assert (failed.touched, failed.worker_id) == (((0, 10),), "w")
+    assert (failed.splits.touched, failed.worker_id) == (((0, 10),), "w")
     assert state.workers["w"].tags == ("COLOCATED",)
 
 
 def test_facts_of_other_stories_mean_what_they_say() -> None:
     states = {name: replayed(FORMAT.decode_facts(facts)) for name, (facts, _) in GOLDEN.items()}
     (deadly,) = states["each once"].iterations.values()
-    assert (deadly.exactly_once, deadly.given_up) == (True, ((1, 2),))
+    assert (deadly.splits.exactly_once, deadly.splits.given_up) == (True, ((1, 2),))
     (job,) = states["in rounds"].jobs.values()
     assert (job.name, job.terms.num_consumers, job.terms.remainder) == ("rounds", 2, "pad")
     assert job.terms.cost_plan in states["in rounds"].plans
-    rounds = states["in rounds"].tasks[4000]
-    assert (rounds.rounds, rounds.received, rounds.touched) == (3, ((0, 3),), ((0, 4),))
+    task = states["in rounds"].tasks[4000]
+    assert rounds_of(task.mode).arrived == 3
+    assert (task.splits.received, task.splits.touched) == (((0, 3),), ((0, 4),))
     one, two = states["saves"].saves.values()
     assert (one.is_closed, one.files, one.error) == (True, 4, "")
     assert (two.is_closed, two.files, two.error, two.kind) == (True, 0, "no space left", "OSError")
@@ -178,12 +181,14 @@ def test_a_work_dir_has_one_dispatcher(tmp_path: Path) -> None:
         SqliteJournal(tmp_path, FORMAT)
 
 
-def test_a_journal_of_version_1_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_journal_of_an_older_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
     database = sqlite3.connect(tmp_path / FORMAT.file_name)
     database.execute("CREATE TABLE facts (number INTEGER PRIMARY KEY)")
-    database.execute("PRAGMA user_version = 1")
+    database.execute(f"PRAGMA user_version = {version}")
     database.close()
-    with pytest.raises(FailedPreconditionError, match=r"has format 1, .* reads format 2") as caught:
+    refused = rf"has format {version}, .* reads format 3"
+    with pytest.raises(FailedPreconditionError, match=refused) as caught:
         SqliteJournal(tmp_path, FORMAT)
     assert "register everything again" in str(caught.value)
 
@@ -224,10 +229,10 @@ else:
     scene.dispatcher.presence = type(scene.dispatcher.presence).of(kept, 0.0)
 state = scene.state
 task = state.tasks[4000]
-number = task.grants
+number = task.splits.grants
 while True:
     before = len(scene.facts)
-    split = scene.split(4000, want=number % 7 + 1, done=task.dealt)
+    split = scene.split(4000, want=number % 7 + 1, done=task.splits.dealt)
     journal.append(scene.facts[before:])
     journal.compact(state)
     print(number, *split, flush=True)
@@ -260,9 +265,9 @@ def test_a_process_killed_at_any_instant_kept_all_that_it_said(tmp_path: Path) -
         validate(state)
         kept = state.tasks[4000]
         # One more may have been kept than was said, never one less.
-        assert kept.grants - 1 - said[-1][0] in (0, 1), f"seed {seed}: {said[-1]} {kept}"
+        assert kept.splits.grants - 1 - said[-1][0] in (0, 1), f"seed {seed}: {said[-1]} {kept}"
         for number, start, stop in said:
             assert start == expected or number == 0, f"seed {seed}"
             assert stop - start == number % 7 + 1
             expected = stop
-        expected = kept.last[1]
+        expected = kept.splits.last[1]

@@ -19,7 +19,7 @@ def begun(scene: Scenario, *workers: str, positions: int = 100, mode: int = DYNA
 
 def deal_all(scene: Scenario, task: int) -> None:
     """Let a task be dealt all that is left, and do it."""
-    while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
+    while scene.split(task, done=scene.state.tasks[task].splits.dealt) != (0, 0):
         pass
 
 

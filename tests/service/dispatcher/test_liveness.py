@@ -227,7 +227,7 @@ def test_a_silence_is_called_a_silence(scene: Scenario) -> None:
     scene.add_worker("v2", "v:1")
     scene.settle("c", task, touched=((0, 2),))
     (again,) = scene.heartbeat("c").tasks
-    while scene.split(again.task_id, done=scene.state.tasks[again.task_id].dealt) != (0, 0):
+    while scene.split(again.task_id, done=scene.state.tasks[again.task_id].splits.dealt) != (0, 0):
         pass
     scene.finish("v2", again.task_id)
     (lost,) = scene.heartbeat("c").lost

@@ -9,10 +9,12 @@ from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.modes import OFFERED
 from headrace.service.dispatcher.policy import Post
+from headrace.service.dispatcher.slots import check_slots_may_change
 from headrace.service.dispatcher.state import DispatcherState, Iteration
 from headrace.service.dispatcher.updates import SlotsConfigured
 from headrace.service.modes.no_sharding.policy import Copies
-from headrace.service.modes.static.policy import check_slots_may_change
+from headrace.service.modes.static.policy import Static
+from headrace.service.modes.static.records import Shard
 from tests.service.dispatcher.scenario import DYNAMIC, STARTED, Scenario, saving
 
 
@@ -20,22 +22,28 @@ class Halves(Copies):
     """One half of the data for each of two workers; a lost one is read again by whoever is free."""
 
     hand_out = "in_turn"
+    definition = Static.definition
 
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
         tasks = state.running_tasks(iteration)
         free = [each for each in state.workers if each not in {task.worker_id for task in tasks}]
-        open_ = [half for half in range(2) if half not in {task.shard for task in tasks}]
+        taken = {task.mode.index for task in tasks if isinstance(task.mode, Shard)}
+        open_ = [half for half in range(2) if half not in taken]
         return [
-            Post(worker_id=worker_id, shard=half, of=2)
+            Post(worker_id=worker_id, mode=Shard(half, 2))
             for worker_id, half in zip(free, open_, strict=False)
         ]
 
 
-def shards(scene: Scenario) -> dict[str, int | None]:
+def shards(scene: Scenario) -> dict[str, int]:
     """Return which shard each worker reads that has a task."""
     scene.check()
     (iteration,) = scene.state.iterations.values()
-    return {task.worker_id: task.shard for task in scene.state.running_tasks(iteration)}
+    return {
+        task.worker_id: task.mode.index
+        for task in scene.state.running_tasks(iteration)
+        if isinstance(task.mode, Shard)
+    }
 
 
 def test_a_mode_is_added_by_a_row(monkeypatch: pytest.MonkeyPatch, scene: Scenario) -> None:

@@ -28,7 +28,7 @@ def tasks(scene: Scenario) -> list[int]:
 def finish_the_rest(scene: Scenario, task: int) -> None:
     for client_id in [*scene.state.tasks[task].departed]:
         scene.drop(client_id, task)
-    while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
+    while scene.split(task, done=scene.state.tasks[task].splits.dealt) != (0, 0):
         pass
     scene.finish(scene.state.tasks[task].worker_id, task)
 
@@ -51,7 +51,7 @@ def test_what_nobody_received_anything_of_is_dealt_again_once_all_have_said_so(
 ) -> None:
     scene.lose("v")
     scene.settle("a", tasks[0], (0, 2), touched=((0, 4),))
-    assert scene.state.iterations[2000].returned == ()
+    assert scene.state.iterations[2000].splits.returned == ()
     scene.settle("b", tasks[0], (6, 8), touched=((5, 8),))
     assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((4, 5), (8, 10)))
     assert scene.split(tasks[1], done=5) == (4, 5)
@@ -78,7 +78,7 @@ def test_what_came_to_somebody_in_part_is_lost(scene: Scenario, tasks: list[int]
 
 
 def deal_until_told_to_wait(scene: Scenario, task: int) -> None:
-    while not (granted := scene.deal(task, done=scene.state.tasks[task].dealt)).wait:
+    while not (granted := scene.deal(task, done=scene.state.tasks[task].splits.dealt)).wait:
         assert granted.start < granted.stop
 
 
@@ -199,7 +199,7 @@ def test_the_last_worker_of_all_need_not_wait_for_another_when_nothing_is_left(
     scene.lose("v")
     for client in ("a", "b"):
         scene.settle(client, tasks[0], (0, 10))
-        scene.settle(client, tasks[1], (0, scene.state.tasks[tasks[1]].dealt))
+        scene.settle(client, tasks[1], (0, scene.state.tasks[tasks[1]].splits.dealt))
     assert scene.heartbeat("a").finished
 
 
@@ -255,7 +255,7 @@ def test_units_of_a_finished_task_come_back_for_new_tasks(
     first, second = (task.task_id for task in scene.heartbeat("c").tasks)
     scene.split(first, want=30)
     scene.finish("v", first)
-    while scene.split(second, done=scene.state.tasks[second].dealt) != (0, 0):
+    while scene.split(second, done=scene.state.tasks[second].splits.dealt) != (0, 0):
         pass
     scene.lose("v")
     scene.finish("w", second)
@@ -327,7 +327,7 @@ class Deaths:
             self.scene.settle("a", each)
 
     def done(self, task: int) -> int:
-        return self.scene.state.tasks[task].dealt
+        return self.scene.state.tasks[task].splits.dealt
 
 
 def test_a_unit_that_outlived_two_workers_is_dealt_alone(scene: Scenario) -> None:
@@ -413,7 +413,7 @@ def test_among_many_a_deadly_unit_is_found_in_few_deaths_and_few_grants(
                 break
     assert died <= 6
     assert grants < 250
-    assert given_up.given_up == ((deadly, deadly + 1),)
+    assert given_up.splits.given_up == ((deadly, deadly + 1),)
     assert [lost.units for lost in scene.heartbeat("a").lost] == [((deadly, deadly + 1),)]
 
 
@@ -441,4 +441,4 @@ def test_units_that_are_handed_back_are_not_suspected(scene: Scenario) -> None:
         scene.leaving(worker)
         scene.hand_back(worker, task, (0, 1))
         scene.left(worker)
-    assert scene.state.iterations[2000].recovered == ()
+    assert scene.state.iterations[2000].splits.recovered == ()

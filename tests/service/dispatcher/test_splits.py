@@ -30,7 +30,7 @@ def drain(scene: Scenario, tasks: list[int]) -> list[range]:
     parts, asking = [], list(tasks)
     while asking:
         task = asking.pop(0)
-        start, stop = scene.split(task, done=scene.state.tasks[task].dealt)
+        start, stop = scene.split(task, done=scene.state.tasks[task].splits.dealt)
         if start < stop:
             parts.append(range(start, stop))
             asking.append(task)
@@ -51,11 +51,11 @@ def test_a_task_that_was_told_that_nothing_is_left_is_dealt_nothing_more(scene: 
     tasks = dealing(scene, 10, 3)
     scene.split(tasks[2])
     for task in tasks[:2]:
-        while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
+        while scene.split(task, done=scene.state.tasks[task].splits.dealt) != (0, 0):
             pass
     scene.lose("w2")
     scene.settle("c", tasks[2])
-    assert scene.state.iterations[2000].returned
+    assert scene.state.iterations[2000].splits.returned
     assert scene.deal(tasks[0]) == messages.SplitGranted(start=0, stop=0)
     for number, task in enumerate(tasks[:2]):
         scene.finish(f"w{number}", task)
@@ -82,7 +82,7 @@ def test_the_one_task_of_an_iteration_hears_with_its_last_units_that_they_are(
     (task,) = dealing(scene, 4, workers=1)
     granted = []
     while not granted or not granted[-1].last:
-        dealt = scene.state.tasks[task].dealt
+        dealt = scene.state.tasks[task].splits.dealt
         granted.append(scene.deal(task, done=dealt))
         assert granted[-1].start < granted[-1].stop
     assert granted[-1].stop == 4
@@ -122,7 +122,7 @@ def test_many_short_passes_are_one_stream_and_need_few_requests(scene: Scenario)
     want, requests, dealt = 1, 0, 0
     while dealt < 100_000:
         for task in tasks:
-            start, stop = scene.split(task, want=want, done=scene.state.tasks[task].dealt)
+            start, stop = scene.split(task, want=want, done=scene.state.tasks[task].splits.dealt)
             dealt += stop - start
             requests += 1
         want *= 2
@@ -152,7 +152,7 @@ def test_a_task_that_did_its_units_gets_more(scene: Scenario) -> None:
     while not scene.deal(first).wait:
         pass
     assert scene.deal(first, done=10).wait is False
-    assert scene.state.tasks[first].held > 40
+    assert scene.state.tasks[first].splits.held > 40
 
 
 def test_one_worker_alone_holds_everything_that_it_wants(scene: Scenario) -> None:
@@ -239,7 +239,7 @@ def test_units_in_dealt_order_are_found_in_the_stream(scene: Scenario) -> None:
     scene.split(second, want=5)
     assert scene.split(first, want=5) == (10, 15)
     scene.hand_back("w0", first, (3, 7))
-    assert scene.state.iterations[2000].returned == ((3, 5), (10, 12))
+    assert scene.state.iterations[2000].splits.returned == ((3, 5), (10, 12))
 
 
 @pytest.mark.parametrize("units", [((0, 11),), ((-1, 2),), ((5, 5),), ((6, 5),), ((0, 1 << 62),)])
@@ -273,7 +273,7 @@ def test_a_finished_task_hands_nothing_back(scene: Scenario) -> None:
 def test_the_last_ones_wait_for_what_a_leaving_worker_may_hand_back(scene: Scenario) -> None:
     first, second = dealing(scene, 4)
     scene.split(first, want=2)
-    while scene.split(second, done=scene.state.tasks[second].dealt)[1] < 4:
+    while scene.split(second, done=scene.state.tasks[second].splits.dealt)[1] < 4:
         pass
     scene.leaving("w0")
     assert scene.deal(second).wait
@@ -288,7 +288,7 @@ def test_the_last_ones_wait_for_what_a_leaving_worker_may_hand_back(scene: Scena
 
 def test_a_task_that_was_dealt_nothing_does_not_keep_an_iteration_open(scene: Scenario) -> None:
     first, second = dealing(scene, 4)
-    while scene.split(first, done=scene.state.tasks[first].dealt) != (0, 0):
+    while scene.split(first, done=scene.state.tasks[first].splits.dealt) != (0, 0):
         pass
     assert not scene.heartbeat("c").finished
     scene.finish("w0", first)
@@ -300,7 +300,7 @@ def test_a_task_that_was_dealt_nothing_does_not_keep_an_iteration_open(scene: Sc
 
 def test_who_comes_too_late_for_any_unit_is_told_so_and_not_refused(scene: Scenario) -> None:
     first, second = dealing(scene, 4)
-    while scene.split(first, done=scene.state.tasks[first].dealt) != (0, 0):
+    while scene.split(first, done=scene.state.tasks[first].splits.dealt) != (0, 0):
         pass
     scene.finish("w0", first)
     lookup = messages.GetTask(worker_id="w1", task_id=second)
@@ -312,7 +312,7 @@ def test_who_comes_too_late_for_any_unit_is_told_so_and_not_refused(scene: Scena
 def test_a_task_that_holds_units_keeps_an_iteration_open(scene: Scenario) -> None:
     tasks = dealing(scene, 4, workers=3)
     assert scene.split(tasks[0], want=1) == (0, 1)
-    while scene.split(tasks[1], done=scene.state.tasks[tasks[1]].dealt) != (0, 0):
+    while scene.split(tasks[1], done=scene.state.tasks[tasks[1]].splits.dealt) != (0, 0):
         pass
     scene.finish("w1", tasks[1])
     assert not scene.heartbeat("c").finished
@@ -323,7 +323,7 @@ def test_a_task_that_holds_units_keeps_an_iteration_open(scene: Scenario) -> Non
 def test_a_task_that_holds_nothing_goes_on_while_units_may_come_back(scene: Scenario) -> None:
     tasks = dealing(scene, 4, workers=3)
     assert scene.split(tasks[0], want=1) == (0, 1)
-    while scene.split(tasks[1], done=scene.state.tasks[tasks[1]].dealt) != (0, 0):
+    while scene.split(tasks[1], done=scene.state.tasks[tasks[1]].splits.dealt) != (0, 0):
         pass
     scene.lose("w0")
     scene.finish("w1", tasks[1])
@@ -429,8 +429,8 @@ def test_the_log_of_grants_is_short(scene: Scenario) -> None:
     first, second = dealing(scene, 1 << 20)
     for _ in range(100):
         scene.split(first, want=1)
-    assert scene.state.tasks[first].runs == [(0, 100)]
+    assert scene.state.tasks[first].splits.runs == [(0, 100)]
     for _ in range(100):
         for task in (first, second):
-            scene.split(task, want=1, done=scene.state.tasks[task].dealt)
-    assert [len(scene.state.tasks[task].runs) for task in (first, second)] == [1, 1]
+            scene.split(task, want=1, done=scene.state.tasks[task].splits.dealt)
+    assert [len(scene.state.tasks[task].splits.runs) for task in (first, second)] == [1, 1]

@@ -22,6 +22,7 @@ from headrace.service.dispatcher.story import (
     tell_task,
 )
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.distributed_save.records import SaveClosed
 
 from .golden_journal import STORIES, saved
 from .scenario import DYNAMIC
@@ -191,7 +192,7 @@ def test_rounds_are_told_once_however_often_they_were_opened():
         "Client b began to read, as consumer 1.",
         "Consumers could go on up to round 20.",
         "It was dealt units 0 to 5.",
-        "Its worker was taken for lost: it was not heard of for 10 s.",
+        "Its worker was taken for lost: it closed its connection, and was not heard of for 10 s.",
         "It became known that client a had received 5 rounds of it.",
         "It became known that client b had received 3 rounds of it.",
         "Nobody had received units 4 to 5, which are dealt again.",
@@ -226,7 +227,7 @@ def test_a_save_is_told_by_its_directory():
 
 
 def test_a_save_is_no_client_s_in_an_overview():
-    begun = [each for each in story("saves") if not isinstance(each[1][0], updates.SaveClosed)]
+    begun = [each for each in story("saves") if not isinstance(each[1][0], SaveClosed)]
     begun = begun[: [type(fact) for _, (fact,) in begun].index(updates.UnitsDealt)]
     lines = overview(DispatcherState(), begun)
     assert lines[0].endswith("2 jobs, 0 clients")

@@ -20,6 +20,7 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.history import History
 from headrace.service.dispatcher.state import DispatcherState, Iteration
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.distributed_save.records import SaveClosed
 from headrace.service.ranges import count
 from headrace.serving.rates import Rate
 
@@ -280,7 +281,7 @@ def grown(after: N, before: N) -> N:
 def done_of(state: DispatcherState, iteration: Iteration) -> int:
     """Return how many units of an iteration are done, as far as is known."""
     gone = sum(count(iteration.left_of(task)) for task in state.tasks_of(iteration) if task.gone)
-    return max(0, iteration.units_dealt - iteration.held - gone)
+    return max(0, iteration.splits.assigned - iteration.splits.held - gone)
 
 
 def _iteration_created(
@@ -291,9 +292,7 @@ def _iteration_created(
     activity.iterations[fact.iteration_id] = IterationWork(now, before)
 
 
-def _save_closed(
-    activity: Activity, fact: updates.SaveClosed, state: DispatcherState, now: float
-) -> None:
+def _save_closed(activity: Activity, fact: SaveClosed, state: DispatcherState, now: float) -> None:
     # Its tasks are forgotten next, before heartbeats have said all that they wrote.
     save = state.saves[fact.save]
     work = activity.jobs.get(save.job_id) or JobWork()
@@ -354,5 +353,5 @@ _FOLLOW: dict[type, Callable[[Activity, Any, DispatcherState, float], None]] = {
     updates.WorkerLost: _worker_lost,
     updates.WorkerLeft: _worker_left,
     updates.JobForgotten: _job_forgotten,
-    updates.SaveClosed: _save_closed,
+    SaveClosed: _save_closed,
 }

@@ -7,6 +7,7 @@ Rule. A fact that the state contradicts is an error of the dispatcher's own. It 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,9 @@ from headrace.service.dispatcher.apply_units import (
     touch_first,
 )
 from headrace.service.dispatcher.beginnings import leave_out
-from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
+from headrace.service.dispatcher.contradiction import IllegalFactError, illegal
+from headrace.service.dispatcher.fact import require
+from headrace.service.dispatcher.slots import configured, reading_shards
 from headrace.service.dispatcher.state import (
     LEFT,
     PASSES_REMEMBERED,
@@ -30,13 +33,14 @@ from headrace.service.dispatcher.state import (
     Iteration,
     Job,
     Readers,
+    SplitPool,
     Task,
     TaskPhase,
     Worker,
 )
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.coordinated_reads import apply as apply_rounds
 from headrace.service.modes.distributed_save import apply as apply_saves
-from headrace.service.modes.static.slots import configured
 from headrace.service.ranges import united
 
 __all__ = ["IllegalFactError", "apply"]
@@ -95,11 +99,7 @@ def _plan_forgotten(state: DispatcherState, fact: updates.PlanForgotten) -> None
 
 
 def _slots_configured(state: DispatcherState, fact: updates.SlotsConfigured) -> None:
-    shards = any(
-        task.of is not None and not state.iterations[task.iteration_id].finished
-        for task in state.tasks.values()
-    )
-    require(not shards, "shards of the list before are read")
+    require(not reading_shards(state), "shards of the list before are read")
     state.slots = configured(fact.patterns, state.workers.values())
 
 
@@ -157,7 +157,7 @@ def _end(state: DispatcherState, task_id: int, phase: TaskPhase) -> Task:
     iteration, worker = state.iterations[task.iteration_id], state.workers[task.worker_id]
     task.phase = phase
     worker.tasks.remove(task_id)
-    iteration.held -= task.held
+    iteration.splits.held -= task.splits.held
     if worker.leaving:
         iteration.leavers -= 1
     else:
@@ -204,14 +204,12 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
         job_id=fact.job_id,
         pass_number=fact.pass_number,
         seed=fact.seed,
+        splits=SplitPool(fact.positions, fact.exactly_once, fact.first_unit),
+        mode=copy.deepcopy(fact.mode),
         fixed_seeds=fact.fixed_seeds,
-        positions=fact.positions,
-        num_consumers=job.terms.num_consumers,
-        next=fact.first_unit,
-        exactly_once=fact.exactly_once,
         start=fact.start,
     )
-    leave_out(iteration, fact.delivered, fact.parts)
+    leave_out(iteration.splits, fact.delivered, fact.parts)
     job.iterations[fact.pass_number] = fact.iteration_id
     state.next_iteration = fact.iteration_id + 1
 
@@ -261,20 +259,18 @@ def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
     iteration = state.iterations[fact.iteration_id]
     require(not iteration.finished, "the iteration is finished")
     require(not worker.leaving, "the worker is leaving")
-    joins = iteration.horizon if fact.starting_round is None else fact.starting_round
-    require(joins >= iteration.horizon, "consumers may be beyond that round")
-    state.tasks[fact.task_id] = Task(
+    task = state.tasks[fact.task_id] = Task(
         task_id=fact.task_id,
         iteration_id=fact.iteration_id,
         worker_id=fact.worker_id,
         address=worker.address,
         ticket=state.ticket(fact.task_id),
-        shard=fact.shard,
-        of=fact.of,
-        starting_round=fact.starting_round,
+        mode=copy.copy(fact.mode),
         attempt=fact.attempt,
         replaces=fact.replaces,
     )
+    if iteration.mode is not None:
+        iteration.mode.task_created(task)
     iteration.tasks.append(fact.task_id)
     iteration.takers += 1
     iteration.version += 1
@@ -287,8 +283,8 @@ def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
     task.cut = fact.cut
     forget_done(task, fact.done)
     worker, iteration = state.workers[task.worker_id], state.iterations[task.iteration_id]
-    # Of one that is read in rounds all must know that it gave none.
-    if task.dealt or not iteration.is_dealt or iteration.num_consumers is not None:
+    # Where consumers read together, all must know that it gave none.
+    if task.splits.dealt or not iteration.is_dealt or iteration.mode is not None:
         worker.finished.add(fact.task_id)
     if not worker.leaving:
         iteration.ended = True
@@ -310,22 +306,13 @@ def _copy_lasted(state: DispatcherState, fact: updates.CopyLasted) -> None:
     running_task(state, fact.task_id).lasted = True
 
 
-def _rounds_opened(state: DispatcherState, fact: updates.RoundsOpened) -> None:
-    iteration = state.iterations[fact.iteration_id]
-    require(not iteration.finished, "the iteration is finished")
-    require(fact.until > iteration.horizon, "consumers may go there already")
-    iteration.horizon = fact.until
-
-
 def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
     require(fact.client_id not in state.clients, "the client reads an iteration already")
     iteration = state.iterations[fact.iteration_id]
     state.clients[fact.client_id] = fact.iteration_id
     iteration.clients.add(fact.client_id)
-    if fact.consumer_index is not None:
-        taken = {*iteration.consumers.values(), *iteration.departed}
-        require(iteration.finished or fact.consumer_index not in taken, "another is that consumer")
-        iteration.consumers[fact.client_id] = fact.consumer_index
+    if iteration.mode is not None:
+        iteration.mode.client_joined(iteration, fact.client_id, fact.consumer_index)
     if iteration.readers is None:
         iteration.readers = Readers(first=fact.client_id)
     elif not iteration.finished:
@@ -337,26 +324,22 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
     iteration.clients.discard(fact.client_id)
     if fact.is_final:
         iteration.left.add(fact.client_id)
-    index = iteration.consumers.pop(fact.client_id, None)
-    if index is not None and not iteration.finished:
-        iteration.departed[index] = fact.client_id
+    tasks = state.tasks_of(iteration)
+    if iteration.mode is not None:
+        iteration.mode.client_left(iteration, tasks, fact.client_id)
     iteration.version += 1
     # Workers keep for each trainer what it has not read.
     is_read_by_all = state.jobs[iteration.job_id].terms.cross_trainer_cache
-    for task in state.tasks_of(iteration):
-        if task.kept_by:
+    for task in tasks:
+        splits = task.splits
+        if splits.kept_by:
             give_back_kept(iteration, task, fact.client_id)
         if fact.client_id in task.unsettled:
             # What it received of this, nobody will know.
             task.unsettled.discard(fact.client_id)
-            touch_first(iteration, task, task.dealt)
-            if task.phase is not TaskPhase.FINISHED:
-                task.torn = True
-                if index is not None:
-                    # Also at the end of the iteration: others wait for what it received.
-                    iteration.departed[index] = fact.client_id
+            touch_first(iteration, task, splits.dealt)
         elif not task.gone and (iteration.is_dealt or is_read_by_all):
-            task.departed[fact.client_id] = task.dealt
+            task.departed[fact.client_id] = splits.dealt
 
 
 _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
@@ -382,12 +365,10 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.TaskFailed: _task_failed,
     updates.TaskLost: _task_lost,
     updates.TaskSettled: apply_settled.task_settled,
-    updates.RoundsSettled: apply_settled.rounds_settled,
     updates.ElementsReceived: apply_settled.elements_received,
     updates.ElementsUsed: apply_settled.elements_used,
     updates.CopyLasted: _copy_lasted,
     updates.TasksForgotten: apply_units.tasks_forgotten,
-    updates.RoundsOpened: _rounds_opened,
     updates.ClientJoined: _client_joined,
     updates.ClientLeft: _client_left,
     updates.ClientDropped: apply_units.client_dropped,
@@ -395,9 +376,6 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.UnitsReturned: apply_units.units_returned,
     updates.UnitsTakenOver: apply_units.units_taken_over,
     updates.UnitsGivenUp: apply_units.units_given_up,
-    updates.SaveBegun: apply_saves.save_begun,
-    updates.SaveOpened: apply_saves.save_opened,
-    updates.FilesSaved: apply_saves.files_saved,
-    updates.SaveFailed: apply_saves.save_failed,
-    updates.SaveClosed: apply_saves.save_closed,
+    **apply_rounds.APPLY,
+    **apply_saves.APPLY,
 }

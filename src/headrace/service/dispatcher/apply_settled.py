@@ -1,7 +1,7 @@
 """Applies facts about what clients have of a task. A part of `apply`, which says how.
 
-How exactly that is known depends on how the iteration is read: in units, in rounds, or in elements
-that each come once.
+How exactly that is known depends on how the iteration is read: in units, or in elements that each
+come once; or as its mode says.
 """
 
 from __future__ import annotations
@@ -9,34 +9,24 @@ from __future__ import annotations
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.apply_units import give, is_among, is_held, receive, touch
 from headrace.service.dispatcher.state import DispatcherState, Task
-from headrace.service.ranges import Ranges, at_least, subtracted, united
+from headrace.service.ranges import Ranges, subtracted, united
 from headrace.service.rows import EVERYTHING, Parts, outside
 
-__all__ = ["elements_received", "elements_used", "rounds_settled", "task_settled"]
+__all__ = ["elements_received", "elements_used", "settled", "task_settled"]
 
 
 def task_settled(state: DispatcherState, fact: updates.TaskSettled) -> None:
     """Note what a client received of a task."""
-    task = _settled(state, fact)
+    task = settled(state, fact.task_id, fact.client_id)
     receive(task, fact.received)
     touch(task, (*fact.received, *fact.touched))
 
 
-def rounds_settled(state: DispatcherState, fact: updates.RoundsSettled) -> None:
-    """Note how many rounds of a task a consumer received; the fewest of all count."""
-    task = _settled(state, fact)
-    if task.rounds is None or fact.rounds < task.rounds:
-        task.rounds = fact.rounds
-        task.received = united(at_least(fact.received, task.done))
-        task.touched = ()
-        touch(task, (*fact.received, *fact.touched))
-
-
 def elements_received(state: DispatcherState, fact: updates.ElementsReceived) -> None:
     """Note which elements a client has; of a task that is gone, also for the case that it goes."""
-    task = _settled(state, fact)
+    task = settled(state, fact.task_id, fact.client_id)
     if task.gone:
-        units, parts = task.kept_by.get(fact.client_id, ((), ()))
+        units, parts = task.splits.kept_by.get(fact.client_id, ((), ()))
         has = dict(parts)
         for unit, rows in fact.parts:
             has[unit] = united((*has.get(unit, ()), *rows))
@@ -46,9 +36,9 @@ def elements_received(state: DispatcherState, fact: updates.ElementsReceived) ->
 
 def elements_used(state: DispatcherState, fact: updates.ElementsUsed) -> None:
     """Note which elements a client used; what else it has it keeps."""
-    task = _settled(state, fact)
+    task = settled(state, fact.task_id, fact.client_id)
     if task.gone:
-        units, parts = task.kept_by.get(fact.client_id, ((), ()))
+        units, parts = task.splits.kept_by.get(fact.client_id, ((), ()))
         said = dict(fact.parts)
         begun = tuple((unit, unit + 1) for unit in said)
         parts += tuple((unit, EVERYTHING) for unit in said if is_among(unit, units))
@@ -61,25 +51,19 @@ def elements_used(state: DispatcherState, fact: updates.ElementsUsed) -> None:
     _take(task, fact.units, fact.parts)
 
 
-def _settled(
-    state: DispatcherState,
-    fact: updates.TaskSettled
-    | updates.RoundsSettled
-    | updates.ElementsReceived
-    | updates.ElementsUsed,
-) -> Task:
+def settled(state: DispatcherState, task_id: int, client_id: str) -> Task:
     """Return the task, for whose client nobody waits any more."""
-    task = state.tasks[fact.task_id]
-    task.unsettled.discard(fact.client_id)
+    task = state.tasks[task_id]
+    task.unsettled.discard(client_id)
     state.iterations[task.iteration_id].version += 1
     return task
 
 
 def _keep(task: Task, client_id: str, units: Ranges, parts: Parts) -> None:
     """Remember what a client has and has not used, in place of what was known of that."""
-    task.kept_by.pop(client_id, None)
+    task.splits.kept_by.pop(client_id, None)
     if units or parts:
-        task.kept_by[client_id] = units, parts
+        task.splits.kept_by[client_id] = units, parts
 
 
 def _take(task: Task, units: Ranges, parts: Parts) -> None:

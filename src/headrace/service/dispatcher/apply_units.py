@@ -8,7 +8,7 @@ its stream.
 from __future__ import annotations
 
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.contradiction import require
+from headrace.service.dispatcher.fact import require
 from headrace.service.dispatcher.state import (
     LOSSES_REMEMBERED,
     DispatcherState,
@@ -23,7 +23,6 @@ from headrace.service.ranges import (
     common,
     count,
     drop_first,
-    located,
     subtracted,
     united,
 )
@@ -58,62 +57,70 @@ def running_task(state: DispatcherState, task_id: int) -> Task:
 def units_dealt(state: DispatcherState, fact: updates.UnitsDealt) -> None:
     """Move units from the stream, or from those that came back, to a task."""
     task = running_task(state, fact.task_id)
+    splits = task.splits
     iteration = state.iterations[task.iteration_id]
-    require(fact.number == task.grants, "it is not the task's next grant")
+    pool = iteration.splits
+    require(fact.number == splits.grants, "it is not the task's next grant")
     require(fact.start < fact.stop, "it deals nothing")
     given = ((fact.start, fact.stop),)
-    rows = iteration.parts.pop(fact.start, ())
+    rows = pool.parts.pop(fact.start, ())
     if rows:
         require(fact.stop == fact.start + 1, "a unit in part is dealt alone")
-    elif fact.start < iteration.next:
-        left = subtracted(iteration.returned, given)
-        returned = count(iteration.returned) - count(left)
+    elif fact.start < pool.next:
+        left = subtracted(pool.returned, given)
+        returned = count(pool.returned) - count(left)
         require(returned == fact.stop - fact.start, "the units were dealt already")
-        iteration.returned = left
+        pool.returned = left
     else:
-        require(fact.start == iteration.next, "it leaves units out")
-        iteration.next = fact.stop
-    iteration.held -= task.held
-    task.grants, task.last, task.last_rows = fact.number + 1, (fact.start, fact.stop), rows
+        require(fact.start == pool.next, "it leaves units out")
+        pool.next = fact.stop
+    pool.held -= splits.held
+    splits.grants, splits.last, splits.last_rows = (
+        fact.number + 1,
+        (fact.start, fact.stop),
+        rows,
+    )
     forget_done(task, fact.done)
     if rows:
-        task.rows[task.dealt] = rows
-    if task.runs and task.runs[-1][1] == fact.start:
-        task.runs[-1] = (task.runs[-1][0], fact.stop)
+        splits.rows[splits.dealt] = rows
+    if splits.runs and splits.runs[-1][1] == fact.start:
+        splits.runs[-1] = (splits.runs[-1][0], fact.stop)
     else:
-        task.runs.append((fact.start, fact.stop))
-    task.dealt += fact.stop - fact.start
-    iteration.held += task.held
+        splits.runs.append((fact.start, fact.stop))
+    splits.dealt += fact.stop - fact.start
+    pool.held += splits.held
 
 
 def forget_done(task: Task, done: int) -> None:
     """Forget units of a task before a number: they are done."""
-    if done > task.done:
-        drop_first(task.runs, done - task.done)
-        task.done = done
-        task.returned = at_least(task.returned, done)
-        task.received = at_least(task.received, done)
-        task.touched = at_least(task.touched, done)
-        for unit in [unit for unit in task.rows if unit < done]:
-            del task.rows[unit]
+    splits = task.splits
+    if done > splits.done:
+        drop_first(splits.runs, done - splits.done)
+        splits.done = done
+        splits.returned = at_least(splits.returned, done)
+        splits.received = at_least(splits.received, done)
+        splits.touched = at_least(splits.touched, done)
+        for unit in [unit for unit in splits.rows if unit < done]:
+            del splits.rows[unit]
 
 
 def units_returned(state: DispatcherState, fact: updates.UnitsReturned) -> None:
     """Put units of a task back, to be dealt first."""
     task = state.tasks[fact.task_id]
     iteration = state.iterations[task.iteration_id]
+    pool = iteration.splits
     require(bool(fact.units), "it returns nothing")
     _require_held(task, fact.units)
-    back = located(task.runs, task.done, fact.units)
+    back = task.splits.located(fact.units)
     if task.phase is TaskPhase.RUNNING:
-        iteration.held -= count(fact.units)
+        pool.held -= count(fact.units)
     else:
         require(task.gone and not task.unsettled, "somebody may have something of them")
-        require(iteration.exactly_once or not iteration.finished, "the iteration is finished")
+        require(pool.exactly_once or not iteration.finished, "the iteration is finished")
         left = iteration.left_of(task)
         require(not subtracted(fact.units, left), "somebody has something of them")
-        if iteration.exactly_once:
-            _clear_of_suspicion(iteration, task, common(fact.units, task.touched))
+        if pool.exactly_once:
+            _clear_of_suspicion(iteration, task, common(fact.units, task.splits.touched))
         if iteration.may_be_poison(task):
             _recover(iteration, back, task.address)
         # One of its clients has not got all, though the others have gone on: now it may.
@@ -127,38 +134,41 @@ def units_taken_over(state: DispatcherState, fact: updates.UnitsTakenOver) -> No
     iteration = state.iterations[task.iteration_id]
     require(bool(fact.units), "it takes nothing over")
     require(task.phase is TaskPhase.RUNNING, "it does not run")
-    require(iteration.exactly_once, "what comes twice would count twice")
+    require(iteration.splits.exactly_once, "what comes twice would count twice")
     _require_held(task, fact.units)
-    iteration.held -= count(fact.units)
+    iteration.splits.held -= count(fact.units)
     _put_back(iteration, task, fact.units)
 
 
 def _put_back(iteration: Iteration, task: Task, units: Ranges) -> None:
     """Take units from a task: what it was still to give of them is dealt again."""
+    splits = task.splits
+    pool = iteration.splits
     whole = units
-    for unit in [unit for unit in task.rows if is_among(unit, units)]:
-        _want(iteration, _place(task, unit), task.rows.pop(unit))
+    for unit in [unit for unit in splits.rows if is_among(unit, units)]:
+        _want(iteration, _place(task, unit), splits.rows.pop(unit))
         whole = subtracted(whole, ((unit, unit + 1),))
-    task.returned = united((*task.returned, *units))
-    back = located(task.runs, task.done, whole)
-    for place in [place for place in iteration.parts if is_among(place, back)]:
+    splits.returned = united((*splits.returned, *units))
+    back = splits.located(whole)
+    for place in [place for place in pool.parts if is_among(place, back)]:
         _want(iteration, place, EVERYTHING)
         back = subtracted(back, ((place, place + 1),))
-    iteration.returned = united((*iteration.returned, *back))
+    pool.returned = united((*pool.returned, *back))
 
 
 def _place(task: Task, unit: int) -> int:
     """Return where in the stream a unit in dealt order is."""
-    ((place, _),) = located(task.runs, task.done, ((unit, unit + 1),))
+    ((place, _),) = task.splits.located(((unit, unit + 1),))
     return place
 
 
 def _want(iteration: Iteration, place: int, rows: Ranges) -> None:
     """Deal ordinals of a unit of the stream again."""
-    known = iteration.parts.get(place, ())
+    pool = iteration.splits
+    known = pool.parts.get(place, ())
     require(not common(known, rows), "ordinals come back that are to be dealt already")
-    require(not is_among(place, iteration.returned), "the whole unit is to be dealt already")
-    iteration.parts[place] = united((*known, *rows))
+    require(not is_among(place, pool.returned), "the whole unit is to be dealt already")
+    pool.parts[place] = united((*known, *rows))
 
 
 def is_among(unit: int, units: Ranges) -> bool:
@@ -168,39 +178,42 @@ def is_among(unit: int, units: Ranges) -> bool:
 
 def _clear_of_suspicion(iteration: Iteration, task: Task, units: Ranges) -> None:
     """Take note that a worker which was lost got on with units, so that it was not these."""
+    pool = iteration.splits
     if units:
-        places = located(task.runs, task.done, units)
-        iteration.recovered = subtracted(iteration.recovered, places)
-        iteration.suspects = subtracted(iteration.suspects, places)
+        places = task.splits.located(units)
+        pool.recovered = subtracted(pool.recovered, places)
+        pool.suspects = subtracted(pool.suspects, places)
         _forget_deaths(iteration, places)
 
 
 def _forget_deaths(iteration: Iteration, places: Ranges) -> None:
-    for place in [place for place in iteration.deaths if is_among(place, places)]:
-        del iteration.deaths[place]
+    for place in [place for place in iteration.splits.deaths if is_among(place, places)]:
+        del iteration.splits.deaths[place]
 
 
 def _require_held(task: Task, units: Ranges) -> None:
+    splits = task.splits
     require(units == united(units), "the ranges overlap")
-    require(not units or units[0][0] >= task.done, "units that are done cannot come back")
-    require(not subtracted(units, ((0, task.dealt),)), "they were never dealt to the task")
-    require(units == subtracted(units, task.returned), "they were returned already")
+    require(not units or units[0][0] >= splits.done, "units that are done cannot come back")
+    require(not subtracted(units, ((0, splits.dealt),)), "they were never dealt to the task")
+    require(units == subtracted(units, splits.returned), "they were returned already")
 
 
 def _recover(iteration: Iteration, units: Ranges, address: str) -> None:
     """Take note that units outlived a task, as well as some of them did before."""
-    again = common(units, iteration.suspects)
-    suspects = subtracted(common(units, iteration.recovered), again)
-    if iteration.exactly_once and iteration.suspects_at_once == 1:
+    pool = iteration.splits
+    again = common(units, pool.suspects)
+    suspects = subtracted(common(units, pool.recovered), again)
+    if pool.exactly_once and pool.suspects_at_once == 1:
         for place in (each for start, stop in again for each in range(start, stop)):
-            iteration.deaths[place] = (*iteration.deaths.get(place, ()), address)
+            pool.deaths[place] = (*pool.deaths.get(place, ()), address)
     if again:
         # One of these it was: in smaller groups it is found.
-        iteration.suspects_at_once = _part(iteration.suspects_at_once)
+        pool.suspects_at_once = _part(pool.suspects_at_once)
     if suspects:
-        iteration.suspects_at_once = max(iteration.suspects_at_once, _part(count(suspects)))
-    iteration.suspects = united((*iteration.suspects, *suspects))
-    iteration.recovered = united((*iteration.recovered, *units))
+        pool.suspects_at_once = max(pool.suspects_at_once, _part(count(suspects)))
+    pool.suspects = united((*pool.suspects, *suspects))
+    pool.recovered = united((*pool.recovered, *units))
 
 
 def _part(number: int) -> int:
@@ -211,18 +224,19 @@ def units_given_up(state: DispatcherState, fact: updates.UnitsGivenUp) -> None:
     """Deal units that workers died with no more."""
     task = state.tasks[fact.task_id]
     iteration = state.iterations[task.iteration_id]
+    pool = iteration.splits
     require(not subtracted(fact.units, iteration.left_of(task)), "somebody has them")
-    units = located(task.runs, task.done, fact.units)
+    units = task.splits.located(fact.units)
     touch(task, fact.units)
-    iteration.given_up = united((*iteration.given_up, *units))
+    pool.given_up = united((*pool.given_up, *units))
     for place in (each for start, stop in units for each in range(start, stop)):
-        iteration.deaths[place] = (*iteration.deaths.get(place, ()), task.address)
-    for place in [place for place in iteration.parts if is_among(place, units)]:
-        del iteration.parts[place]
-    iteration.recovered = subtracted(iteration.recovered, units)
-    iteration.suspects = subtracted(iteration.suspects, units)
+        pool.deaths[place] = (*pool.deaths.get(place, ()), task.address)
+    for place in [place for place in pool.parts if is_among(place, units)]:
+        del pool.parts[place]
+    pool.recovered = subtracted(pool.recovered, units)
+    pool.suspects = subtracted(pool.suspects, units)
     # It was these; the others are dealt sooner if many go together.
-    iteration.suspects_at_once = _part(count(iteration.suspects))
+    pool.suspects_at_once = _part(count(pool.suspects))
     iteration.version += 1
 
 
@@ -231,14 +245,10 @@ def give_up(state: DispatcherState, task: Task) -> None:
     iteration = state.iterations[task.iteration_id]
     iteration.version += 1
     task.gone = True
-    consumers = iteration.num_consumers
-    if task.held or consumers is not None:
+    if task.splits.held:
         task.unsettled = set(iteration.clients)
-    # Of one that is finished all rounds arrived everywhere, whoever has left since.
-    if consumers is not None and task.phase is not TaskPhase.FINISHED:
-        task.torn = bool(iteration.departed)
-        # Before all have joined, no round arrived everywhere.
-        task.rounds = 0 if len(iteration.consumers) < consumers else None
+    if task.mode is not None:
+        task.mode.gone(iteration, task)
     if task.departed:
         # What they received of this, nobody will know.
         touch_first(iteration, task, max(task.departed.values()))
@@ -247,43 +257,46 @@ def give_up(state: DispatcherState, task: Task) -> None:
 
 def give_back_kept(iteration: Iteration, task: Task, client_id: str) -> None:
     """Deal again what a client that is gone had of a task that is gone, and did not use."""
-    units, parts = task.kept_by.pop(client_id, ((), ()))
+    pool = iteration.splits
+    units, parts = task.splits.kept_by.pop(client_id, ((), ()))
     if iteration.finished and not iteration.clients:
         return
     found = [
         (place, EVERYTHING)
-        for start, stop in located(task.runs, task.done, units)
+        for start, stop in task.splits.located(units)
         for place in range(start, stop)
     ]
     found += [(_place(task, unit), rows) for unit, rows in parts]
     for place, rows in found:
-        if is_among(place, iteration.given_up):
+        if is_among(place, pool.given_up):
             continue
         iteration.finished, iteration.failed = False, ""
         if rows == EVERYTHING:
-            iteration.returned = united((*iteration.returned, (place, place + 1)))
+            pool.returned = united((*pool.returned, (place, place + 1)))
         else:
             _want(iteration, place, rows)
 
 
 def receive(task: Task, units: Ranges) -> None:
     """Take note that units came whole to somebody."""
-    task.received = united((*task.received, *at_least(units, task.done)))
-    for unit in [unit for unit in task.rows if is_among(unit, units)]:
-        del task.rows[unit]
+    splits = task.splits
+    splits.received = united((*splits.received, *at_least(units, splits.done)))
+    for unit in [unit for unit in splits.rows if is_among(unit, units)]:
+        del splits.rows[unit]
 
 
 def is_held(task: Task, unit: int) -> bool:
     """Whether a task is still to give something of a unit."""
-    is_there = task.done <= unit < task.dealt
-    return is_there and not is_among(unit, (*task.returned, *task.received))
+    splits = task.splits
+    is_there = splits.done <= unit < splits.dealt
+    return is_there and not is_among(unit, (*splits.returned, *splits.received))
 
 
 def give(task: Task, unit: int, rows: Ranges) -> None:
     """Take note that some elements of a unit are no longer the task's to give."""
-    left = subtracted(task.rows.get(unit, EVERYTHING), rows)
+    left = subtracted(task.splits.rows.get(unit, EVERYTHING), rows)
     if left:
-        task.rows[unit] = left
+        task.splits.rows[unit] = left
     else:
         receive(task, ((unit, unit + 1),))
         touch(task, ((unit, unit + 1),))
@@ -291,18 +304,21 @@ def give(task: Task, unit: int, rows: Ranges) -> None:
 
 def touch_first(iteration: Iteration, task: Task, units: int) -> None:
     """Take the first units of a task, up to a number, for touched: who may have them is gone."""
-    if task.held and task.done < units and not iteration.exactly_once:
-        touch(task, ((task.done, units),))
+    splits = task.splits
+    if splits.held and splits.done < units and not iteration.splits.exactly_once:
+        touch(task, ((splits.done, units),))
 
 
 def touch(task: Task, units: Ranges) -> None:
     """Take note that somebody may have something of units."""
-    task.touched = united((*task.touched, *at_least(units, task.done)))
+    splits = task.splits
+    splits.touched = united((*splits.touched, *at_least(units, splits.done)))
 
 
 def client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> None:
     """Take back what a client that is gone had not acknowledged; note what is missing of it."""
     task = state.tasks[fact.task_id]
+    splits = task.splits
     iteration = state.iterations[task.iteration_id]
     del task.departed[fact.client_id]
     units = united((*fact.returned, *fact.lost))
@@ -310,21 +326,21 @@ def client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> None:
     _require_held(task, units)
     require(not (fact.returned and iteration.finished), "the iteration is finished")
     if task.phase is TaskPhase.RUNNING:
-        iteration.held -= count(units)
-    task.returned = united((*task.returned, *fact.lost))
+        iteration.splits.held -= count(units)
+    splits.returned = united((*splits.returned, *fact.lost))
     _put_back(iteration, task, fact.returned)
     for unit, rows in fact.used:
         if is_held(task, unit):
             give(task, unit, rows)
     for unit, rows in fact.parts:
         require(is_held(task, unit), "the task does not hold the unit")
-        left = task.rows.get(unit, EVERYTHING)
+        left = splits.rows.get(unit, EVERYTHING)
         require(not subtracted(rows, left), "the ordinals are not the task's to give")
         give(task, unit, rows)
         if not iteration.finished:
             _want(iteration, _place(task, unit), rows)
     if fact.lost:
-        _miss(iteration, task, fact.client_id, located(task.runs, task.done, fact.lost))
+        _miss(iteration, task, fact.client_id, splits.located(fact.lost))
     iteration.version += 1
 
 
@@ -337,7 +353,7 @@ def tasks_forgotten(state: DispatcherState, fact: updates.TasksForgotten) -> Non
         iteration.tasks.remove(task_id)
         lost = task.missing
         if lost or not iteration.is_dealt:
-            units = located(task.runs, task.done, lost)
+            units = task.splits.located(lost)
             _miss(iteration, task, "", units)
 
 

@@ -17,7 +17,8 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
-from headrace.service.modes.distributed_save.policy import unfinished_saves
+from headrace.service.modes.coordinated_reads.records import RoundsSettled
+from headrace.service.modes.distributed_save.records import SaveFailed, SaveOpened
 
 __all__ = ["consequences", "struck_by"]
 
@@ -66,10 +67,8 @@ def _begun(state: DispatcherState, fact: updates.IterationCreated) -> list[int]:
 
 def _of_task(state: DispatcherState, fact: Any) -> list[int]:
     iteration_id = state.tasks[fact.task_id].iteration_id
-    if not state.jobs[state.iterations[iteration_id].job_id].save:
-        return [iteration_id]
-    # Its worker may have time for another one now.
-    return [iteration_id, *(each for each in unfinished_saves(state) if each != iteration_id)]
+    iteration = state.iterations[iteration_id]
+    return [iteration_id, *policy_of(state, iteration).affected_by_task(state, iteration)]
 
 
 def _of_save(state: DispatcherState, fact: Any) -> list[int]:
@@ -101,7 +100,7 @@ _STRUCK: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
     updates.TaskFailed: _of_task,
     updates.TaskLost: _of_task,
     updates.TaskSettled: _of_task,
-    updates.RoundsSettled: _of_task,
+    RoundsSettled: _of_task,
     updates.ElementsReceived: _of_task,
     updates.ElementsUsed: _of_task,
     updates.ClientLeft: _of_client,
@@ -109,6 +108,6 @@ _STRUCK: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
     updates.UnitsReturned: _of_task,
     updates.UnitsTakenOver: _of_task,
     updates.UnitsGivenUp: _of_task,
-    updates.SaveOpened: _of_save,
-    updates.SaveFailed: _of_save,
+    SaveOpened: _of_save,
+    SaveFailed: _of_save,
 }

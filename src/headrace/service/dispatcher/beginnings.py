@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.dispatcher.state import Iteration
+from headrace.service.dispatcher.state import Iteration, SplitPool
 from headrace.service.messages import OpenIteration
 from headrace.service.passes import pass_in_words
 from headrace.service.ranges import Ranges, subtracted, united
@@ -132,12 +132,12 @@ def _check_same_order(iteration: Iteration, request: OpenIteration) -> None:
         )
 
 
-def leave_out(iteration: Iteration, delivered: Ranges, parts: Parts) -> None:
+def leave_out(splits: SplitPool, delivered: Ranges, parts: Parts) -> None:
     """Take what came before an iteration began as dealt: the rest before it is dealt first."""
     if not (delivered or parts):
         return
     begun = united((*delivered, *((unit, unit + 1) for unit, _ in parts)))
-    first, iteration.next = iteration.next, begun[-1][1]
-    iteration.returned = subtracted(((first, iteration.next),), begun)
+    first, splits.next = splits.next, begun[-1][1]
+    splits.returned = subtracted(((first, splits.next),), begun)
     for unit, rows in parts:
-        iteration.parts[unit] = subtracted(EVERYTHING, rows)
+        splits.parts[unit] = subtracted(EVERYTHING, rows)

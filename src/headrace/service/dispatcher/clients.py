@@ -20,8 +20,7 @@ from headrace.service.dispatcher.python_versions import check_iteration_can_run
 from headrace.service.dispatcher.splits import checked_parts, checked_units
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase, Worker
 from headrace.service.dispatcher.updates import Update
-from headrace.service.modes.coordinated_reads.policy import leaver, lengths, opened
-from headrace.service.modes.ordered.backups import helpers, overdue_for_client
+from headrace.service.modes.coordinated_reads.records import RoundsSettled
 from headrace.service.ranges import Ranges, at_least, common, subtracted, united
 from headrace.service.rows import EVERYTHING, Parts, outside
 
@@ -40,21 +39,19 @@ def addresses(
     tasks: Iterable[Task], workers: Mapping[str, Worker]
 ) -> tuple[messages.TaskAddress, ...]:
     """Return where an iteration with these tasks can be read, whose workers are these."""
-    running = TaskPhase.RUNNING
-    return tuple(
-        messages.TaskAddress(
-            task_id=task.task_id,
-            worker_id=task.worker_id,
-            worker_address=task.address,
-            ticket=task.ticket,
-            attempt=task.attempt,
-            shard=task.shard,
-            tags=workers[task.worker_id].tags,
-            starting_round=task.starting_round,
-        )
-        for task in tasks
-        if task.phase is running
-    )
+    found = []
+    for task in tasks:
+        if task.phase is TaskPhase.RUNNING:
+            address = messages.TaskAddress(
+                task_id=task.task_id,
+                worker_id=task.worker_id,
+                worker_address=task.address,
+                ticket=task.ticket,
+                attempt=task.attempt,
+                tags=workers[task.worker_id].tags,
+            )
+            found.append(address if task.mode is None else task.mode.address(address))
+    return tuple(found)
 
 
 def client_heartbeat(
@@ -63,41 +60,39 @@ def client_heartbeat(
     """Say what there is to read and to settle, and in the end what was lost."""
     client_id = request.client_id
     iteration = state.client_iteration(client_id)
+    policy = policy_of(state, iteration)
     ending = finished_now(state, iteration, moment)
     silent: list[str] = []
     if not (iteration.takers or iteration.leavers):
         if not (ending or iteration.finished):
-            silent = policy_of(state, iteration).waits_for(state, iteration, moment.is_silent)
+            silent = policy.waits_for(state, iteration, moment.is_silent)
         owing = {each for task in state.tasks_of(iteration) for each in task.unsettled}
         silent = sorted({*silent, *owing} - {client_id})
         if not (ending or silent):
             check_iteration_can_run(state, iteration)
     patience = moment.limits.reach_timeout
     given_up = moment.presence.unreachable.is_agreed_of(client_id, patience, moment.now)
-    rounds = opened(iteration, request.horizon)
     limits = moment.limits
     interval = moment.next_heartbeat(
         limits.client_interval(len(state.clients)), limits.client_heartbeat_interval
     )
-    taken = overdue_for_client(state, iteration, request.wanted, moment)
-    if request.known == iteration.version and not (ending or silent or given_up or taken):
-        reply = messages.ClientUpdate(
-            tasks=(),
-            finished=False,
-            version=request.known,
-            same=True,
-            horizon=rounds[0].until if rounds else iteration.horizon,
-            heartbeat_interval=interval,
-            helpers=helpers(state, iteration, request.wanted, moment),
-        )
-        return Decision(updates=rounds, reply=reply)
 
     def compose(after: DispatcherState) -> messages.ClientUpdate:
-        asked = helpers(after, after.client_iteration(client_id), request.wanted, moment)
-        return _update(after, client_id, silent, given_up, interval, asked)
+        now = after.client_iteration(client_id)
+        if request.known == now.version and not (silent or given_up):
+            update = messages.ClientUpdate(
+                tasks=(),
+                finished=False,
+                version=now.version,
+                same=True,
+                heartbeat_interval=interval,
+            )
+        else:
+            update = _update(after, client_id, silent, given_up, interval)
+        return policy.update(update, after, now, request, moment)
 
-    facts = [fact for fact in (ending, taken) if fact is not None]
-    return Decision(updates=(*rounds, *facts), compose=compose)
+    facts = policy.heartbeat(state, iteration, request, moment)
+    return Decision(updates=facts if ending is None else (*facts, ending), compose=compose)
 
 
 def _update(
@@ -106,7 +101,6 @@ def _update(
     silent: list[str],
     given_up: set[int],
     interval: float,
-    asked: tuple[int, ...],
 ) -> messages.ClientUpdate:
     """Return all that a client should hear.
 
@@ -116,7 +110,6 @@ def _update(
         silent: Others that keep its iteration from its end.
         given_up: Tasks whose worker it could not reach for long.
         interval: Seconds until its next heartbeat.
-        asked: Tasks that it may ask for the unit that it waits for.
     """
     iteration = state.client_iteration(client_id)
     policy, tasks = policy_of(state, iteration), state.tasks_of(iteration)
@@ -138,12 +131,7 @@ def _update(
         version=iteration.version,
         failed=iteration.failed if finished else "",
         silent=tuple(silent),
-        horizon=iteration.horizon,
-        rounds=lengths(iteration, tasks),
-        left=leaver(iteration, tasks),
-        given_up=iteration.given_up if state.jobs[iteration.job_id].terms.ordered else (),
         heartbeat_interval=interval,
-        helpers=asked,
     )
 
 
@@ -155,28 +143,29 @@ def settle_task(state: DispatcherState, request: messages.SettleTask, moment: Mo
         ValueError: The task was not dealt these units.
     """
     iteration = state.client_iteration(request.client_id)
+    pool = iteration.splits
     task = state.task(request.task_id)
+    splits = task.splits
     if task.iteration_id != iteration.iteration_id:
         raise NotFoundError(
             f"client {request.client_id} reads iteration {iteration.iteration_id}; task "
             f"{request.task_id} is of iteration {task.iteration_id}"
         )
-    if (request.rounds is None) != (iteration.num_consumers is None):
-        raise ValueError(
-            f"rounds={request.rounds} does not go with num_consumers={iteration.num_consumers}"
-        )
-    received = at_least(checked_units(task, request.received), task.done)
-    touched = at_least(checked_units(task, request.touched), task.done)
-    if iteration.exactly_once:
+    num_consumers = state.jobs[iteration.job_id].terms.num_consumers
+    if (request.rounds is None) != (num_consumers is None):
+        raise ValueError(f"rounds={request.rounds} does not go with {num_consumers=}")
+    received = at_least(checked_units(task, request.received), splits.done)
+    touched = at_least(checked_units(task, request.touched), splits.done)
+    if pool.exactly_once:
         touched = ()  # what came, `parts` says
-    parts = checked_parts(task, request.parts) if iteration.exactly_once else ()
+    parts = checked_parts(task, request.parts) if pool.exactly_once else ()
     is_known = (
-        not (request.used and request.client_id in task.kept_by)
-        and not subtracted(received, task.received)
-        and not subtracted(touched, task.touched)
+        not (request.used and request.client_id in splits.kept_by)
+        and not subtracted(received, splits.received)
+        and not subtracted(touched, splits.touched)
         and not any(
-            common(rows, task.rows.get(unit, EVERYTHING))
-            for unit, rows in outside(parts, united((*task.received, *task.returned)))
+            common(rows, splits.rows.get(unit, EVERYTHING))
+            for unit, rows in outside(parts, united((*splits.received, *splits.returned)))
         )
     )
     if request.client_id not in task.unsettled and (is_known or request.rounds is not None):
@@ -184,10 +173,10 @@ def settle_task(state: DispatcherState, request: messages.SettleTask, moment: Mo
     whose = task.task_id, request.client_id
     settled: Update
     if request.rounds is not None:
-        settled = updates.RoundsSettled(*whose, request.rounds, received, touched)
-    elif request.used and iteration.exactly_once:
+        settled = RoundsSettled(*whose, request.rounds, received, touched)
+    elif request.used and pool.exactly_once:
         settled = updates.ElementsUsed(*whose, received, parts)
-    elif iteration.exactly_once:
+    elif pool.exactly_once:
         settled = updates.ElementsReceived(*whose, *_given_by(task, received, parts))
     else:
         settled = updates.TaskSettled(*whose, received, touched)
@@ -199,12 +188,14 @@ def _given_by(task: Task, units: Ranges, parts: Parts) -> tuple[Ranges, Parts]:
 
     Of a unit that the task was dealt in part, this is the part: others have the rest.
     """
-    units = subtracted(units, united((*task.received, *task.returned)))
-    in_part = common(units, united((unit, unit + 1) for unit in task.rows))
+    splits = task.splits
+    units = subtracted(units, united((*splits.received, *splits.returned)))
+    in_part = common(units, united((unit, unit + 1) for unit in splits.rows))
     came = {unit: EVERYTHING for start, stop in in_part for unit in range(start, stop)}
-    came.update(outside(parts, united((*task.received, *task.returned, *units))))
+    came.update(outside(parts, united((*splits.received, *splits.returned, *units))))
     given = (
-        (unit, common(rows, task.rows.get(unit, EVERYTHING))) for unit, rows in sorted(came.items())
+        (unit, common(rows, splits.rows.get(unit, EVERYTHING)))
+        for unit, rows in sorted(came.items())
     )
     return subtracted(units, in_part), tuple((unit, rows) for unit, rows in given if rows)
 
@@ -220,13 +211,13 @@ def settle_for_silent(state: DispatcherState, moment: Moment) -> list[Update]:
             task_id=task.task_id,
             client_id=client_id,
             received=(),
-            touched=((task.done, task.dealt),),
+            touched=((task.splits.done, task.splits.dealt),),
         )
         for iteration_id, since in moment.presence.lost.items()
         if moment.now - since > patience
         and len(state.iterations[iteration_id].clients) > 1
-        and state.iterations[iteration_id].num_consumers is None
-        and not state.iterations[iteration_id].exactly_once
+        and state.iterations[iteration_id].mode is None
+        and not state.iterations[iteration_id].splits.exactly_once
         for task in state.tasks_of(state.iterations[iteration_id])
         for client_id in sorted(task.unsettled)
     ]

@@ -8,17 +8,11 @@ from typing import Any
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
 
-__all__ = ["IllegalFactError", "illegal", "require"]
+__all__ = ["IllegalFactError", "illegal"]
 
 
 class IllegalFactError(Exception):
     """A fact does not fit the state; the message tells the story of what it names."""
-
-
-def require(holds: bool, what: str) -> None:
-    """Raise ValueError with what is wrong, unless it holds."""
-    if not holds:
-        raise ValueError(what)
 
 
 def illegal(state: DispatcherState, fact: Update, error: Exception) -> IllegalFactError:

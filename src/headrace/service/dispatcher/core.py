@@ -16,6 +16,7 @@ from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.decision import Decision
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.slots import check_slots_may_change
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import (
     DispatcherStarted,
@@ -24,7 +25,6 @@ from headrace.service.dispatcher.updates import (
     Update,
 )
 from headrace.service.messages import ClientUpdate, DispatcherStatus
-from headrace.service.modes.static.policy import check_slots_may_change
 from headrace.serving.core import JournaledCore
 from headrace.serving.journal import Format, Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
@@ -113,7 +113,7 @@ def _count(facts: Sequence[Update]) -> None:
 # --- what the dispatcher's journal holds: its facts, its state, and plans -------------------------
 
 FORMAT = Format(
-    number=2,
+    number=3,
     file_name="dispatcher.sqlite",
     owner="dispatcher",
     fresh_start="start with an empty work_dir and register everything again",

@@ -41,15 +41,16 @@ def drop_client(state: DispatcherState, request: messages.DropClient, moment: Mo
         ValueError: The task was not dealt these units.
     """
     task = workers_task(state, request)
+    splits = task.splits
     units = _held(task, request.units)
     lost = _held(task, request.lost)
     if request.client_id not in task.departed:
         return Decision()
-    if state.iterations[task.iteration_id].exactly_once:
+    if state.iterations[task.iteration_id].splits.exactly_once:
         return _drop_exactly(state.iterations[task.iteration_id], task, request, units)
     settled = _settled(task, request)
-    returned = subtracted(units, task.touched)
-    lost = subtracted(united((*lost, *common(units, task.touched))), task.received)
+    returned = subtracted(units, splits.touched)
+    lost = subtracted(united((*lost, *common(units, splits.touched))), splits.received)
     if state.iterations[task.iteration_id].finished:
         returned, lost = (), united((*returned, *lost))
     lost = subtracted(lost, returned)
@@ -62,7 +63,7 @@ def drop_client(state: DispatcherState, request: messages.DropClient, moment: Mo
 def _settled(task: Task, request: messages.DropClient) -> tuple[updates.TaskSettled, ...]:
     """Return what is new of what clients acknowledged."""
     received, touched = _held(task, request.received), _held(task, request.touched)
-    if not (subtracted(received, task.received) or subtracted(touched, task.touched)):
+    if not (subtracted(received, task.splits.received) or subtracted(touched, task.splits.touched)):
         return ()
     return (
         updates.TaskSettled(task_id=task.task_id, client_id="", received=received, touched=touched),
@@ -73,12 +74,13 @@ def _drop_exactly(
     iteration: Iteration, task: Task, request: messages.DropClient, units: Ranges
 ) -> Decision:
     """Take back, by its ordinals, what a client that is gone had not acknowledged."""
-    returned = () if iteration.finished else subtracted(units, task.received)
-    elsewhere = united((*task.received, *task.returned, *returned))
+    splits = task.splits
+    returned = () if iteration.finished else subtracted(units, splits.received)
+    elsewhere = united((*splits.received, *splits.returned, *returned))
     used = dict(outside(checked_parts(task, request.used), elsewhere))
     parts = []
     for unit, rows in outside(checked_parts(task, request.parts), elsewhere):
-        wanted = subtracted(task.rows.get(unit, EVERYTHING), used.get(unit, ()))
+        wanted = subtracted(splits.rows.get(unit, EVERYTHING), used.get(unit, ()))
         if rows := common(rows, wanted):
             parts.append((unit, rows))
     dropped = updates.ClientDropped(
@@ -93,7 +95,7 @@ def _drop_exactly(
 
 
 def _held(task: Task, units: Ranges) -> Ranges:
-    return subtracted(at_least(checked_units(task, units), task.done), task.returned)
+    return subtracted(at_least(checked_units(task, units), task.splits.done), task.splits.returned)
 
 
 def finished_now(

@@ -26,7 +26,7 @@ def gather_place(state: DispatcherState, request: messages.GatherPlace, moment: 
     if known is not None:
         return Decision(reply=_reply(known))
     iteration = state.client_iteration(request.client_id)
-    check_place(request.delivered, request.parts, iteration.positions)
+    check_place(request.delivered, request.parts, iteration.splits.positions)
     readers = iteration.readers
     if readers is not None and readers.clients > len(iteration.clients):
         raise FailedPreconditionError(

@@ -10,13 +10,15 @@ from headrace.service.dispatcher.state import (
     LEFT,
     LOSSES_REMEMBERED,
     PASSES_REMEMBERED,
-    SAVES_REMEMBERED,
     DispatcherState,
     Iteration,
     Task,
     TaskPhase,
 )
-from headrace.service.ranges import at_least, common, count, located, subtracted, united
+from headrace.service.modes.coordinated_reads.records import Consumers, consumers_of, rounds_of
+from headrace.service.modes.distributed_save.records import SAVES_REMEMBERED, files_of
+from headrace.service.modes.static.records import shard_of
+from headrace.service.ranges import at_least, common, count, subtracted, united
 
 __all__ = ["validate"]
 
@@ -61,29 +63,30 @@ def validate(state: DispatcherState) -> None:
 
 def _has_read(state: DispatcherState, task: Task) -> bool:
     iteration = state.iterations[task.iteration_id]
-    return bool(task.dealt) or not iteration.is_dealt or iteration.num_consumers is not None
+    return bool(task.splits.dealt) or not iteration.is_dealt or iteration.mode is not None
 
 
 def _check_task(state: DispatcherState, task: Task) -> None:
-    assert 0 <= task.done <= task.dealt, task
-    assert count(task.runs) == task.dealt - task.done, task
-    for ranges in (task.returned, task.received, task.touched):
-        assert ranges == at_least(united(ranges), task.done), task
-        assert not ranges or ranges[-1][1] <= task.dealt, task
-    assert not subtracted(task.received, task.touched), task
-    assert task.held >= 0, task
-    assert task.last[1] - task.last[0] <= task.dealt, task
-    assert (task.grants == 0) == (task.dealt == 0), task
+    splits = task.splits
+    assert 0 <= splits.done <= splits.dealt, task
+    assert count(splits.runs) == splits.dealt - splits.done, task
+    for ranges in (splits.returned, splits.received, splits.touched):
+        assert ranges == at_least(united(ranges), splits.done), task
+        assert not ranges or ranges[-1][1] <= splits.dealt, task
+    assert not subtracted(splits.received, splits.touched), task
+    assert splits.held >= 0, task
+    assert splits.last[1] - splits.last[0] <= splits.dealt, task
+    assert (splits.grants == 0) == (splits.dealt == 0), task
     assert task.unsettled <= state.iterations[task.iteration_id].clients, task
     assert task.gone or not task.unsettled, task
     assert not (task.gone and task.departed), task
-    assert task.gone or not task.kept_by, task
-    assert task.kept_by.keys() <= state.iterations[task.iteration_id].clients, task
-    for unit, rows in task.rows.items():
-        assert task.done <= unit < task.dealt, task
+    assert task.gone or not splits.kept_by, task
+    assert splits.kept_by.keys() <= state.iterations[task.iteration_id].clients, task
+    for unit, rows in splits.rows.items():
+        assert splits.done <= unit < splits.dealt, task
         assert rows, task
         assert rows == united(rows), task
-        assert not common(((unit, unit + 1),), united((*task.returned, *task.received))), task
+        assert not common(((unit, unit + 1),), united((*splits.returned, *splits.received))), task
 
 
 def _check_jobs(state: DispatcherState) -> None:
@@ -120,35 +123,35 @@ def _check_saves(state: DispatcherState) -> None:
         assert save.size == sum(file.bytes for file in save.stored), save
         for task in state.tasks_of(iteration):
             mine = [file.number for file in save.stored if file.stream == task.task_id]
-            assert mine == list(range(task.stored)), task
-            assert task.phase is not TaskPhase.FINISHED or not task.held, task
+            assert mine == list(range(files_of(task.mode).number)), task
+            assert task.phase is not TaskPhase.FINISHED or not task.splits.held, task
         if iteration.finished and not iteration.failed:
-            assert iteration.rest == 0, iteration
-            assert not iteration.given_up, iteration
+            assert iteration.splits.rest == 0, iteration
+            assert not iteration.splits.given_up, iteration
 
 
 def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Iteration) -> None:
+    pool = iteration.splits
     assert iteration.iteration_id == iteration_id < state.next_iteration, iteration
     job = state.jobs[iteration.job_id]
     assert job.iterations[iteration.pass_number] == iteration_id
-    assert iteration.num_consumers == job.terms.num_consumers, iteration
     tasks = state.tasks_of(iteration)
     assert len(set(iteration.tasks)) == len(tasks), iteration
-    assert iteration.consumers.keys() <= iteration.clients, iteration
-    _check_rounds(iteration, tasks)
+    if job.terms.num_consumers is not None:
+        _check_rounds(iteration, consumers_of(iteration.mode), tasks)
     running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
     assert len(set(running)) == len(running), iteration
     assert iteration.leavers == sum(state.workers[each].leaving for each in running), iteration
     assert iteration.takers == len(running) - iteration.leavers, iteration
-    assert iteration.held == sum(task.held for task in state.running_tasks(iteration)), iteration
+    assert pool.held == sum(task.splits.held for task in state.running_tasks(iteration)), iteration
     assert not (iteration.finished and running), iteration
     assert iteration.finished or not iteration.failed, iteration
     if not iteration.finished and not job.save:
         served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
         if iteration.is_dealt:
-            waits = not running and not (iteration.returned or iteration.parts)
+            waits = not running and not (pool.returned or pool.parts)
             assert served >= set(staying(state, iteration)) or waits, (iteration, state.workers)
-        elif not any(task.of for task in tasks):
+        elif not any(shard_of(task.mode) for task in tasks):
             _check_copies(state, iteration, tasks)
     assert not (iteration.left & iteration.clients), iteration
     _check_units(iteration, tasks)
@@ -164,66 +167,77 @@ def _check_copies(state: DispatcherState, iteration: Iteration, tasks: list[Task
             assert known, (iteration, state.workers)
 
 
-def _check_rounds(iteration: Iteration, tasks: list[Task]) -> None:
-    indices = [*iteration.consumers.values()]
+def _check_rounds(iteration: Iteration, consumers: Consumers, tasks: list[Task]) -> None:
+    assert consumers.present.keys() <= iteration.clients, iteration
+    indices = [*consumers.present.values()]
     if not iteration.finished:
-        assert len({*indices, *iteration.departed}) == len(indices) + len(iteration.departed)
-    assert iteration.num_consumers is not None or not iteration.horizon, iteration
+        assert len({*indices, *consumers.departed}) == len(indices) + len(consumers.departed)
     for task in tasks:
-        assert (task.starting_round is None) == (iteration.num_consumers is None), task
-        assert (task.starting_round or 0) <= iteration.horizon, task
-        assert task.gone or (task.rounds is None and not task.torn), task
+        rounds = rounds_of(task.mode)
+        assert rounds.first <= consumers.horizon, task
+        assert task.gone or (rounds.arrived is None and not rounds.torn), task
 
 
 def _check_units(iteration: Iteration, tasks: list[Task]) -> None:
-    end = iteration.positions or 0
-    assert iteration.next >= 0, iteration
+    pool = iteration.splits
+    end = pool.positions or 0
+    assert pool.next >= 0, iteration
     assert len(iteration.missing) <= LOSSES_REMEMBERED, iteration
-    assert end < 0 or iteration.next <= end, iteration
-    for ranges in (iteration.returned, iteration.recovered, iteration.suspects):
+    assert end < 0 or pool.next <= end, iteration
+    for ranges in (
+        pool.returned,
+        pool.recovered,
+        pool.suspects,
+    ):
         assert ranges == united(ranges), iteration
-    assert iteration.suspects_at_once >= 1, iteration
-    assert not subtracted(iteration.suspects, iteration.recovered), iteration
-    assert not subtracted(iteration.recovered, ((0, iteration.next),)), iteration
-    assert not common(iteration.given_up, iteration.recovered), iteration
-    for unit in iteration.deaths:
-        known = (*iteration.suspects, *iteration.given_up)
+    assert pool.suspects_at_once >= 1, iteration
+    assert not subtracted(pool.suspects, pool.recovered), iteration
+    assert not subtracted(pool.recovered, ((0, pool.next),)), iteration
+    assert not common(pool.given_up, pool.recovered), iteration
+    for unit in pool.deaths:
+        known = (*pool.suspects, *pool.given_up)
         assert common(((unit, unit + 1),), united(known)), iteration
-    assert not common(iteration.given_up, iteration.returned), iteration
+    assert not common(pool.given_up, pool.returned), iteration
     # A unit that was dealt and is not done is with one task or was returned, never both.
-    if iteration.exactly_once:
+    if pool.exactly_once:
         _check_rows(iteration, tasks)
         return
-    assert not iteration.parts, iteration
-    places = [*iteration.returned]
+    assert not pool.parts, iteration
+    places = [*pool.returned]
     for task in tasks:
-        assert not task.rows, task
-        kept = subtracted(((task.done, task.dealt),), task.returned) if task.held else ()
-        found = located(task.runs, task.done, kept)
-        assert count(found) == task.held, task
+        splits = task.splits
+        assert not splits.rows, task
+        kept = subtracted(((splits.done, splits.dealt),), splits.returned) if splits.held else ()
+        found = splits.located(kept)
+        assert count(found) == splits.held, task
         places += found
     assert count(united(places)) == count(places), (iteration, tasks)
-    assert all(stop <= iteration.next for _, stop in places), (iteration, tasks)
+    assert all(stop <= pool.next for _, stop in places), (iteration, tasks)
 
 
 def _check_rows(iteration: Iteration, tasks: list[Task]) -> None:
     """Check that each element is to be given by one task, or to be dealt, never both."""
-    places = [*iteration.returned]
-    parts = [*iteration.parts.items()]
+    pool = iteration.splits
+    places = [*pool.returned]
+    parts = [*pool.parts.items()]
     for task in tasks:
-        kept = subtracted(((task.done, task.dealt),), united((*task.returned, *task.received)))
-        for unit, rows in task.rows.items():
-            ((place, _),) = located(task.runs, task.done, ((unit, unit + 1),))
+        splits = task.splits
+        kept = subtracted(
+            ((splits.done, splits.dealt),),
+            united((*splits.returned, *splits.received)),
+        )
+        for unit, rows in splits.rows.items():
+            ((place, _),) = splits.located(((unit, unit + 1),))
             parts.append((place, rows))
             kept = subtracted(kept, ((unit, unit + 1),))
-        places += located(task.runs, task.done, kept)
+        places += splits.located(kept)
     assert count(united(places)) == count(places), (iteration, tasks)
-    assert all(stop <= iteration.next for _, stop in places), (iteration, tasks)
+    assert all(stop <= pool.next for _, stop in places), (iteration, tasks)
     by_place: dict[int, list[tuple[int, int]]] = {}
     for place, rows in parts:
         assert rows, iteration
         assert rows == united(rows), iteration
-        assert place < iteration.next, iteration
+        assert place < pool.next, iteration
         assert not common(((place, place + 1),), united(places)), (iteration, tasks)
         by_place.setdefault(place, []).extend(rows)
     for place, found in by_place.items():

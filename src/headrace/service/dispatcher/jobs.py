@@ -20,7 +20,7 @@ from headrace.service.dispatcher.beginnings import (
 )
 from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.modes import name_of, policy_for
+from headrace.service.dispatcher.modes import name_of, policy_for, policy_of
 from headrace.service.dispatcher.python_versions import check_workers_can_run
 from headrace.service.dispatcher.registration import describe_difference
 from headrace.service.dispatcher.state import (
@@ -153,6 +153,7 @@ def open_iteration(
                 delivered=request.delivered,
                 parts=request.parts,
                 start=request.start,
+                mode=policy.iteration_mode(request.terms),
                 fixed_seeds=request.fixed_seeds,
             )
         )
@@ -258,7 +259,7 @@ def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.
         if iteration.failed:
             return msgspec.structs.replace(over, finished_by="", failed=iteration.failed)
         return over
-    return messages.IterationOpened(
+    reply = messages.IterationOpened(
         iteration_id=iteration.iteration_id,
         tasks=addresses(state.tasks_of(iteration), state.workers),
         seed=iteration.seed,
@@ -266,10 +267,10 @@ def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.
         job_name=job.name or "",
         lease=moment.limits.client_timeout,
         deployment=moment.limits.deployment,
-        horizon=iteration.horizon,
         begun_by=_readers_in_words(iteration.readers, client_id),
         is_read=_is_read(state, job, client_id, moment),
     )
+    return policy_of(state, iteration).opened(reply, iteration)
 
 
 def _is_read(state: DispatcherState, job: Job, client_id: str, moment: Moment) -> bool:

@@ -9,7 +9,7 @@ from headrace.service.dispatcher.departures import departed_from
 from headrace.service.dispatcher.presence import Left, Paced, Refused, Unreached
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
-from headrace.service.ranges import Ranges, located, subtracted
+from headrace.service.ranges import Ranges, subtracted
 
 __all__ = [
     "expire_workers",
@@ -162,8 +162,9 @@ def late_heartbeats(state: DispatcherState, moment: Moment) -> list[str]:
 
 
 def _in_hand(task: Task) -> Ranges:
-    held = subtracted(((task.done, task.dealt),), task.returned) if task.held else ()
-    return located(task.runs, task.done, held)
+    splits = task.splits
+    held = subtracted(((splits.done, splits.dealt),), splits.returned) if splits.held else ()
+    return splits.located(held)
 
 
 def note_lasting_copies(state: DispatcherState, moment: Moment) -> list[Update]:

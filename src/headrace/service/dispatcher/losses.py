@@ -12,12 +12,12 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Missing, Task, TaskPhase
 from headrace.service.dispatcher.story import whose
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.distributed_save.records import SaveFailed
 from headrace.service.passes import pass_in_words
 from headrace.service.ranges import (
     Ranges,
     common,
     count,
-    located,
     subtracted,
     united,
 )
@@ -42,22 +42,23 @@ def lost_copies(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostU
 
 def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
     """Return the units that are missing of a finished iteration with these tasks."""
+    pool = iteration.splits
     lost = [
         each
         for missing in iteration.missing
         for each in _lost_of(iteration, missing, missing.units)
     ]
     for task in tasks:
-        lost += _lost_of(iteration, task, located(task.runs, task.done, task.missing))
+        lost += _lost_of(iteration, task, task.splits.located(task.missing))
     if iteration.missing_before:
         first = iteration.missing[0]
         lost.append(msgspec.structs.replace(_lost(first, ()), count=iteration.missing_before))
     failed = [task for task in tasks if task.phase is TaskPhase.FAILED]
     if failed:
         # What all that could have taken it failed at.
-        end = iteration.next if iteration.ended else iteration.positions or 0
-        parts = ((unit, unit + 1) for unit in iteration.parts)
-        left = (*iteration.returned, *parts, (iteration.next, end))
+        end = pool.next if iteration.ended else pool.positions or 0
+        parts = ((unit, unit + 1) for unit in pool.parts)
+        left = (*pool.returned, *parts, (pool.next, end))
         lost.append(_lost(failed[-1], united(each for each in left if each[0] < each[1])))
     return tuple(each for each in lost if each.count)
 
@@ -83,12 +84,12 @@ def _cut(task: Task) -> messages.LostUnits:
 def _lost_of(
     iteration: Iteration, whence: Task | Missing, lost: Ranges
 ) -> list[messages.LostUnits]:
-    given_up = common(lost, iteration.given_up)
+    given_up = common(lost, iteration.splits.given_up)
     deaths_at = tuple(
         address
         for start, stop in given_up
         for unit in range(start, stop)
-        for address in iteration.deaths.get(unit, ())
+        for address in iteration.splits.deaths.get(unit, ())
     )
     return [
         _lost(whence, subtracted(lost, given_up)),
@@ -178,7 +179,7 @@ def _client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> str 
     )
 
 
-def _save_failed(state: DispatcherState, fact: updates.SaveFailed) -> str:
+def _save_failed(state: DispatcherState, fact: SaveFailed) -> str:
     return f"the save into {state.saves[fact.save].path!r} has failed: {fact.error}"
 
 
@@ -202,6 +203,6 @@ _SAY: dict[type, Callable[[DispatcherState, Any], str | None]] = {
     updates.WorkerRegistered: _worker_registered,
     updates.TaskLost: _task_lost,
     updates.ClientDropped: _client_dropped,
-    updates.SaveFailed: _save_failed,
+    SaveFailed: _save_failed,
     updates.IterationFinished: _iteration_finished,
 }

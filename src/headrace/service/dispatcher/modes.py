@@ -13,6 +13,7 @@ from headrace.service.modes.cross_trainer_cache.policy import shared_by_trainers
 from headrace.service.modes.distributed_save.policy import Saving
 from headrace.service.modes.dynamic.policy import Dealing, ExactDealing
 from headrace.service.modes.no_sharding.policy import Copies
+from headrace.service.modes.ordered.policy import OrderedDealing
 from headrace.service.modes.static.policy import Static
 
 __all__ = ["OFFERED", "SAVING", "name_of", "policy_for", "policy_of"]
@@ -33,6 +34,7 @@ _IN_ROUNDS: dict[int, Policy] = {
 """The policy of each mode whose elements several consumers may read together."""
 
 _EXACT = ExactDealing()
+_ORDERED = OrderedDealing()
 _SHARED = {mode: shared_by_trainers(policy) for mode, policy in OFFERED.items()}
 """The same where trainers share what workers make."""
 
@@ -69,7 +71,7 @@ def policy_for(terms: Terms) -> Policy:
                 "what only some consumers received of a round is used by none, and the batches of "
                 "rounds are composed otherwise when it is computed again"
             )
-        policy = _EXACT
+        policy = _ORDERED if terms.ordered else _EXACT
     if policy is None:
         *names, last = map(name_of, offered)
         together = "" if offered is OFFERED else f" for num_consumers={terms.num_consumers}"

@@ -13,10 +13,27 @@ from typing import ClassVar
 
 import msgspec
 
+from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.python_versions import can_run
-from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Task
+from headrace.service.dispatcher.state import (
+    Dataset,
+    DispatcherState,
+    Iteration,
+    IterationMode,
+    Task,
+    TaskMode,
+)
 from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import GetSplit, LostUnits, OpenIteration
+from headrace.service.messages import (
+    ClientHeartbeat,
+    ClientUpdate,
+    GetSplit,
+    IterationOpened,
+    LostUnits,
+    OpenIteration,
+    TaskDefinition,
+    Terms,
+)
 
 __all__ = ["Policy", "Post", "staying"]
 
@@ -25,9 +42,7 @@ class Post(msgspec.Struct, frozen=True, kw_only=True):
     """A task that a worker is to get; what a task has of its own (`updates.TaskCreated`)."""
 
     worker_id: str
-    shard: int | None = None
-    of: int | None = None
-    starting_round: int | None = None
+    mode: TaskMode | None = None
     attempt: int = 0
     replaces: bool = False
 
@@ -62,6 +77,10 @@ class Policy(ABC):
         """
         return None
 
+    def iteration_mode(self, terms: Terms) -> IterationMode | None:
+        """Return what the mode adds to an iteration that begins."""
+        return None
+
     def seed(self, state: DispatcherState, iteration: Iteration, task: Task) -> int:
         """Return what random steps of a task draw from that have no seed of their own.
 
@@ -77,9 +96,45 @@ class Policy(ABC):
         """
         return None
 
+    def opened(self, reply: IterationOpened, iteration: Iteration) -> IterationOpened:
+        """Return what a client hears that joins, with what the mode adds."""
+        return reply
+
+    def definition(
+        self, definition: TaskDefinition, state: DispatcherState, task: Task
+    ) -> TaskDefinition:
+        """Return what a worker hears of a task, with what the mode adds."""
+        return definition
+
+    def heartbeat(
+        self,
+        state: DispatcherState,
+        iteration: Iteration,
+        request: ClientHeartbeat,
+        moment: Moment,
+    ) -> tuple[Update, ...]:
+        """Return what follows from a client's heartbeat."""
+        return ()
+
+    def update(
+        self,
+        update: ClientUpdate,
+        state: DispatcherState,
+        iteration: Iteration,
+        request: ClientHeartbeat,
+        moment: Moment,
+    ) -> ClientUpdate:
+        """Return what a client hears, with what the mode adds."""
+        return update
+
+    def affected_by_task(self, state: DispatcherState, iteration: Iteration) -> list[int]:
+        """Return other iterations that may change when a task of this one ends."""
+        return []
+
     @abstractmethod
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
         """Return the tasks that workers should have of an unfinished iteration and have not."""
+        return []
 
     def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
         """Return what is to become of tasks or units before anything else; None: nothing."""
@@ -130,6 +185,25 @@ class Policy(ABC):
             is_impatient: Nobody was dealt anything for a while.
         """
         raise NotImplementedError(f"{type(self).__name__} deals units, and does not say which")
+
+    def while_idle(
+        self,
+        decision: Decision,
+        state: DispatcherState,
+        task: Task,
+        request: GetSplit,
+        moment: Moment,
+    ) -> Decision:
+        """Return what follows where nothing is there for a task: it waits, or ends."""
+        return decision
+
+    def done(self, task: Task, request: GetSplit) -> int:
+        """Return how many units of a task are done, in dealt order, when it asks for more."""
+        return request.done
+
+    def incomplete(self, task: Task, left: int) -> str:
+        """Return why a task that ends with units left has failed; empty: it has not."""
+        return ""
 
     def must_flush(
         self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit

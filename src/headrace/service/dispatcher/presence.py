@@ -19,7 +19,7 @@ from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
-from headrace.service.ranges import Ranges, located, united
+from headrace.service.ranges import Ranges, united
 from headrace.serving.presence import Stamps
 
 __all__ = [
@@ -326,7 +326,7 @@ def _units_dealt(
 ) -> None:
     task = state.tasks[fact.task_id]
     presence.dealt[task.iteration_id] = now
-    held = fact.done < task.dealt
+    held = fact.done < task.splits.dealt
     if fact.done > presence.reported.get(fact.task_id, -1) or not held:
         presence.got_on[fact.task_id] = now
     presence.reported[fact.task_id] = fact.done
@@ -337,7 +337,7 @@ def _units_taken_over(
 ) -> None:
     task = state.tasks[fact.task_id]
     known = presence.backed.get(task.iteration_id, ())
-    places = located(task.runs, task.done, fact.units)
+    places = task.splits.located(fact.units)
     presence.backed[task.iteration_id] = united((*known, *places))
 
 

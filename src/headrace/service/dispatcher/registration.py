@@ -9,12 +9,11 @@ from itertools import zip_longest
 from headrace.errors import AbortedError, AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import check_reachable
-from headrace.service.dispatcher import updates
+from headrace.service.dispatcher import slots, updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.plans import check_digest
 from headrace.service.dispatcher.state import Dataset, DispatcherState
 from headrace.service.dispatcher.updates import Update
-from headrace.service.modes.static import slots
 from headrace.versions import python_mismatch
 
 __all__ = [

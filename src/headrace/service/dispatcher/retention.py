@@ -142,5 +142,5 @@ def forget_tasks(state: DispatcherState, moment: Moment) -> list[Update]:
 
 
 def _is_done_with(iteration: Iteration, task: Task) -> bool:
-    is_settled = task.phase is TaskPhase.LOST and not (task.unsettled or task.kept_by)
+    is_settled = task.phase is TaskPhase.LOST and not (task.unsettled or task.splits.kept_by)
     return is_settled and not iteration.left_of(task)

@@ -14,11 +14,9 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.policy import Policy
-from headrace.service.dispatcher.presence import Dismissed, GotOn
+from headrace.service.dispatcher.presence import Dismissed
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
 from headrace.service.dispatcher.tasks import workers_task
-from headrace.service.modes.dynamic.policy import may_recover
-from headrace.service.modes.ordered.backups import has_backups, others_hold, overdue
 from headrace.service.ranges import (
     Ranges,
     at_least,
@@ -42,21 +40,22 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
         ValueError: The request makes no sense.
     """
     task = workers_task(state, request)
+    splits = task.splits
     iteration = state.iterations[task.iteration_id]
+    pool = iteration.splits
     if not iteration.is_dealt:
         raise FailedPreconditionError(
             f"task {request.task_id} reads its dataset whole: only ShardingPolicy.DYNAMIC deals "
             "units"
         )
-    if state.jobs[iteration.job_id].save:
-        # What is done its files say, and they may have been heard of since.
-        request = msgspec.structs.replace(request, done=task.done)
+    policy = policy_of(state, iteration)
+    request = msgspec.structs.replace(request, done=policy.done(task, request))
     if request.want < 1:
         raise ValueError(f"want={request.want} must be at least 1")
     if request.number < 0:
         raise ValueError(f"number={request.number} must not be negative")
-    if request.number == task.grants - 1:
-        return Decision(reply=_granted(iteration, *task.last, task.last_rows))
+    if request.number == splits.grants - 1:
+        return Decision(reply=_granted(iteration, *splits.last, splits.last_rows))
     _check_progress(task, request)
     if task.phase is TaskPhase.LOST:
         # Its worker, which was paused, hears of that soon; it must not take this for the end.
@@ -66,8 +65,7 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
         return Decision(reply=_NOTHING_LEFT)
     if task.task_id in moment.presence.dismissed:
         return Decision(reply=_NOTHING_LEFT)
-    policy = policy_of(state, iteration)
-    if iteration.rest == 0:
+    if pool.rest == 0:
         return _nothing_to_deal(policy, state, task, request, moment)
     waited = moment.now - moment.presence.dealt[iteration.iteration_id]
     is_impatient = waited > moment.limits.share_patience
@@ -78,11 +76,11 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
     dealt = updates.UnitsDealt(
         task_id=task.task_id, number=request.number, start=start, stop=stop, done=request.done
     )
-    rows = iteration.parts.get(start, ())
+    rows = pool.parts.get(start, ())
     # One round trip less for each pass that a single worker reads.
     is_last = (
-        iteration.rest == stop - start
-        and iteration.held == task.held
+        pool.rest == stop - start
+        and pool.held == splits.held
         and not _may_come_back(policy, state, iteration)
     )
     return Decision(updates=(dealt,), reply=_granted(iteration, start, stop, rows, last=is_last))
@@ -95,54 +93,39 @@ def _nothing_to_deal(
     request: messages.GetSplit,
     moment: Moment,
 ) -> Decision:
-    """Let a task wait for what may come, or take over what another is slow with, or end."""
+    """Let a task wait for what may come, or end."""
     iteration = state.iterations[task.iteration_id]
-    waits = iteration.rest != 0 or _may_come_back(policy, state, iteration)
-    if has_backups(state, iteration):
-        waits = waits or bool(others_hold(state, iteration, task, moment))
-        taken = overdue(state, iteration, task, request.done, moment)
-        # Of some plans the last unit is known to be whole only when its steps have ended: before
-        # that, tasks which wait would wait for each other.
-        wait = msgspec.structs.replace(_wait(policy, state, task, request), flush=True)
-        got_on = GotOn(task.task_id, request.done)
-        return Decision(
-            updates=() if taken is None else (taken,),
-            reply=wait if waits else _NOTHING_LEFT,
-            notes=(got_on,) if waits else (got_on, Dismissed(task.task_id)),
-        )
-    if waits:
-        return Decision(reply=_wait(policy, state, task, request))
-    return Decision(reply=_NOTHING_LEFT, notes=(Dismissed(task.task_id),))
-
-
-def _wait(
-    policy: Policy, state: DispatcherState, task: Task, request: messages.GetSplit
-) -> messages.SplitGranted:
-    flush = policy.must_flush(state, state.iterations[task.iteration_id], task, request)
-    return messages.SplitGranted(start=0, stop=0, wait=True, flush=flush)
+    if iteration.splits.rest != 0 or _may_come_back(policy, state, iteration):
+        flush = policy.must_flush(state, iteration, task, request)
+        wait = messages.SplitGranted(start=0, stop=0, wait=True, flush=flush)
+        decision = Decision(reply=wait)
+    else:
+        decision = Decision(reply=_NOTHING_LEFT, notes=(Dismissed(task.task_id),))
+    return policy.while_idle(decision, state, task, request, moment)
 
 
 def _granted(
     iteration: Iteration, start: int, stop: int, rows: Ranges, *, last: bool = False
 ) -> messages.SplitGranted:
-    alone = bool(common(((start, stop),), iteration.suspects))
+    alone = bool(common(((start, stop),), iteration.splits.suspects))
     return messages.SplitGranted(start=start, stop=stop, alone=alone, rows=rows, last=last)
 
 
 def _check_progress(task: Task, request: messages.GetSplit) -> None:
-    if request.number < task.grants:
+    splits = task.splits
+    if request.number < splits.grants:
         raise AbortedError(
-            f"task {task.task_id} asked for grant {request.number} again after {task.grants} "
+            f"task {task.task_id} asked for grant {request.number} again after {splits.grants} "
             "grants: the answer is no longer known"
         )
-    if request.number > task.grants:
+    if request.number > splits.grants:
         raise ValueError(
-            f"task {task.task_id} asked for grant {request.number}, but received {task.grants}"
+            f"task {task.task_id} asked for grant {request.number}, but received {splits.grants}"
         )
-    if not task.done <= request.done <= task.dealt:
+    if not splits.done <= request.done <= splits.dealt:
         raise ValueError(
             f"task {task.task_id} says that units before {request.done} are done: it was dealt "
-            f"{task.dealt}, of which {task.done} were done before"
+            f"{splits.dealt}, of which {splits.done} were done before"
         )
 
 
@@ -151,11 +134,11 @@ def _may_come_back(policy: Policy, state: DispatcherState, iteration: Iteration)
         policy.awaits_leavers
         and iteration.leavers > 0
         and any(
-            task.held and state.workers[task.worker_id].leaving
+            task.splits.held and state.workers[task.worker_id].leaving
             for task in state.running_tasks(iteration)
         )
     )
-    return handed or may_recover(state, iteration)
+    return handed or state.may_recover(iteration)
 
 
 def hand_back(state: DispatcherState, request: messages.HandBack, moment: Moment) -> Decision:
@@ -166,14 +149,15 @@ def hand_back(state: DispatcherState, request: messages.HandBack, moment: Moment
         ValueError: The task was not dealt these units, or they are done.
     """
     task = workers_task(state, request)
+    splits = task.splits
     units = checked_units(task, request.units)
-    if units != at_least(units, task.done):
+    if units != at_least(units, splits.done):
         raise ValueError(
             f"task {task.task_id} hands back unit {units[0][0]}, but said before that all units "
-            f"before {task.done} are done"
+            f"before {splits.done} are done"
         )
     # What a client said that it has was delivered, whatever the worker knows of it.
-    units = subtracted(units, united((*task.returned, *task.received)))
+    units = subtracted(units, united((*splits.returned, *splits.received)))
     if not units:
         return Decision()
     if task.phase is not TaskPhase.RUNNING:
@@ -191,9 +175,10 @@ def checked_units(task: Task, ranges: Ranges) -> Ranges:
         ValueError: The task was not dealt all of them.
     """
     for start, stop in ranges:
-        if not 0 <= start < stop <= task.dealt:
+        if not 0 <= start < stop <= task.splits.dealt:
             raise ValueError(
-                f"task {task.task_id} was dealt {task.dealt} units; ({start}, {stop}) are not a "
+                f"task {task.task_id} was dealt {task.splits.dealt} units; "
+                f"({start}, {stop}) are not a "
                 "range of them"
             )
     return united(ranges)
@@ -205,13 +190,14 @@ def checked_parts(task: Task, parts: Parts) -> Parts:
     Raises:
         ValueError: The task was not dealt all of them, or ordinals are no ranges.
     """
+    splits = task.splits
     for unit, rows in parts:
         ascending = rows == united(rows) and all(0 <= start < stop <= END for start, stop in rows)
-        if not 0 <= unit < task.dealt or not rows or not ascending:
+        if not 0 <= unit < splits.dealt or not rows or not ascending:
             raise ValueError(
-                f"task {task.task_id} was dealt {task.dealt} units; {rows} of unit {unit} are no "
+                f"task {task.task_id} was dealt {splits.dealt} units; {rows} of unit {unit} are no "
                 "elements of one of them"
             )
     if len({unit for unit, _ in parts}) < len(parts):
         raise ValueError(f"a unit of task {task.task_id} is named twice")
-    return tuple(each for each in parts if each[0] >= task.done)
+    return tuple(each for each in parts if each[0] >= splits.done)

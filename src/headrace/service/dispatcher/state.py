@@ -9,34 +9,44 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from typing import TypeAlias
 
 import msgspec
 
 from headrace.errors import NotFoundError
 from headrace.service.messages import Terms
-from headrace.service.ranges import Ranges, count, numbered, subtracted, united
+from headrace.service.modes.coordinated_reads.records import Consumers, TaskRounds
+from headrace.service.modes.distributed_save.records import Save, TaskFiles
+from headrace.service.modes.static.records import Shard
+from headrace.service.ranges import Ranges, count, located, numbered, subtracted, united
 from headrace.service.rows import Parts
 from headrace.versions import Versions
 
 __all__ = [
+    "AssignedSplits",
     "Dataset",
     "DispatcherState",
     "Iteration",
+    "IterationMode",
     "Job",
     "Missing",
     "Readers",
-    "Save",
     "Slot",
-    "Stored",
+    "SplitPool",
     "Task",
+    "TaskMode",
     "TaskPhase",
     "Worker",
 ]
 
+IterationMode: TypeAlias = Consumers
+"""What modes add to an iteration."""
+TaskMode: TypeAlias = TaskRounds | TaskFiles | Shard
+"""What modes add to a task."""
+
 LEFT = "it left"
 """The reason of tasks whose worker left on its own."""
 PASSES_REMEMBERED = 100
-SAVES_REMEMBERED = 100
 LOSSES_REMEMBERED = 200
 
 FIRST_DATASET = 1000
@@ -139,43 +149,6 @@ class Job(msgspec.Struct):
         return len(self.iterations) + len(self.forgotten) + before
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk file that counts (`saved.ChunkRecord`); its place in `Save.stored` is its order."""
-
-    stream: int
-    number: int
-    elements: int
-    bytes: int
-    form: str
-
-
-class Save(msgspec.Struct):
-    """A dataset that workers write into a directory; its units are those of an iteration."""
-
-    save: str
-    path: str
-    plan: str
-    spec: bytes
-    chunk_bytes: int | None
-    at_once: int
-    """For how many saves one worker writes at a time."""
-    #: They are there until it is closed; the iteration is the job's only one.
-    job_id: int
-    iteration_id: int
-    #: Whether its directory was begun; before that it has no tasks.
-    is_open: bool = False
-    #: All files that count, in their order, until it is closed; and how many they were.
-    stored: list[Stored] = msgspec.field(default_factory=list)
-    files: int = 0
-    elements: int = 0
-    size: int = 0
-    #: Why it failed, as far as it is not its iteration that did; and the name of the error's class.
-    error: str = ""
-    kind: str = ""
-    #: The directory says how it ended.
-    is_closed: bool = False
-
-
 class Missing(msgspec.Struct):
     """Units of the stream that are dealt no more.
 
@@ -191,78 +164,32 @@ class Missing(msgspec.Struct):
     reason: str = ""
 
 
-class Iteration(msgspec.Struct):
-    """One pass of a job."""
+class SplitPool(msgspec.Struct):
+    """The units of an iteration's stream: which were dealt, came back, or were given up."""
 
-    iteration_id: int
-    job_id: int
-    pass_number: tuple[int, ...]
-    seed: int
-    #: Number of units of its stream; INFINITE (-1); None: nothing is dealt.
+    #: How many there are; INFINITE (-1); None: nothing is dealt.
     positions: int | None
-    #: What steps draw from that draw the same in each pass; empty: what the plan says.
-    fixed_seeds: tuple[int, ...] = ()
-    num_consumers: int | None = None
+    #: Elements have origins: what nobody has of a unit in part is dealt again (`rows`).
+    exactly_once: bool = False
     #: The first unit that was not dealt yet; at most `positions` where those end.
     next: int = 0
     #: Units that were dealt and came back; all before `next`. They are dealt first.
     returned: Ranges = ()
+    #: Units that came back in part: ordinals that are to be dealt again. None is in `returned`, and
+    #: no ordinal is with a task. Only where elements have origins.
+    parts: dict[int, Ranges] = msgspec.field(default_factory=dict)
+    #: Units that the running tasks hold.
+    held: int = 0
     #: Units that came back from tasks that were lost or failed: once at least, twice at least. The
     #: second are part of the first, which are before `next`. Those that were given up are neither.
     recovered: Ranges = ()
     suspects: Ranges = ()
     given_up: Ranges = ()
-    #: At most `LOSSES_REMEMBERED`, the oldest first; and how many units those before were.
-    missing: list[Missing] = msgspec.field(default_factory=list)
-    missing_before: int = 0
     #: How many suspects a task may be dealt at once; at least one.
     suspects_at_once: int = 1
-    #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
-    #: and deals units, no worker that was never leaving is without one that is not LOST, unless
-    #: none is RUNNING: then a client that is silent is waited for, and nothing is there to deal.
-    #: Where it has neither units nor shares, each worker that was never leaving had a task, or a
-    #: task that is not LOST has its address, unless three workers that had tasks were lost.
-    tasks: list[int] = msgspec.field(default_factory=list)
-    #: RUNNING tasks on workers that stay, and on workers that are leaving.
-    takers: int = 0
-    leavers: int = 0
-    #: Units that its RUNNING tasks hold.
-    held: int = 0
-    #: Grows with every change that its clients should hear of.
-    version: int = 0
-    #: Exactly the clients that read it now.
-    clients: set[str] = msgspec.field(default_factory=set)
-    readers: Readers | None = None
-    #: A task reached the end of all there is, and not only of what its leaving worker had.
-    ended: bool = False
-    #: Only if no task is RUNNING.
-    finished: bool = False
-    #: Why it was given up; only if it is finished.
-    failed: str = ""
-    #: Elements have origins: what nobody has of a unit in part is dealt again (`rows`).
-    exactly_once: bool = False
     #: Addresses of workers that died with a suspect which was dealt alone, and gave nothing of it.
     #: Those of units that were given up stay.
     deaths: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    #: Units that came back in part: ordinals that are to be dealt again. None is in `returned`, and
-    #: no ordinal is with a task. Only where elements have origins.
-    parts: dict[int, Ranges] = msgspec.field(default_factory=dict)
-    #: Of its clients that said so: which consumer each is.
-    consumers: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Consumers that left before the end, with the client that each was; none of them is in
-    #: `consumers`, where no two are the same.
-    departed: dict[int, str] = msgspec.field(default_factory=dict)
-    #: Where it is read in rounds: tasks that are to come join not before this one.
-    horizon: int = 0
-    #: Tells the place at which it began; empty: the beginning.
-    start: str = ""
-    #: Clients that left before the end: workers refuse them.
-    left: set[str] = msgspec.field(default_factory=set)
-
-    @property
-    def is_dealt(self) -> bool:
-        """Whether its units are dealt to its tasks; else each task is a whole copy."""
-        return self.positions is not None
 
     @property
     def rest(self) -> int | None:
@@ -274,59 +201,85 @@ class Iteration(msgspec.Struct):
         return self.positions - self.next + count(self.returned) + len(self.parts)
 
     @property
-    def units_dealt(self) -> int:
+    def assigned(self) -> int:
         """Units that were dealt and did not come back."""
         return self.next - count(self.returned) - len(self.parts)
+
+
+class Iteration(msgspec.Struct):
+    """One pass of a job."""
+
+    iteration_id: int
+    job_id: int
+    pass_number: tuple[int, ...]
+    seed: int
+    splits: SplitPool
+    #: What the mode of its job adds.
+    mode: IterationMode | None = None
+    #: What steps draw from that draw the same in each pass; empty: what the plan says.
+    fixed_seeds: tuple[int, ...] = ()
+    #: At most `LOSSES_REMEMBERED`, the oldest first; and how many units those before were.
+    missing: list[Missing] = msgspec.field(default_factory=list)
+    missing_before: int = 0
+    #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
+    #: and deals units, no worker that was never leaving is without one that is not LOST, unless
+    #: none is RUNNING: then a client that is silent is waited for, and nothing is there to deal.
+    #: Where it has neither units nor shards, each worker that was never leaving had a task, or a
+    #: task that is not LOST has its address, unless three workers that had tasks were lost.
+    tasks: list[int] = msgspec.field(default_factory=list)
+    #: RUNNING tasks on workers that stay, and on workers that are leaving.
+    takers: int = 0
+    leavers: int = 0
+    #: Grows with every change that its clients should hear of.
+    version: int = 0
+    #: Exactly the clients that read it now.
+    clients: set[str] = msgspec.field(default_factory=set)
+    readers: Readers | None = None
+    #: A task reached the end of all there is, and not only of what its leaving worker had.
+    ended: bool = False
+    #: Only if no task is RUNNING.
+    finished: bool = False
+    #: Why it was given up; only if it is finished.
+    failed: str = ""
+    #: Tells the place at which it began; empty: the beginning.
+    start: str = ""
+    #: Clients that left before the end: workers refuse them.
+    left: set[str] = msgspec.field(default_factory=set)
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether its units are dealt to its tasks; else each task is a whole copy."""
+        return self.splits.positions is not None
 
     def may_be_poison(self, task: Task) -> bool:
         """Whether what a task that is gone held may have killed its worker, or made it fail.
 
         Only a process that was seen to end counts, and no silence.
         """
-        return not task.silent and not (self.exactly_once and task.reason == LEFT)
+        return not task.silent and not (self.splits.exactly_once and task.reason == LEFT)
 
     def left_of(self, task: Task) -> Ranges:
         """Return units of a task that is gone which are to be dealt again, in dealt order."""
-        if not self.exactly_once:
-            return task.untouched
+        if not self.splits.exactly_once:
+            return task.splits.untouched
         missing = task.missing
-        if missing and self.given_up:
-            missing = subtracted(missing, numbered(task.runs, task.done, self.given_up))
+        if missing and self.splits.given_up:
+            missing = subtracted(missing, task.splits.numbered(self.splits.given_up))
         return missing
 
 
-class Task(msgspec.Struct):
-    """An iteration on one worker.
+class AssignedSplits(msgspec.Struct):
+    """The units that a task was dealt.
 
-    The units that it was dealt are numbered from 0 in dealt order; `returned`, `received` and
-    `touched` are ranges of those numbers.
+    They are numbered from 0 in dealt order; `returned`, `received` and `touched` are ranges of
+    those numbers.
     """
 
-    task_id: int
-    iteration_id: int
-    worker_id: str
-    address: str
-    """The worker's, which may be gone."""
-    ticket: str
-    """Proves that the dispatcher sent somebody to this task."""
-    phase: TaskPhase = TaskPhase.RUNNING
-    reason: str = ""
-    #: It was given up because of silence: nobody saw its worker's process end.
-    silent: bool = False
-    shard: int | None = None
-    of: int | None = None
-    starting_round: int | None = None
-    #: How often all tasks that the iteration had were lost before; 0 where units are dealt.
-    attempt: int = 0
-    #: A copy that was begun when more copies were lost than had been replaced.
-    replaces: bool = False
-    #: It ran for long, without anything dealt: the loss of all copies counts as the first again.
-    lasted: bool = False
-    #: It ended before its copy did, because its worker was asked to leave.
-    cut: bool = False
     #: Number of grants, and the last of them in case it is asked for again.
     grants: int = 0
     last: tuple[int, int] = (0, 0)
+    #: Ordinals of the last grant; empty: all.
+    last_rows: Ranges = ()
     #: How many units were dealt to it, and how many of them were known to be done.
     dealt: int = 0
     done: int = 0
@@ -341,11 +294,55 @@ class Task(msgspec.Struct):
     #: Ordinals that the task is still to give, some for each unit that it holds and is not to give
     #: whole. None before `done`, none of what was returned or received.
     rows: dict[int, Ranges] = msgspec.field(default_factory=dict)
-    #: Those of the last grant; empty: all.
-    last_rows: Ranges = ()
     #: What clients have of it and did not say that they used: units and parts. Only where elements
-    #: have origins, and only if it is gone.
+    #: have origins, and only if the task is gone.
     kept_by: dict[str, tuple[Ranges, Parts]] = msgspec.field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        """Units that were dealt to the task, and are neither done nor returned."""
+        return self.dealt - self.done - count(self.returned)
+
+    @property
+    def untouched(self) -> Ranges:
+        """Units that the task holds, in dealt order, of which no client received anything."""
+        known = united((*self.returned, *self.touched))
+        return subtracted(((self.done, self.dealt),), known) if self.held else ()
+
+    def located(self, units: Ranges) -> Ranges:
+        """Return where in the stream units in dealt order are."""
+        return located(self.runs, self.done, units)
+
+    def numbered(self, places: Ranges) -> Ranges:
+        """Return which units in dealt order are at places of the stream."""
+        return numbered(self.runs, self.done, places)
+
+
+class Task(msgspec.Struct):
+    """An iteration on one worker."""
+
+    task_id: int
+    iteration_id: int
+    worker_id: str
+    address: str
+    """The worker's, which may be gone."""
+    ticket: str
+    """Proves that the dispatcher sent somebody to this task."""
+    splits: AssignedSplits = msgspec.field(default_factory=AssignedSplits)
+    #: What the mode of its job adds.
+    mode: TaskMode | None = None
+    phase: TaskPhase = TaskPhase.RUNNING
+    reason: str = ""
+    #: It was given up because of silence: nobody saw its worker's process end.
+    silent: bool = False
+    #: How often all tasks that the iteration had were lost before; 0 where units are dealt.
+    attempt: int = 0
+    #: A copy that was begun when more copies were lost than had been replaced.
+    replaces: bool = False
+    #: It ran for long, without anything dealt: the loss of all copies counts as the first again.
+    lasted: bool = False
+    #: It ended before its copy did, because its worker was asked to leave.
+    cut: bool = False
     #: Clients of its iteration that must still say what they received.
     unsettled: set[str] = msgspec.field(default_factory=set)
     #: Clients that are gone, of which the worker has not yet said what they had not acknowledged,
@@ -353,31 +350,20 @@ class Task(msgspec.Struct):
     departed: dict[str, int] = msgspec.field(default_factory=dict)
     #: The worker is lost or has left, or the task failed: what was not received will not come.
     gone: bool = False
-    #: How often it said that files of a save are whole, and how many these were.
-    commits: int = 0
-    stored: int = 0
-    #: Where it is read in rounds: how many of its own arrived at all consumers that said so; only
-    #: if it is gone. A consumer may be gone, too, so that this will not be known.
-    rounds: int | None = None
-    torn: bool = False
 
     @property
-    def held(self) -> int:
-        """Units that were dealt to it, and are neither done nor returned."""
-        return self.dealt - self.done - count(self.returned)
+    def is_finished(self) -> bool:
+        """Whether it handed out its last element."""
+        return self.phase is TaskPhase.FINISHED
 
     @property
     def missing(self) -> Ranges:
         """Units that it held when it was lost and that came whole to nobody, in dealt order."""
-        if not (self.gone and self.held):
+        splits = self.splits
+        if not (self.gone and splits.held):
             return ()
-        return subtracted(((self.done, self.dealt),), united((*self.received, *self.returned)))
-
-    @property
-    def untouched(self) -> Ranges:
-        """Units that it holds, in dealt order, of which no client received anything."""
-        known = united((*self.returned, *self.touched))
-        return subtracted(((self.done, self.dealt),), known) if self.held else ()
+        known = united((*splits.received, *splits.returned))
+        return subtracted(((splits.done, splits.dealt),), known)
 
 
 class DispatcherState(msgspec.Struct):
@@ -485,6 +471,13 @@ class DispatcherState(msgspec.Struct):
     def running_tasks(self, iteration: Iteration) -> list[Task]:
         """Return the tasks of an iteration that are not over."""
         return [task for task in self.tasks_of(iteration) if task.phase is TaskPhase.RUNNING]
+
+    def may_recover(self, iteration: Iteration) -> bool:
+        """Whether units may come back from a task that is lost or failed, or from a client."""
+        return any(
+            task.unsettled or (task.departed and task.splits.held)
+            for task in self.tasks_of(iteration)
+        )
 
     def dataset_of(self, iteration: Iteration) -> Dataset:
         """Return the dataset that an iteration goes through."""

@@ -14,6 +14,7 @@ from headrace.service.dispatcher.activity import (
 )
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job, Task, Worker
+from headrace.service.modes.static.records import shard_of
 from headrace.service.ranges import count
 
 __all__ = ["describe", "get_status"]
@@ -100,6 +101,7 @@ def _job(state: DispatcherState, job: Job, moment: Moment) -> messages.JobStatus
 def _iteration(
     state: DispatcherState, iteration: Iteration, moment: Moment
 ) -> messages.IterationStatus:
+    pool = iteration.splits
     activity, now = moment.presence.activity, moment.now
     work = activity.iterations[iteration.iteration_id]
     running = state.running_tasks(iteration)
@@ -109,11 +111,11 @@ def _iteration(
         pass_number=iteration.pass_number,
         finished=iteration.finished,
         seconds=now - work.began,
-        units=iteration.positions,
-        units_dealt=iteration.units_dealt,
-        units_in_hand=iteration.held,
-        units_left=iteration.rest,
-        units_given_up=count(iteration.given_up),
+        units=pool.positions,
+        units_dealt=pool.assigned,
+        units_in_hand=pool.held,
+        units_left=pool.rest,
+        units_given_up=count(pool.given_up),
         progress=progress,
         seconds_left=seconds_left,
         elements=work.elements,
@@ -143,11 +145,16 @@ def _progress(
     """Return which part of an iteration is done, and the seconds that the rest will take."""
     if iteration.finished:
         return 1.0, 0.0
-    if iteration.positions is not None:
-        total, done, before = iteration.positions, done_of(state, iteration), work.done_before
+    if iteration.splits.positions is not None:
+        total, done, before = (
+            iteration.splits.positions,
+            done_of(state, iteration),
+            work.done_before,
+        )
     else:
         # Each task reads all of the dataset, or its share of it.
-        shares = {task.of or 1 for task in running}
+        shards = [shard_of(task.mode) for task in running]
+        shares = {1 if shard is None else shard.of for shard in shards}
         cardinality = state.dataset_of(iteration).cardinality
         if len(shares) != 1 or cardinality < 0:
             return None, None
@@ -184,12 +191,12 @@ def _client(client_id: str, moment: Moment) -> messages.ClientStatus:
 def _task(task: Task, moment: Moment) -> messages.TaskStatus:
     now = moment.now
     work = moment.presence.activity.tasks.get(task.task_id) or TaskWork(task.task_id, now)
-    last = work.last
+    last, shard = work.last, shard_of(task.mode)
     is_blocked = bool(last.waits_for) and now - work.said_at > _BLOCKED_SECONDS
     return messages.TaskStatus(
         task_id=task.task_id,
         worker_address=task.address,
-        units_held=task.held,
+        units_held=task.splits.held,
         elements=work.elements,
         elements_per_second=work.element_rate.read(now),
         buffers=last.buffers,
@@ -199,7 +206,7 @@ def _task(task: Task, moment: Moment) -> messages.TaskStatus:
             work.for_clients.read(now), last, messages.FOR_CLIENTS, is_blocked
         ),
         waiting_for_units=_part(work.for_units.read(now), last, messages.FOR_UNITS, is_blocked),
-        shard=task.shard,
+        shard=None if shard is None else shard.index,
         trainers=last.trainers,
     )
 

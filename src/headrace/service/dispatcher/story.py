@@ -15,8 +15,17 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.coordinated_reads.records import RoundsOpened, RoundsSettled, TaskRounds
+from headrace.service.modes.distributed_save.records import (
+    FilesSaved,
+    SaveBegun,
+    SaveClosed,
+    SaveFailed,
+    SaveOpened,
+)
+from headrace.service.modes.static.records import shard_of
 from headrace.service.passes import pass_in_words
-from headrace.service.ranges import Ranges, common, count, located, subtracted, united
+from headrace.service.ranges import Ranges, common, count, subtracted, united
 from headrace.service.rows import Parts
 
 __all__ = [
@@ -98,8 +107,8 @@ def tell_job(number: int, state: DispatcherState, records: Records, name: str) -
         words = None if job_id is None else _say_of_job(state, fact, job_id)
         is_often = words is not None and often.takes(state, record, fact)
         apply(state, fact)
-        if isinstance(fact, updates.SaveBegun) and fact.path == name:
-            words = OF_SAVES[updates.SaveBegun](fact)
+        if isinstance(fact, SaveBegun) and fact.path == name:
+            words = OF_SAVES[SaveBegun](fact)
         if isinstance(fact, updates.JobCreated) and _job_named(state, name) == fact.job_id:
             words = _job_begins(state, fact)
         if words is not None and not is_often:
@@ -178,14 +187,14 @@ class _Often:
         """Take note of a fact that is about to be applied, if it is one of these."""
         if isinstance(fact, updates.UnitsDealt):
             iteration = state.iterations[state.tasks[fact.task_id].iteration_id]
-            if fact.start in iteration.parts:
+            if fact.start in iteration.splits.parts:
                 return False
             self._grants.append((fact.start, fact.stop))
             self._tasks.add(fact.task_id)
-        elif isinstance(fact, updates.FilesSaved):
+        elif isinstance(fact, FilesSaved):
             self._files += len(fact.files)
             self._elements += sum(file.elements for file in fact.files)
-        elif isinstance(fact, updates.RoundsOpened):
+        elif isinstance(fact, RoundsOpened):
             self._until = fact.until
         else:
             return False
@@ -196,8 +205,8 @@ class _Often:
         """Return a sentence of each kind that there was, and begin again."""
         words: dict[type, Callable[[], str]] = {
             updates.UnitsDealt: self._of_grants,
-            updates.FilesSaved: self._of_files,
-            updates.RoundsOpened: self._of_rounds,
+            FilesSaved: self._of_files,
+            RoundsOpened: self._of_rounds,
         }
         found = [Sentence(record, words[kind]()) for kind, record in self._records.items()]
         self._begin()
@@ -230,8 +239,10 @@ def _job_begins(state: DispatcherState, fact: updates.JobCreated) -> str | None:
 
 def _task_begins(state: DispatcherState, task: Task) -> str:
     reading = reading_of(state, state.iterations[task.iteration_id])
-    share = "" if task.shard is None else f", for share {task.shard} of {task.of}"
-    first = f", from round {task.starting_round} on" if task.starting_round else ""
+    shard, rounds = shard_of(task.mode), task.mode
+    share = "" if shard is None else f", for share {shard.index} of {shard.of}"
+    joined = rounds.first if isinstance(rounds, TaskRounds) else 0
+    first = f", from round {joined} on" if joined else ""
     again = f" It was retry {task.attempt} after losses." if task.attempt else ""
     return (
         f"Task {task.task_id} was given to the worker at {task.address} ({task.worker_id[:8]}), "
@@ -240,6 +251,7 @@ def _task_begins(state: DispatcherState, task: Task) -> str:
 
 
 def _standing(state: DispatcherState, task: Task) -> str:
+    splits = task.splits
     phase = {
         TaskPhase.RUNNING: "ran",
         TaskPhase.FINISHED: "had finished",
@@ -249,7 +261,8 @@ def _standing(state: DispatcherState, task: Task) -> str:
     return (
         f"task {task.task_id} on the worker at {task.address}, for "
         f"{reading_of(state, state.iterations[task.iteration_id])}, {phase}; it had been dealt "
-        f"{task.dealt} units in {task.grants} grants, of which {task.done} were known to be done."
+        f"{splits.dealt} units in {splits.grants} grants, of which {splits.done} were "
+        "known to be done."
     )
 
 
@@ -262,7 +275,7 @@ def _say_of_task(state: DispatcherState, fact: Update, task: Task) -> str | None
     if kind in OF_TASKS and getattr(fact, "task_id", None) == task.task_id:
         return OF_TASKS[kind](state, fact, task)
     if kind in OF_WORKERS and getattr(fact, "worker_id", None) == task.worker_id:
-        is_over = task.phase is not TaskPhase.RUNNING and not task.held
+        is_over = task.phase is not TaskPhase.RUNNING and not task.splits.held
         return None if is_over else OF_WORKERS[kind](fact)
     if kind in OF_PASSES and getattr(fact, "iteration_id", None) == task.iteration_id:
         return OF_PASSES[kind](fact)
@@ -377,7 +390,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _of_task(task: Task, units: Ranges) -> str:
-    return units_in_words(located(task.runs, task.done, units))
+    return units_in_words(task.splits.located(units))
 
 
 def _begun(parts: Parts) -> Ranges:
@@ -399,7 +412,7 @@ def _elements(task: Task, units: Ranges, parts: Parts) -> str:
 
 def _dealt(state: DispatcherState, fact: updates.UnitsDealt, task: Task) -> str:
     units = units_in_words(((fact.start, fact.stop),))
-    is_part = fact.start in state.iterations[task.iteration_id].parts
+    is_part = fact.start in state.iterations[task.iteration_id].splits.parts
     return f"It was dealt what nobody had of {units}." if is_part else f"It was dealt {units}."
 
 
@@ -408,7 +421,7 @@ def _taken_over(state: DispatcherState, fact: updates.UnitsTakenOver, task: Task
 
 
 def _returned(state: DispatcherState, fact: updates.UnitsReturned, task: Task) -> str:
-    in_part = common(fact.units, united((unit, unit + 1) for unit in task.rows))
+    in_part = common(fact.units, united((unit, unit + 1) for unit in task.splits.rows))
     whole = subtracted(fact.units, in_part)
     is_running = task.phase is TaskPhase.RUNNING
     words = []
@@ -463,7 +476,7 @@ def _settled(state: DispatcherState, fact: updates.TaskSettled, task: Task) -> s
     return f"It became known that {who} had received {received}."
 
 
-def _rounds_settled(state: DispatcherState, fact: updates.RoundsSettled, task: Task) -> str:
+def _rounds_settled(state: DispatcherState, fact: RoundsSettled, task: Task) -> str:
     rounds = plural(fact.rounds, "round")
     return f"It became known that client {fact.client_id} had received {rounds} of it."
 
@@ -498,7 +511,7 @@ def _dropped(state: DispatcherState, fact: updates.ClientDropped, task: Task) ->
     return " ".join(words)
 
 
-def _files_saved(state: DispatcherState, fact: updates.FilesSaved, task: Task) -> str:
+def _files_saved(state: DispatcherState, fact: FilesSaved, task: Task) -> str:
     elements = sum(file.elements for file in fact.files)
     return f"It saved {plural(len(fact.files), 'file')}, of {plural(elements, 'element')}."
 
@@ -513,11 +526,11 @@ OF_TASKS: dict[type, Callable[[DispatcherState, Any, Task], str]] = {
     updates.TaskLost: _lost,
     updates.CopyLasted: _lasted,
     updates.TaskSettled: _settled,
-    updates.RoundsSettled: _rounds_settled,
+    RoundsSettled: _rounds_settled,
     updates.ElementsReceived: _received,
     updates.ElementsUsed: _used,
     updates.ClientDropped: _dropped,
-    updates.FilesSaved: _files_saved,
+    FilesSaved: _files_saved,
 }
 
 """Of the task that the fact names."""
@@ -558,7 +571,7 @@ def _joined(fact: updates.ClientJoined) -> str:
     return f"Client {fact.client_id} began to read{consumer}."
 
 
-def _rounds_opened(fact: updates.RoundsOpened) -> str:
+def _rounds_opened(fact: RoundsOpened) -> str:
     return f"Consumers could go on up to round {fact.until}."
 
 
@@ -577,7 +590,7 @@ def _forgotten(fact: updates.IterationForgotten) -> str:
 OF_PASSES: dict[type, Callable[[Any], str]] = {
     updates.IterationCreated: _pass_begun,
     updates.ClientJoined: _joined,
-    updates.RoundsOpened: _rounds_opened,
+    RoundsOpened: _rounds_opened,
     updates.IterationFinished: _iteration_finished,
     updates.IterationCollected: _collected,
     updates.IterationForgotten: _forgotten,
@@ -586,27 +599,27 @@ OF_PASSES: dict[type, Callable[[Any], str]] = {
 """Of the pass that the fact names."""
 
 
-def _save_begun(fact: updates.SaveBegun) -> str:
+def _save_begun(fact: SaveBegun) -> str:
     return f"A save into {fact.path!r} began."
 
 
-def _save_opened(fact: updates.SaveOpened) -> str:
+def _save_opened(fact: SaveOpened) -> str:
     return "The directory was begun: workers could write."
 
 
-def _save_failed(fact: updates.SaveFailed) -> str:
+def _save_failed(fact: SaveFailed) -> str:
     return f"The save failed: {fact.error}."
 
 
-def _save_closed(fact: updates.SaveClosed) -> str:
+def _save_closed(fact: SaveClosed) -> str:
     return "The directory said how the save ended."
 
 
 OF_SAVES: dict[type, Callable[[Any], str]] = {
-    updates.SaveBegun: _save_begun,
-    updates.SaveOpened: _save_opened,
-    updates.SaveFailed: _save_failed,
-    updates.SaveClosed: _save_closed,
+    SaveBegun: _save_begun,
+    SaveOpened: _save_opened,
+    SaveFailed: _save_failed,
+    SaveClosed: _save_closed,
 }
 
 """Of the save that the fact names."""

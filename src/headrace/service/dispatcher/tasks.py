@@ -9,7 +9,7 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
-from headrace.service.dispatcher.state import DispatcherState, Job, Task, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 from headrace.service.ranges import Ranges, at_least, count, subtracted, united
 
@@ -67,7 +67,7 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
     iteration = state.iterations[task.iteration_id]
     is_finished = task.phase is TaskPhase.FINISHED
     # One that was left nothing to deal may be over before its worker first asks about it.
-    is_empty = is_finished and iteration.is_dealt and not task.dealt
+    is_empty = is_finished and iteration.is_dealt and not task.splits.dealt
     if task.worker_id != request.worker_id or not (task.phase is TaskPhase.RUNNING or is_empty):
         raise NotFoundError(
             f"task {request.task_id} is not for worker {request.worker_id} to run: it is "
@@ -75,44 +75,30 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
         )
     job = state.jobs[iteration.job_id]
     policy, terms = policy_of(state, iteration), job.terms
-    return Decision(
-        reply=messages.TaskDefinition(
-            task_id=task.task_id,
-            iteration_id=iteration.iteration_id,
-            dataset_id=job.dataset_id,
-            digest=state.datasets[job.dataset_id].digest,
-            pass_number=iteration.pass_number,
-            seed=policy.seed(state, iteration, task),
-            fixed_seeds=iteration.fixed_seeds,
-            ticket=task.ticket,
-            shard=task.shard,
-            of=task.of,
-            starting_round=task.starting_round,
-            deals=iteration.is_dealt,
-            part=policy.part,
-            hand_out=policy.hand_out,
-            origins=iteration.exactly_once,
-            num_consumers=terms.num_consumers,
-            save=_order(state, job),
-            remainder=terms.remainder,
-            cost_plan=terms.cost_plan,
-            half=terms.half,
-        )
+    definition = messages.TaskDefinition(
+        task_id=task.task_id,
+        iteration_id=iteration.iteration_id,
+        dataset_id=job.dataset_id,
+        digest=state.datasets[job.dataset_id].digest,
+        pass_number=iteration.pass_number,
+        seed=policy.seed(state, iteration, task),
+        fixed_seeds=iteration.fixed_seeds,
+        ticket=task.ticket,
+        deals=iteration.is_dealt,
+        part=policy.part,
+        hand_out=policy.hand_out,
+        origins=iteration.splits.exactly_once,
+        remainder=terms.remainder,
+        cost_plan=terms.cost_plan,
+        half=terms.half,
     )
-
-
-def _order(state: DispatcherState, job: Job) -> messages.SaveOrder | None:
-    if not job.save:
-        return None
-    save = state.saves[job.save]
-    return messages.SaveOrder(
-        save=save.save, path=save.path, spec=save.spec, chunk_bytes=save.chunk_bytes
-    )
+    return Decision(reply=policy.definition(definition, state, task))
 
 
 def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Moment) -> Decision:
     """Note that a task reached its end; of one that is over already, nothing is noted."""
     task = workers_task(state, request)
+    splits = task.splits
     if task.phase is not TaskPhase.RUNNING:
         return Decision()
     iteration = state.iterations[task.iteration_id]
@@ -124,22 +110,23 @@ def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Mo
     never_came = _never_came(task, request.dealt)
     if never_came:
         facts.append(updates.UnitsReturned(task_id=task.task_id, units=never_came))
-    unsaved = task.held - count(never_came)
-    if state.jobs[iteration.job_id].save and unsaved:
-        reason = f"it ended with {unsaved} units that are in no file"
+    left = splits.held - count(never_came)
+    reason = policy_of(state, iteration).incomplete(task, left)
+    if reason:
         return Decision(updates=(updates.TaskFailed(task_id=task.task_id, reason=reason),))
     cut = request.cut and not iteration.is_dealt
-    done = request.done if iteration.exactly_once and request.done <= task.dealt else 0
-    facts.append(updates.TaskFinished(task_id=task.task_id, cut=cut, done=max(task.done, done)))
+    done = request.done if iteration.splits.exactly_once and request.done <= splits.dealt else 0
+    facts.append(updates.TaskFinished(task_id=task.task_id, cut=cut, done=max(splits.done, done)))
     return Decision(updates=tuple(facts))
 
 
 def _never_came(task: Task, dealt: int | None) -> Ranges:
     """Return units, in dealt order, that were dealt after those that came to the worker."""
-    if dealt is None or not 0 <= dealt < task.dealt:
+    splits = task.splits
+    if dealt is None or not 0 <= dealt < splits.dealt:
         return ()
-    units = at_least(((dealt, task.dealt),), task.done)
-    return subtracted(units, united((*task.returned, *task.received)))
+    units = at_least(((dealt, splits.dealt),), splits.done)
+    return subtracted(units, united((*splits.returned, *splits.received)))
 
 
 def fail_task(state: DispatcherState, request: messages.FailTask, moment: Moment) -> Decision:

@@ -1,18 +1,20 @@
-"""Facts: everything that the dispatcher must remember, in the past tense.
-
-Rule 1. A fact is complete: applying it needs the state before it and nothing else, no clock and no
-        chance, so the same facts always add up to the same state.
-Rule 2. A fact that was ever written to a journal keeps its name and its fields; new fields have
-        defaults. What a fact means never changes.
-"""
+"""Facts that all reading modes share (`fact.Fact`), and the union of all."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-import msgspec
-
-from headrace.service.messages import SavedFile, Terms
+from headrace.service.dispatcher.fact import Fact
+from headrace.service.dispatcher.state import IterationMode, TaskMode
+from headrace.service.messages import Terms
+from headrace.service.modes.coordinated_reads.records import RoundsOpened, RoundsSettled
+from headrace.service.modes.distributed_save.records import (
+    FilesSaved,
+    SaveBegun,
+    SaveClosed,
+    SaveFailed,
+    SaveOpened,
+)
 from headrace.service.ranges import Ranges
 from headrace.service.rows import Parts
 from headrace.versions import Versions
@@ -28,7 +30,6 @@ __all__ = [
     "DispatcherStarted",
     "ElementsReceived",
     "ElementsUsed",
-    "FilesSaved",
     "IterationCollected",
     "IterationCreated",
     "IterationFinished",
@@ -37,12 +38,6 @@ __all__ = [
     "JobForgotten",
     "PlanForgotten",
     "PlanStored",
-    "RoundsOpened",
-    "RoundsSettled",
-    "SaveBegun",
-    "SaveClosed",
-    "SaveFailed",
-    "SaveOpened",
     "SlotsConfigured",
     "TaskCreated",
     "TaskFailed",
@@ -60,10 +55,6 @@ __all__ = [
     "WorkerLost",
     "WorkerRegistered",
 ]
-
-
-class Fact(msgspec.Struct, frozen=True, tag=True):
-    """One thing that happened; its class name is kept as its tag."""
 
 
 class DispatcherStarted(Fact, frozen=True):
@@ -199,6 +190,8 @@ class IterationCreated(Fact, frozen=True):
     """Units after that which are dealt no more, and of others the ordinals: they came before."""
     parts: Parts = ()
     start: str = ""
+    mode: IterationMode | None = None
+    """What the mode of its job adds, at the beginning."""
     fixed_seeds: tuple[int, ...] = ()
     """What steps draw from that draw the same in each pass; empty: what the plan says."""
 
@@ -223,22 +216,14 @@ class IterationForgotten(Fact, frozen=True):
     iteration_id: int
 
 
-class RoundsOpened(Fact, frozen=True):
-    """Consumers may go on up to a round: a task that is created later joins with it, or later."""
-
-    iteration_id: int
-    until: int
-
-
 class TaskCreated(Fact, frozen=True):
     """A worker was given an iteration."""
 
     task_id: int
     iteration_id: int
     worker_id: str
-    shard: int | None = None
-    of: int | None = None
-    starting_round: int | None = None
+    mode: TaskMode | None = None
+    """What the mode of its job adds, at the beginning."""
     attempt: int = 0
     """How often all tasks that the iteration had were lost before, where nothing is dealt."""
     replaces: bool = False
@@ -288,21 +273,6 @@ class TaskSettled(Fact, frozen=True):
     """Units that came whole."""
     touched: Ranges = ()
     """Units of which something may have come."""
-
-
-class RoundsSettled(Fact, frozen=True):
-    """It became known how many rounds of a task a consumer had received.
-
-    Of what several consumers say, the fewest rounds count.
-    """
-
-    task_id: int
-    client_id: str
-    rounds: int
-    received: Ranges
-    """Units that came whole with them, in dealt order."""
-    touched: Ranges = ()
-    """Units of which something may have come with them."""
 
 
 class ElementsReceived(Fact, frozen=True):
@@ -414,52 +384,6 @@ class UnitsGivenUp(Fact, frozen=True):
 
     task_id: int
     units: Ranges
-
-
-class SaveBegun(Fact, frozen=True):
-    """Workers are to write a dataset into a directory; the job and the iteration come next."""
-
-    save: str
-    path: str
-    plan: str
-    spec: bytes
-    chunk_bytes: int | None
-    at_once: int
-    """For how many saves one worker writes at a time."""
-    job_id: int
-    iteration_id: int
-
-
-class SaveOpened(Fact, frozen=True):
-    """The directory of a save was begun."""
-
-    save: str
-
-
-class FilesSaved(Fact, frozen=True):
-    """Files of a task count from now on, in this order after all of its save before.
-
-    They hold, with those of the task before them, its units before `done`, in dealt order.
-    """
-
-    task_id: int
-    number: int
-    files: tuple[SavedFile, ...]
-    done: int
-
-
-class SaveFailed(Fact, frozen=True):
-    """A save cannot go on: its directory is lost, or was never free."""
-
-    save: str
-    error: str
-    kind: str = ""
-
-
-class SaveClosed(Fact, frozen=True):
-    """The directory says how a save ended."""
-
-    save: str
 
 
 Update: TypeAlias = (

@@ -12,6 +12,7 @@ from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.apply import IllegalFactError, apply
+from headrace.service.modes.coordinated_reads.records import RoundsOpened
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 
@@ -74,7 +75,7 @@ def test_the_horizon_never_goes_back_and_is_said_also_where_nothing_else_is_new(
     version = beat(scene, "b").version
     reply = scene.ask(messages.ClientHeartbeat(client_id="b", known=version, horizon=32))
     assert (reply.same, reply.horizon) == (True, 32)
-    assert [each.until for each in scene.facts if isinstance(each, updates.RoundsOpened)] == [
+    assert [each.until for each in scene.facts if isinstance(each, RoundsOpened)] == [
         20,
         32,
     ]
@@ -185,8 +186,8 @@ def test_units_of_rounds_that_did_not_arrive_everywhere_are_dealt_again(scene: S
     assert beat(scene, "a").rounds == ((4000, 3),)
     (iteration,) = scene.state.iterations.values()
     task = scene.state.tasks[4000]
-    assert task.received == ((0, 6),)
-    assert iteration.returned[0][0] == 6
+    assert task.splits.received == ((0, 6),)
+    assert iteration.splits.returned[0][0] == 6
     scene.check()
 
 

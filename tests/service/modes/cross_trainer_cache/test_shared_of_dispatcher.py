@@ -136,4 +136,8 @@ def test_what_a_trainer_did_not_use_is_not_dealt_again(scene: Scenario) -> None:
     )
     scene.check()
     (iteration,) = scene.state.iterations.values()
-    assert (iteration.next, iteration.returned, iteration.missing) == (granted.stop, (), [])
+    assert (iteration.splits.next, iteration.splits.returned, iteration.missing) == (
+        granted.stop,
+        (),
+        [],
+    )

@@ -14,6 +14,7 @@ from headrace.saved.format import Begun, ChunkRecord
 from headrace.service import messages
 from headrace.service.modes.distributed_save import publisher as publishing
 from headrace.service.modes.distributed_save.publisher import Publisher
+from headrace.service.modes.distributed_save.records import files_of
 from headrace.serving.call import Question
 from tests.service.dispatcher.scenario import Scenario, saving
 
@@ -47,10 +48,10 @@ class Directories:
     def write(self, *contents: bytes, done: int) -> None:
         """Let the worker write files, and say so."""
         (task,) = self.scene.state.tasks.values()
-        while task.dealt < done:
-            self.scene.split(task.task_id, want=done - task.dealt)
+        while task.splits.dealt < done:
+            self.scene.split(task.task_id, want=done - task.splits.dealt)
         records = [
-            ChunkRecord(task.task_id, task.stored + place, 1, len(content), "{}")
+            ChunkRecord(task.task_id, files_of(task.mode).number + place, 1, len(content), "{}")
             for place, content in enumerate(contents)
         ]
         folder = SavedDirectory(self.path).folder
@@ -60,7 +61,7 @@ class Directories:
         self.scene.ask(
             messages.SaveFiles(
                 worker_id="u",
-                number=task.commits,
+                number=files_of(task.mode).reports,
                 files=tuple(
                     messages.SavedFile(r.number, r.elements, r.bytes, "{}") for r in records
                 ),

@@ -14,6 +14,7 @@ from headrace.errors import (
 )
 from headrace.service import messages
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.modes.distributed_save.records import files_of
 from headrace.service.modes.distributed_save.saves import NoteSave, SaveWork
 from tests.service.dispatcher.scenario import Scenario, look_at, opening, saving
 
@@ -56,10 +57,10 @@ def write(
     **fields: Any,
 ) -> None:
     task = scene.state.tasks[task_id]
-    first = task.stored if first is None else first
+    first = files_of(task.mode).number if first is None else first
     message = {
         "worker_id": task.worker_id,
-        "number": task.commits,
+        "number": files_of(task.mode).reports,
         "files": tuple(messages.SavedFile(first + place, 5, 100, "{}") for place in range(files)),
         "done": done,
         **scene.shown(task_id),
@@ -107,7 +108,7 @@ def test_files_count_in_the_order_in_which_they_were_said_to_be_whole(scene: Sce
     ]
     update = far(scene)
     assert (update.files, update.elements, update.bytes) == (3, 15, 300)
-    assert [scene.state.tasks[each].held for each in (one, two)] == [0, 2]
+    assert [scene.state.tasks[each].splits.held for each in (one, two)] == [0, 2]
 
 
 def test_what_is_said_twice_counts_once(scene: Scenario) -> None:
@@ -130,13 +131,13 @@ def test_a_request_for_units_that_is_older_than_the_files_is_no_error(scene: Sce
     scene.split(one, want=4)
     write(scene, one, done=4)
     assert scene.split(one, want=4, done=0) == (4, 8)
-    assert scene.state.tasks[one].done == 4
+    assert scene.state.tasks[one].splits.done == 4
 
 
 def test_a_save_is_over_when_all_units_are_in_files(scene: Scenario) -> None:
     one, two = written(scene)
     while (found := scene.deal(one)).start < found.stop:
-        write(scene, one, done=scene.state.tasks[one].dealt)
+        write(scene, one, done=scene.state.tasks[one].splits.dealt)
     assert not found.wait
     assert not work(scene).is_over
     scene.finish("u", one)
@@ -185,7 +186,7 @@ def test_when_all_others_are_finished_somebody_writes_what_came_back(scene: Scen
     scene.split(two, want=2)
     scene.tick(3.0)
     while (found := scene.deal(one)).start < found.stop:
-        write(scene, one, done=scene.state.tasks[one].dealt)
+        write(scene, one, done=scene.state.tasks[one].splits.dealt)
         scene.beat("u"), scene.beat("v")
         scene.tick(3.0)
     scene.finish("u", one)
@@ -351,7 +352,7 @@ def test_a_save_is_seen_with_its_path_and_with_what_counts(scene: Scenario) -> N
 def test_what_a_save_wrote_is_in_the_totals_when_it_is_over(scene: Scenario) -> None:
     one, two = written(scene)
     while (found := scene.deal(one)).start < found.stop:
-        write(scene, one, done=scene.state.tasks[one].dealt)
+        write(scene, one, done=scene.state.tasks[one].splits.dealt)
     scene.finish("u", one)
     scene.finish("v", two)
     (save,) = scene.state.saves.values()

@@ -73,15 +73,15 @@ def test_a_unit_is_dealt_to_a_second_task_and_not_to_a_third(scene: Scenario) ->
     scene.add_worker("x")
     wait(scene, 5.0)
     assert scene.deal(4002).wait
-    assert scene.state.iterations[2000].rest == 0
+    assert scene.state.iterations[2000].splits.rest == 0
     # The slow one is lost: the other has its unit.
     scene.lose("v")
-    assert scene.state.iterations[2000].rest == 0
+    assert scene.state.iterations[2000].splits.rest == 0
     # The other is lost: it is dealt again.
     scene.lose("w")
     for task_id in (4000, 4001):
         scene.ask(messages.SettleTask(client_id="c", task_id=task_id, received=(), touched=()))
-    assert scene.state.iterations[2000].returned[0] == (0, 1)
+    assert scene.state.iterations[2000].splits.returned[0] == (0, 1)
     scene.check()
 
 

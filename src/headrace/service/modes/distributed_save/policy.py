@@ -11,6 +11,8 @@ them, or the directory is lost, the other tasks are ended where they are.
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.errors import FailedPreconditionError
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.policy import Post
@@ -18,16 +20,16 @@ from headrace.service.dispatcher.state import (
     Dataset,
     DispatcherState,
     Iteration,
-    Save,
     Task,
     TaskPhase,
 )
 from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import OpenIteration
+from headrace.service.messages import GetSplit, OpenIteration, SaveOrder, TaskDefinition
+from headrace.service.modes.distributed_save.records import Save, TaskFiles
 from headrace.service.modes.dynamic.policy import Dealing
 from headrace.service.ranges import Ranges, count
 
-__all__ = ["Saving", "save_of", "unfinished_saves"]
+__all__ = ["Saving", "save_of"]
 
 
 _MOST_SHOWN = 20
@@ -53,13 +55,39 @@ class Saving(Dealing):
                 "that cannot be split. Use Dataset.save, which reads it in this process"
             )
 
+    def definition(
+        self, definition: TaskDefinition, state: DispatcherState, task: Task
+    ) -> TaskDefinition:
+        """Add where files are written."""
+        save = save_of(state, state.iterations[task.iteration_id])
+        order = SaveOrder(
+            save=save.save, path=save.path, spec=save.spec, chunk_bytes=save.chunk_bytes
+        )
+        return msgspec.structs.replace(definition, save=order)
+
+    def done(self, task: Task, request: GetSplit) -> int:
+        """Return what its files say, of which more may have been heard since."""
+        return task.splits.done
+
+    def incomplete(self, task: Task, left: int) -> str:
+        """Return that units are in no file, if some are not."""
+        return f"it ended with {left} units that are in no file" if left else ""
+
+    def affected_by_task(self, state: DispatcherState, iteration: Iteration) -> list[int]:
+        """Return the other saves: the worker of the task may have time for them now."""
+        return [each for each in _unfinished(state) if each != iteration.iteration_id]
+
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
         """Return a task for each worker without one that has time for it."""
         save = save_of(state, iteration)
         if not save.is_open or save.error:
             return []
         posts = super().vacant(state, iteration)
-        return [post for post in posts if _writes(state, post.worker_id) < save.at_once]
+        return [
+            msgspec.structs.replace(post, mode=TaskFiles())
+            for post in posts
+            if _writes(state, post.worker_id) < save.at_once
+        ]
 
     def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
         """Return the end of a task where the save has failed, or what else is to be first."""
@@ -76,20 +104,21 @@ class Saving(Dealing):
             return False
         if self.failure(state, iteration):
             return True
-        return iteration.rest == 0 and save_of(state, iteration).is_open
+        return iteration.splits.rest == 0 and save_of(state, iteration).is_open
 
     def failure(self, state: DispatcherState, iteration: Iteration) -> str:
         """Return why the save failed; empty: it did not."""
+        pool = iteration.splits
         save = save_of(state, iteration)
         if save.error:
             return save.error
         for task in state.tasks_of(iteration):
             if task.phase is TaskPhase.FAILED:
                 return f"the worker at {task.address}: {task.reason}"
-        if iteration.given_up:
-            several = "s" * (count(iteration.given_up) > 1)
+        if pool.given_up:
+            several = "s" * (count(pool.given_up) > 1)
             return (
-                f"position{several} {_in_words(iteration.given_up)} of the dataset "
+                f"position{several} {_in_words(pool.given_up)} of the dataset "
                 f"{'were' if several else 'was'} given up, because the worker died each time that "
                 "one read it (the dispatcher's log names the workers): a function of the dataset "
                 "may kill its process"
@@ -106,7 +135,7 @@ def save_of(state: DispatcherState, iteration: Iteration) -> Save:
     return state.saves[state.jobs[iteration.job_id].save]
 
 
-def unfinished_saves(state: DispatcherState) -> list[int]:
+def _unfinished(state: DispatcherState) -> list[int]:
     """Return the iterations of saves of which units are still dealt."""
     return [
         save.iteration_id

@@ -26,8 +26,13 @@ from headrace.errors import AbortedError, HeadraceError, UnavailableError
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.format import Begun, ChunkRecord
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.state import Stored
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.distributed_save.records import (
+    FilesSaved,
+    SaveBegun,
+    SaveFailed,
+    Stored,
+)
 from headrace.service.modes.distributed_save.saves import LookAtSaves, NoteSave, SaveWork
 from headrace.serving.call import Question
 from headrace.transport.channel import Buffer, Request
@@ -41,9 +46,9 @@ A = TypeVar("A")
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 30.0
 _ABOUT_SAVES = (
-    updates.SaveBegun,
-    updates.FilesSaved,
-    updates.SaveFailed,
+    SaveBegun,
+    FilesSaved,
+    SaveFailed,
     updates.IterationFinished,
 )
 

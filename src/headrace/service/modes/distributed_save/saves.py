@@ -21,14 +21,24 @@ from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.modes import SAVING
 from headrace.service.dispatcher.python_versions import (
     check_iteration_can_run,
     check_workers_can_run,
 )
-from headrace.service.dispatcher.state import DispatcherState, Save, Stored, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.tasks import workers_task
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.distributed_save.policy import Saving
+from headrace.service.modes.distributed_save.records import (
+    FilesSaved,
+    Save,
+    SaveBegun,
+    SaveClosed,
+    SaveFailed,
+    SaveOpened,
+    Stored,
+    files_of,
+)
 from headrace.serving.call import Done, Message, Question
 
 __all__ = [
@@ -44,6 +54,7 @@ __all__ = [
 ]
 
 _TERMS = messages.Terms(processing_mode=int(ShardingPolicy.DYNAMIC), target_workers="ANY")
+_SAVING = Saving()
 _INFINITE = -1
 _ID = re.compile(r"[0-9a-f]{16}")
 _NUMBERS = range(-(1 << 63), 1 << 63)
@@ -124,10 +135,10 @@ def begin_save(state: DispatcherState, request: messages.BeginSave, moment: Mome
         raise InvalidArgumentError(
             "Saving an infinite dataset is not allowed: choose how many elements with take(n)"
         )
-    SAVING.check(state, dataset)
+    _SAVING.check(state, dataset)
     check_workers_can_run(state, dataset)
     facts: tuple[Update, ...] = (
-        updates.SaveBegun(
+        SaveBegun(
             save=request.save,
             path=request.path,
             plan=request.plan,
@@ -150,7 +161,7 @@ def begin_save(state: DispatcherState, request: messages.BeginSave, moment: Mome
             job_id=state.next_job,
             pass_number=(0,),
             seed=request.seed,
-            positions=SAVING.positions(dataset, None),
+            positions=_SAVING.positions(dataset, None),
         ),
     )
     return Decision(updates=facts, compose=lambda after: _update(after, after.saves[request.save]))
@@ -200,30 +211,32 @@ def save_files(state: DispatcherState, request: messages.SaveFiles, moment: Mome
         ValueError: The request makes no sense.
     """
     task = workers_task(state, request)
+    splits = task.splits
     iteration = state.iterations[task.iteration_id]
     job = state.jobs[iteration.job_id]
     if not job.save:
         raise FailedPreconditionError(f"task {task.task_id} writes no files: clients read it")
-    if request.number < task.commits:
+    files = files_of(task.mode)
+    if request.number < files.reports:
         return Decision()
     if task.phase is not TaskPhase.RUNNING:
         raise FailedPreconditionError(
             f"task {task.task_id} is {task.phase.name.lower()}: what it wrote since counts no more"
         )
-    if request.number > task.commits:
+    if request.number > files.reports:
         raise ValueError(
             f"task {task.task_id} sent report {request.number + 1} of finished files; "
-            f"{task.commits} were heard"
+            f"{files.reports} were heard"
         )
-    if not task.done <= request.done <= task.dealt:
+    if not splits.done <= request.done <= splits.dealt:
         raise ValueError(
             f"task {task.task_id} says that units before {request.done} are in files: it was "
-            f"dealt {task.dealt}, of which {task.done} were so before"
+            f"dealt {splits.dealt}, of which {splits.done} were so before"
         )
-    for place, file in enumerate(request.files, start=task.stored):
+    for place, file in enumerate(request.files, start=files.number):
         if file.number != place or file.elements < 1 or file.bytes < 1:
             raise ValueError(f"task {task.task_id} cannot have written {file} as file {place}")
-    saved = updates.FilesSaved(
+    saved = FilesSaved(
         task_id=task.task_id, number=request.number, files=request.files, done=request.done
     )
     return Decision(updates=(saved,))
@@ -260,18 +273,18 @@ def note_save(state: DispatcherState, request: NoteSave, moment: Moment) -> Deci
 
 
 def _opened(save: Save, request: NoteSave) -> tuple[Update, ...]:
-    return () if save.is_open else (updates.SaveOpened(save=save.save),)
+    return () if save.is_open else (SaveOpened(save=save.save),)
 
 
 def _failed(save: Save, request: NoteSave) -> tuple[Update, ...]:
     if save.error:
         return ()
-    return (updates.SaveFailed(save=save.save, error=request.error, kind=request.kind),)
+    return (SaveFailed(save=save.save, error=request.error, kind=request.kind),)
 
 
 def _closed(save: Save, request: NoteSave) -> tuple[Update, ...]:
     return (
-        updates.SaveClosed(save=save.save),
+        SaveClosed(save=save.save),
         updates.IterationForgotten(iteration_id=save.iteration_id),
         updates.JobForgotten(job_id=save.job_id),
     )

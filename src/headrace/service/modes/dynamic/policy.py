@@ -41,19 +41,16 @@ from headrace.service.ranges import (
     at_least,
     common,
     count,
-    located,
-    numbered,
     subtracted,
     united,
 )
 
-__all__ = ["Dealing", "ExactDealing", "holds_suspects", "may_recover", "next_units"]
+__all__ = ["Dealing", "ExactDealing", "holds_suspects", "next_units"]
 
 
 _SLOW = "it was slow, and another worker gave what it held"
 
 _MOST_DEATHS = 3
-
 """Of a unit that was dealt alone: then it is given up."""
 
 
@@ -98,7 +95,7 @@ class Dealing(Policy):
         idle = _idle(state, iteration)
         if idle is None:
             return None
-        if idle.returned and not state.workers[idle.worker_id].leaving:
+        if idle.splits.returned and not state.workers[idle.worker_id].leaving:
             # It is still at what another one gave (`backups`): nobody waits for it.
             return updates.TaskLost(task_id=idle.task_id, reason=_SLOW)
         return updates.TaskFinished(task_id=idle.task_id)
@@ -106,10 +103,10 @@ class Dealing(Policy):
     def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
         """Whether no task runs and nothing can be dealt, now or later."""
         phases = {task.phase for task in state.tasks_of(iteration)}
-        if not phases or TaskPhase.RUNNING in phases or may_recover(state, iteration):
+        if not phases or TaskPhase.RUNNING in phases or state.may_recover(iteration):
             return False
         if phases == {TaskPhase.LOST}:
-            return iteration.rest == 0
+            return iteration.splits.rest == 0
         # Where every worker that could go on has failed at it, what is left would wait for ever.
         given_up = TaskPhase.FAILED in phases and not _able(state, iteration)
         return not _has_rest(iteration) or given_up
@@ -151,7 +148,7 @@ class Dealing(Policy):
 
     def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
         """Whether units are with it which it has delivered, as far as its worker knows."""
-        return task.phase is TaskPhase.FINISHED and not task.gone and bool(task.held)
+        return task.phase is TaskPhase.FINISHED and not task.gone and bool(task.splits.held)
 
 
 class ExactDealing(Dealing):
@@ -181,8 +178,8 @@ class ExactDealing(Dealing):
 
         Where workers die again and again, that nothing can come back any more may never be.
         """
-        if iteration.rest == 0:
-            return may_recover(state, iteration)
+        if iteration.splits.rest == 0:
+            return state.may_recover(iteration)
         return super().must_flush(state, iteration, task, request)
 
     def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
@@ -200,30 +197,25 @@ class ExactDealing(Dealing):
             )
 
 
-def may_recover(state: DispatcherState, iteration: Iteration) -> bool:
-    """Whether units may come back from a task that is lost or failed, or from a client."""
-    return any(
-        task.unsettled or (task.departed and task.held) for task in state.tasks_of(iteration)
-    )
-
-
 def _recovery(iteration: Iteration, task: Task) -> Update:
     """Return what becomes of units of a task that is gone."""
+    splits = task.splits
+    pool = iteration.splits
     left = iteration.left_of(task)
-    if iteration.suspects and iteration.suspects_at_once == 1 and iteration.may_be_poison(task):
-        held = located(task.runs, task.done, left)
-        deadly = numbered(task.runs, task.done, common(held, iteration.suspects))
+    if pool.suspects and pool.suspects_at_once == 1 and iteration.may_be_poison(task):
+        held = splits.located(left)
+        deadly = splits.numbered(common(held, pool.suspects))
         deadly = common(deadly, left)
-        if iteration.exactly_once:
+        if pool.exactly_once:
             # A worker that got on with a unit did not die of it; and others may have had a hand in
             # what happens once.
-            deadly = subtracted(deadly, task.touched)
+            deadly = subtracted(deadly, splits.touched)
             often = (
                 (unit, unit + 1)
-                for unit, addresses in iteration.deaths.items()
+                for unit, addresses in pool.deaths.items()
                 if len(addresses) + 1 >= _MOST_DEATHS
             )
-            deadly = common(deadly, numbered(task.runs, task.done, united(often)))
+            deadly = common(deadly, splits.numbered(united(often)))
         if deadly:
             return updates.UnitsGivenUp(task_id=task.task_id, units=deadly)
     return updates.UnitsReturned(task_id=task.task_id, units=left)
@@ -237,16 +229,15 @@ def _goes_by_units(state: DispatcherState, iteration: Iteration) -> bool:
 
 def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:
     """Return a running task of an iteration of which every unit is done, or lost for good."""
-    if iteration.rest != 0 or may_recover(state, iteration):
+    if iteration.splits.rest != 0 or state.may_recover(iteration):
         return None
     running = state.running_tasks(iteration)
-    return None if any(task.held for task in running) else next(iter(running), None)
+    return None if any(task.splits.held for task in running) else next(iter(running), None)
 
 
 def _has_rest(iteration: Iteration) -> bool:
-    return bool(iteration.returned or iteration.parts) or (
-        not iteration.ended and iteration.rest != 0
-    )
+    pool = iteration.splits
+    return bool(pool.returned or pool.parts) or (not iteration.ended and pool.rest != 0)
 
 
 def _able(state: DispatcherState, iteration: Iteration) -> list[str]:
@@ -260,23 +251,21 @@ def _able(state: DispatcherState, iteration: Iteration) -> list[str]:
 # Rule 1. A grant is half of an even share of what can still be dealt, at most what is wanted: large
 #         at first, small near the end, so that few requests deal much and all workers end together.
 # Rule 2. A task holds at most an even share of what is not done, so that no worker drinks the
-# stream
-#         into a buffer. One that has its share waits; if nobody was dealt anything for a while, the
-#         others do not want it, and it gets more all the same.
+#         stream into a buffer. One that has its share waits; if nobody was dealt anything for a
+#         while, the others do not want it, and it gets more all the same.
 # Rule 3. Units that came back are dealt first; one that came back in part, by itself.
 # Rule 4. Units that are suspected to kill workers are dealt in small groups, each to a task that
 #         holds nothing and gets nothing else until they are done; what others hold does not die
-#         with
-#         them. As with rule 2, a task that gets nothing done meanwhile is dealt more all the same.
+#         with them. As with rule 2, a task that gets nothing done meanwhile is dealt more all the
+#         same.
 # Rule 5. A task that waits because of rule 4 gives all that its steps hold (`holds_suspects`):
-# above
-#         a shuffle of values its units would else be done only with many others, which it does not
-#         get. So does one that waits for what others may lose, where nothing is left to deal.
+#         above a shuffle of values its units would else be done only with many others, which it
+#         does not get. So does one that waits for what others may lose, where nothing is left to
+#         deal.
 
 _MOST_WANTED = 1 << 32
 
 _INFINITE_SHARE = 1 << 16
-
 """Units of a stream without end that a task may hold in any case."""
 
 
@@ -299,15 +288,17 @@ def next_units(
 
 def _size(iteration: Iteration, task: Task, want: int, done: int, is_impatient: bool) -> int:
     """Return how many units to deal; 0: the task has its share."""
-    held = task.dealt - done - count(at_least(task.returned, done))
-    if iteration.rest is None:
+    splits = task.splits
+    pool = iteration.splits
+    held = splits.dealt - done - count(at_least(splits.returned, done))
+    if pool.rest is None:
         share = max(4 * want, _INFINITE_SHARE)
         return want if is_impatient or held + want <= share else 0
-    left = iteration.rest + iteration.held - task.held + held
+    left = pool.rest + pool.held - splits.held + held
     room = -(-left // iteration.takers) - held
     if room <= 0 and not is_impatient:
         return 0
-    portion = min(want, -(-iteration.rest // (2 * iteration.takers)))
+    portion = min(want, -(-pool.rest // (2 * iteration.takers)))
     return portion if is_impatient else min(portion, room)
 
 
@@ -315,43 +306,45 @@ def _choose(
     iteration: Iteration, task: Task, done: int, is_impatient: bool
 ) -> tuple[int, int] | None:
     """Return a range of units to deal from; None: nothing for this task now."""
-    back = iteration.returned
-    if iteration.parts:
-        back = united((*back, *((unit, unit + 1) for unit in iteration.parts)))
-    suspects = common(back, iteration.suspects)
+    pool = iteration.splits
+    back = pool.returned
+    if pool.parts:
+        back = united((*back, *((unit, unit + 1) for unit in pool.parts)))
+    suspects = common(back, pool.suspects)
     others = subtracted(back, suspects)
     group: tuple[int, int] | None = None
     if suspects:
         start, stop = suspects[0]
-        group = _apart(iteration, start, min(stop, start + iteration.suspects_at_once))
+        group = _apart(iteration, start, min(stop, start + pool.suspects_at_once))
     if group is not None and not _held(task, done):
         return group
     if not is_impatient and holds_suspects(iteration, task, done):
         return None
     if others:
         return _apart(iteration, *others[0])
-    if iteration.positions != iteration.next:
-        end = iteration.positions or 0
-        return iteration.next, end if end > 0 else iteration.next + _MOST_WANTED
+    if pool.positions != pool.next:
+        end = pool.positions or 0
+        return pool.next, end if end > 0 else pool.next + _MOST_WANTED
     return group if is_impatient else None
 
 
 def holds_suspects(iteration: Iteration, task: Task, done: int) -> bool:
     """Whether units of a task that are not done are suspected to kill workers."""
-    if not iteration.suspects:
+    if not iteration.splits.suspects:
         return False
-    return bool(common(located(task.runs, task.done, _held(task, done)), iteration.suspects))
+    return bool(common(task.splits.located(_held(task, done)), iteration.splits.suspects))
 
 
 def _held(task: Task, done: int) -> Ranges:
     """Return the units of a task, in dealt order, that are not done."""
-    return subtracted(((done, task.dealt),), at_least(task.returned, done))
+    return subtracted(((done, task.splits.dealt),), at_least(task.splits.returned, done))
 
 
 def _apart(iteration: Iteration, start: int, stop: int) -> tuple[int, int]:
     """Return the first of these units: one in part by itself, or those before one."""
-    if not iteration.parts:
+    pool = iteration.splits
+    if not pool.parts:
         return start, stop
-    if start in iteration.parts:
+    if start in pool.parts:
         return start, start + 1
-    return start, min((unit for unit in iteration.parts if start < unit < stop), default=stop)
+    return start, min((unit for unit in pool.parts if start < unit < stop), default=stop)

@@ -23,17 +23,12 @@ from headrace.service.dispatcher.activity import done_of
 from headrace.service.dispatcher.decision import Moment
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task
 from headrace.service.dispatcher.updates import UnitsTakenOver
-from headrace.service.ranges import Ranges, at_least, count, located, subtracted
+from headrace.service.ranges import Ranges, at_least, count, subtracted
 
-__all__ = ["has_backups", "helpers", "others_hold", "overdue", "overdue_for_client"]
+__all__ = ["helpers", "others_hold", "overdue", "overdue_for_client"]
 
 _LEAST_SECONDS = 1.0
 _TIMES_USUAL = 3.0
-
-
-def has_backups(state: DispatcherState, iteration: Iteration) -> bool:
-    """Whether what one task holds may be dealt to another too: it is read in order."""
-    return iteration.exactly_once and state.jobs[iteration.job_id].terms.ordered
 
 
 def others_hold(
@@ -63,7 +58,7 @@ def overdue(
     if _held(task, done):
         return None
     places = {
-        other.task_id: (located(other.runs, other.done, held)[0][0], held)
+        other.task_id: (other.splits.located(held)[0][0], held)
         for other, held in others_hold(state, iteration, task, moment)
     }
     if not places:
@@ -87,7 +82,7 @@ def overdue_for_client(
         unit: Which a client waits for; -1: none.
         moment: When.
     """
-    if unit < 0 or not has_backups(state, iteration):
+    if unit < 0:
         return None
     running = state.running_tasks(iteration)
     backed = moment.presence.backed.get(iteration.iteration_id, ())
@@ -95,7 +90,7 @@ def overdue_for_client(
         return None
     for task in running:
         held = _held(task, moment.presence.reported.get(task.task_id, 0))
-        if held and _is_in(located(task.runs, task.done, held), unit):
+        if held and _is_in(task.splits.located(held), unit):
             if not _is_slow(state, iteration, task.task_id, held, moment):
                 return None
             return UnitsTakenOver(task_id=task.task_id, units=held)
@@ -113,18 +108,19 @@ def helpers(
         unit: Which the client waits for; -1: none.
         moment: When.
     """
-    if unit < 0 or not has_backups(state, iteration):
+    if unit < 0:
         return ()
     holders: list[int] = []
     others: list[int] = []
     for task in state.running_tasks(iteration):
-        dealt = located(task.runs, task.done, ((task.done, task.dealt),))
+        splits = task.splits
+        dealt = splits.located(((splits.done, splits.dealt),))
         if not _is_in(dealt, unit):
             if _may_be_dealt(state, task, moment):
                 others.append(task.task_id)
-        elif _is_in(located(task.runs, task.done, _held(task, task.done)), unit):
+        elif _is_in(splits.located(_held(task, splits.done)), unit):
             holders.append(task.task_id)
-    if holders or not (_is_in(iteration.returned, unit) or unit in iteration.parts):
+    if holders or not (_is_in(iteration.splits.returned, unit) or unit in iteration.splits.parts):
         return tuple(holders)
     # What came back is dealt first, so one of them suffices: the one that got on last.
     got_on = moment.presence.got_on
@@ -150,8 +146,11 @@ def _is_in(units: Ranges, unit: int) -> bool:
 
 
 def _held(task: Task, done: int) -> Ranges:
-    done = max(done, task.done)
-    return subtracted(((done, task.dealt),), at_least(task.returned, done)) if task.held else ()
+    splits = task.splits
+    done = max(done, splits.done)
+    return (
+        subtracted(((done, splits.dealt),), at_least(splits.returned, done)) if splits.held else ()
+    )
 
 
 def _usual(state: DispatcherState, iteration: Iteration, moment: Moment) -> float:

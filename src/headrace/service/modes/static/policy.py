@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.errors import FailedPreconditionError, NotFoundError
+import msgspec
+
+from headrace.errors import NotFoundError
 from headrace.service.dispatcher.policy import Policy, Post, staying
 from headrace.service.dispatcher.state import (
     LEFT,
@@ -22,9 +24,10 @@ from headrace.service.dispatcher.state import (
     Task,
     TaskPhase,
 )
-from headrace.service.messages import LostUnits, OpenIteration
+from headrace.service.messages import LostUnits, OpenIteration, TaskDefinition
+from headrace.service.modes.static.records import Shard, shard_of
 
-__all__ = ["Static", "check_slots_may_change"]
+__all__ = ["Static"]
 
 _MOST_ATTEMPTS = 3
 _OVER = (TaskPhase.FINISHED, TaskPhase.FAILED)
@@ -57,17 +60,25 @@ class Static(Policy):
                 "ShardingPolicy.DYNAMIC"
             )
 
+    def definition(
+        self, definition: TaskDefinition, state: DispatcherState, task: Task
+    ) -> TaskDefinition:
+        """Add which shard it is."""
+        assert isinstance(task.mode, Shard), task
+        return msgspec.structs.replace(definition, shard=task.mode.index, of=task.mode.of)
+
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
         """Return a task for each shard that nobody reads and somebody could."""
         tasks = state.tasks_of(iteration)
-        taken = {task.shard for task in tasks if task.phase is TaskPhase.RUNNING or _is_read(task)}
+        taken = {
+            _shard(task) for task in tasks if task.phase is TaskPhase.RUNNING or _is_read(task)
+        }
         taken.update(_given_up(tasks))
         able = staying(state, iteration)
         return [
             Post(
                 worker_id=slot.worker_id,
-                shard=index,
-                of=len(state.slots),
+                mode=Shard(index, len(state.slots)),
                 attempt=_attempts(tasks, index),
             )
             for index, slot in enumerate(state.slots)
@@ -79,7 +90,7 @@ class Static(Policy):
         tasks = state.tasks_of(iteration)
         if any(task.phase is TaskPhase.RUNNING for task in tasks):
             return False
-        read = {task.shard for task in tasks if _is_read(task)}
+        read = {_shard(task) for task in tasks if _is_read(task)}
         return len(read.union(_given_up(tasks))) == len(state.slots)
 
     def failure(self, state: DispatcherState, iteration: Iteration) -> str:
@@ -100,41 +111,27 @@ class Static(Policy):
         return task.phase in _OVER
 
 
+def _shard(task: Task) -> int:
+    shard = shard_of(task.mode)
+    assert shard is not None, task
+    return shard.index
+
+
 def _is_read(task: Task) -> bool:
     """Whether a task went through its shard, as far as that can be read."""
     return task.phase in _OVER and not task.cut
 
 
-def _given_up(tasks: Sequence[Task]) -> dict[int | None, Task]:
+def _given_up(tasks: Sequence[Task]) -> dict[int, Task]:
     """Return the shards whose workers died again and again, each with the last task of it."""
-    deaths: dict[int | None, list[Task]] = {}
+    deaths: dict[int, list[Task]] = {}
     for task in tasks:
         if task.phase is not TaskPhase.LOST or task.lasted:
-            deaths[task.shard] = []
+            deaths[_shard(task)] = []
         elif task.reason != LEFT:
-            deaths.setdefault(task.shard, []).append(task)
+            deaths.setdefault(_shard(task), []).append(task)
     return {shard: lost[-1] for shard, lost in deaths.items() if len(lost) >= _MOST_ATTEMPTS}
 
 
-def check_slots_may_change(state: DispatcherState, patterns: Sequence[str]) -> None:
-    """Refuse another list of workers while shards of the list before are read.
-
-    Raises:
-        FailedPreconditionError: It says which.
-    """
-    reading = [
-        iteration.iteration_id
-        for iteration in state.iterations.values()
-        if not iteration.finished and any(task.of for task in state.tasks_of(iteration))
-    ]
-    if reading:
-        raise FailedPreconditionError(
-            f"`worker_addresses` is {list(patterns)}, but the journal in `work_dir` has readings "
-            f"that were begun with {[slot.pattern for slot in state.slots]} and are not over "
-            f"(iterations {reading}): each worker reads its share of that list. Start the "
-            "dispatcher with the list of before, or in another `work_dir`"
-        )
-
-
 def _attempts(tasks: Sequence[Task], shard: int) -> int:
-    return sum(task.shard == shard for task in tasks)
+    return sum(_shard(task) == shard for task in tasks)

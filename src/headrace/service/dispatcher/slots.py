@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.service.dispatcher.state import Slot, Worker
+from headrace.errors import FailedPreconditionError
+from headrace.service.dispatcher.state import DispatcherState, Slot, Worker
+from headrace.service.modes.static.records import shard_of
 
-__all__ = ["configured", "fits", "fitting"]
+__all__ = ["check_slots_may_change", "configured", "fits", "fitting", "reading_shards"]
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -64,3 +66,28 @@ def configured(patterns: Iterable[str], workers: Iterable[Worker]) -> list[Slot]
                 slots[index].worker_id, slots[index].address = worker.worker_id, worker.address
                 break
     return slots
+
+
+def reading_shards(state: DispatcherState) -> list[int]:
+    """Return the unfinished iterations that are read in shards of the list."""
+    return [
+        iteration.iteration_id
+        for iteration in state.iterations.values()
+        if not iteration.finished and any(shard_of(task.mode) for task in state.tasks_of(iteration))
+    ]
+
+
+def check_slots_may_change(state: DispatcherState, patterns: Sequence[str]) -> None:
+    """Refuse another list of workers while shards of the list before are read.
+
+    Raises:
+        FailedPreconditionError: It says which.
+    """
+    reading = reading_shards(state)
+    if reading:
+        raise FailedPreconditionError(
+            f"`worker_addresses` is {list(patterns)}, but the journal in `work_dir` has readings "
+            f"that were begun with {[slot.pattern for slot in state.slots]} and are not over "
+            f"(iterations {reading}): each worker reads its share of that list. Start the "
+            "dispatcher with the list of before, or in another `work_dir`"
+        )

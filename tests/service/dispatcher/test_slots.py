@@ -8,9 +8,10 @@ from headrace.errors import AbortedError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.apply import apply
+from headrace.service.dispatcher.slots import fits
 from headrace.service.dispatcher.state import TaskPhase
 from headrace.service.dispatcher.updates import SlotsConfigured
-from headrace.service.modes.static.slots import fits
+from headrace.service.modes.static.records import Shard
 from tests.service.dispatcher.scenario import Scenario
 
 DATA = ShardingPolicy.DATA
@@ -24,9 +25,11 @@ def slotted(*patterns: str, **limits: float) -> Scenario:
     return scenario
 
 
-def shares(scenario: Scenario, phase: TaskPhase = TaskPhase.RUNNING) -> dict[int | None, str]:
+def shares(scenario: Scenario, phase: TaskPhase = TaskPhase.RUNNING) -> dict[int, str]:
     return {
-        task.shard: task.worker_id for task in scenario.state.tasks.values() if task.phase is phase
+        task.mode.index: task.worker_id
+        for task in scenario.state.tasks.values()
+        if task.phase is phase and isinstance(task.mode, Shard)
     }
 
 
