@@ -38,6 +38,7 @@ def steps(model, **options):
     return hr.torch.TableOptimizer(hr.optimizers.SGD(1.0), model, **options)
 
 
+@pytest.mark.catalogue("3.8.9", "3.8.10")
 @pytest.mark.parametrize("in_flight", [0, 1, 2])
 def test_an_embedding_trains_as_that_of_torch(table, in_flight):
     ids = torch.tensor([[5, -7, 5], [2**50, 5, 9]])
@@ -60,6 +61,7 @@ def test_an_embedding_trains_as_that_of_torch(table, in_flight):
     assert optimizer.iterations == 4
 
 
+@pytest.mark.catalogue("2.7.8", "3.1.41")
 @pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("form", ["offsets", "last", "list"])
@@ -102,6 +104,7 @@ def test_bags_of_one_length_are_rows(table):
     assert np.allclose(found.detach().numpy(), table.gather(ids).mean(1))
 
 
+@pytest.mark.catalogue("2.7.8")
 def test_padding_is_never_sent_and_never_trained(strategy, table):
     layer = torch.nn.ModuleList(
         [

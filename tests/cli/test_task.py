@@ -90,6 +90,7 @@ def wait_until(is_met, seconds=60.0):
         time.sleep(0.02)
 
 
+@pytest.mark.catalogue("3.5.1", "3.5.2")
 @pytest.mark.heavy
 @pytest.mark.system
 def test_a_worker_comes_by_itself_and_shows_what_it_does(run):  # noqa: F811

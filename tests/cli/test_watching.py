@@ -51,6 +51,7 @@ def cluster():
         strategy.close()
 
 
+@pytest.mark.catalogue("3.4.1", "3.4.2")
 def test_status_as_json_is_everything_that_is_known(cluster):
     _, at, strategy = cluster
     result = invoke("status", at, "--json")
@@ -67,6 +68,7 @@ def test_status_as_json_is_everything_that_is_known(cluster):
     assert "type" not in result.stdout
 
 
+@pytest.mark.catalogue("3.4.3", "3.4.4")
 def test_top_shows_functions_workers_and_servers(cluster):
     _, at, _ = cluster
     shown = invoke("top", at).stdout
@@ -93,6 +95,7 @@ def test_what_cannot_be_asked_says_so():
     assert f"what listens at {worker.address} is no dispatcher, coordinator" in result.stderr
 
 
+@pytest.mark.catalogue("2.8.28", "3.6.1")
 def test_a_coordinator_and_its_workers_have_metrics(cluster):
     coordinator, _, _ = cluster
     with urllib.request.urlopen(f"http://{coordinator.metrics_address}/metrics") as page:

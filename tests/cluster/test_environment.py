@@ -20,6 +20,7 @@ def config(monkeypatch):
     return write
 
 
+@pytest.mark.catalogue("1.10.4", "3.27.17-19")
 def test_cluster_and_task_are_read(config):
     config(cluster=CLUSTER, task={"type": "ps", "index": 0})
     resolver = TFConfigClusterResolver()
@@ -39,6 +40,7 @@ def test_the_variable_is_read_each_time(config):
     assert resolver.master() == "b:1"
 
 
+@pytest.mark.catalogue("3.27.25", "3.27.26")
 def test_types_become_strings_and_numbers_integers(config):
     config(cluster={"123456": ["a:1", "b:1"]}, task={"type": 123456, "index": "1"})
     resolver = TFConfigClusterResolver()
@@ -47,6 +49,7 @@ def test_types_become_strings_and_numbers_integers(config):
     assert resolver.task_id == 0
 
 
+@pytest.mark.catalogue("3.27.20-22")
 def test_layer_and_session_master_are_heeded(config):
     config(cluster=CLUSTER, task={"type": "ps", "index": 0}, rpc_layer="grpc")
     assert TFConfigClusterResolver().master() == "grpc://ps0:2222"
@@ -55,6 +58,7 @@ def test_layer_and_session_master_are_heeded(config):
     assert TFConfigClusterResolver().master() == "sessionmaster:2222"
 
 
+@pytest.mark.catalogue("3.27.23", "3.27.24")
 def test_arguments_go_before_the_variable(config):
     config(cluster=CLUSTER, task={"type": "ps", "index": 1}, rpc_layer="grpc", environment="cloud")
     resolver = TFConfigClusterResolver("worker", 0, "http", "here")
@@ -64,6 +68,7 @@ def test_arguments_go_before_the_variable(config):
     assert TFConfigClusterResolver().environment == "cloud"
 
 
+@pytest.mark.catalogue("3.27.27", "3.27.28")
 @pytest.mark.parametrize("cluster", [{}, {"worker": ["a:1"]}])
 def test_a_cluster_of_no_task_or_one_has_no_master(config, cluster):
     config(cluster=cluster, task={"type": "worker", "index": 0})
@@ -83,6 +88,7 @@ def test_numbers_with_gaps_are_read(config):
     assert TFConfigClusterResolver().master() == "b:1"
 
 
+@pytest.mark.catalogue("2.14.3")
 def test_an_evaluator_need_not_stand_in_the_cluster(config):
     config(task={"type": "evaluator", "index": 0})
     resolver = TFConfigClusterResolver()

@@ -130,6 +130,7 @@ def test_master_is_the_address_of_a_task_with_the_prefix_of_the_layer(resolver):
     assert resolver.master(rpc_layer="") == "10.1.2.11:2222"
 
 
+@pytest.mark.catalogue("3.27.46-49")
 def test_the_task_may_be_set_to_number_0_too(resolver):
     resolver.task_type, resolver.task_id = "ps", 0
     assert (resolver.task_type, resolver.task_id) == ("ps", 0)
@@ -152,6 +153,7 @@ def test_a_number_that_is_none_is_refused(resolver, value):
     assert resolver.task_id == 1
 
 
+@pytest.mark.catalogue("3.27.1")
 def test_it_says_how_many_accelerators_and_where_it_runs(resolver):
     assert isinstance(resolver.num_accelerators(), Mapping)
     assert isinstance(resolver.environment, str)

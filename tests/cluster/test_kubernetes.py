@@ -58,6 +58,7 @@ def named(api, prefix):
     return [pod for pod in api.pods if pod["metadata"]["name"].startswith(prefix)]
 
 
+@pytest.mark.catalogue("3.27.39", "3.27.40", "3.38.1", "3.38.2")
 def test_without_labels_the_pods_of_the_job_tensorflow_are_workers_in_the_order_of_their_names(api):
     resolver = KubernetesClusterResolver()
     # 999999, abc123, def456
@@ -69,6 +70,7 @@ def test_without_labels_the_pods_of_the_job_tensorflow_are_workers_in_the_order_
     assert headers["authorization"] == f"Bearer {TOKEN}"
 
 
+@pytest.mark.catalogue("1.10.6", "3.27.38", "3.27.41", "3.38.5")
 def test_tasks_are_numbered_as_the_numbers_in_the_names_of_their_pods(api):
     resolver = KubernetesClusterResolver(LABELS, tf_server_port=2222)
     assert resolver.cluster_spec().as_dict() == {
@@ -81,6 +83,7 @@ def test_tasks_are_numbered_as_the_numbers_in_the_names_of_their_pods(api):
     assert resolver.master("ps", 1, rpc_layer="http") == "http://10.1.2.91:2222"
 
 
+@pytest.mark.catalogue("3.27.43", "3.38.7")
 def test_several_selectors_of_one_type_follow_each_other(api):
     labels = {"worker": ["job-name=tensorflow", "app=train,role=ps"]}
     found = KubernetesClusterResolver(labels).cluster_spec().job_tasks("worker")
@@ -94,6 +97,7 @@ def test_an_address_of_six_parts_stands_in_brackets(api):
     assert found.job_tasks("worker") == ["[fd00:10:244::7]:8470"]
 
 
+@pytest.mark.catalogue("3.27.42", "3.38.6")
 def test_a_pod_that_has_ended_is_an_error_at_once(api):
     resolver = KubernetesClusterResolver({"worker": ["job-name=failed"]})
     with pytest.raises(
@@ -188,6 +192,7 @@ def test_without_a_configuration_the_error_asks_whether_kubectl_works(api, tmp_p
         KubernetesClusterResolver().cluster_spec()
 
 
+@pytest.mark.catalogue("3.38.3")
 def test_within_the_cluster_the_service_account_asks_over_tls(in_cluster, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "worker-10")
     resolver = KubernetesClusterResolver(LABELS)
@@ -215,6 +220,7 @@ def test_a_client_of_the_users_is_asked_in_place_of_ours(api):
     assert "authorization" not in api.requests[0][1]
 
 
+@pytest.mark.catalogue("3.38.4")
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [

@@ -11,6 +11,7 @@ WORKERS = ClusterSpec({"worker": ["worker0:2222", "worker1:2222"]})
 SERVERS = ClusterSpec({"ps": ["ps0:2222", "ps1:2222"]})
 
 
+@pytest.mark.catalogue("1.10.2", "3.27.2-4")
 def test_a_simple_resolver_answers_what_it_is_given():
     resolver = SimpleClusterResolver(
         WORKERS,
@@ -29,6 +30,7 @@ def test_a_simple_resolver_answers_what_it_is_given():
     assert SimpleClusterResolver(WORKERS).num_accelerators() == {}
 
 
+@pytest.mark.catalogue("3.27.6", "3.27.7")
 def test_a_task_that_is_named_goes_before_the_master():
     resolver = SimpleClusterResolver(WORKERS, master="worker0:2222")
     assert resolver.master() == "worker0:2222"
@@ -37,6 +39,7 @@ def test_a_task_that_is_named_goes_before_the_master():
     assert SimpleClusterResolver(WORKERS).master(rpc_layer="grpc") == ""
 
 
+@pytest.mark.catalogue("3.27.5")
 def test_task_and_layer_may_be_set():
     resolver = SimpleClusterResolver(WORKERS)
     resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 1, "http"
@@ -47,6 +50,7 @@ def test_task_and_layer_may_be_set():
         resolver.task_id = -1
 
 
+@pytest.mark.catalogue("1.10.2")
 def test_a_simple_resolver_takes_a_spec_and_a_string():
     with pytest.raises(TypeError, match="`cluster_spec` must be a ClusterSpec"):
         SimpleClusterResolver({"worker": ["a:1"]})
@@ -54,6 +58,7 @@ def test_a_simple_resolver_takes_a_spec_and_a_string():
         SimpleClusterResolver(WORKERS, master=3)
 
 
+@pytest.mark.catalogue("1.10.3", "3.27.8-11")
 def test_a_union_has_the_tasks_of_all_and_the_answers_of_the_first():
     first = SimpleClusterResolver(
         WORKERS, "worker0:2222", "worker", 1, "cloud", {"GPU": 2}, rpc_layer="grpc"
@@ -67,12 +72,14 @@ def test_a_union_has_the_tasks_of_all_and_the_answers_of_the_first():
     assert union.master("ps", 1) == "grpc://ps1:2222"
 
 
+@pytest.mark.catalogue("1.10.3")
 def test_a_task_number_of_zero_goes_before_the_first_resolvers():
     first = SimpleClusterResolver(WORKERS, task_type="worker", task_id=1)
     assert UnionResolver(first, task_id=0).task_id == 0
     assert UnionResolver(first, task_type="").task_type == ""
 
 
+@pytest.mark.catalogue("3.27.12")
 def test_lists_of_one_type_are_joined_in_the_order_of_the_resolvers():
     later = SimpleClusterResolver(ClusterSpec({"worker": ["worker4:2222", "worker5:2222"]}))
     union = UnionResolver(later, SimpleClusterResolver(WORKERS))
@@ -81,6 +88,7 @@ def test_lists_of_one_type_are_joined_in_the_order_of_the_resolvers():
     ]  # fmt: skip
 
 
+@pytest.mark.catalogue("3.27.13-16")
 def test_numbers_with_gaps_stay_and_occur_once():
     sparse = SimpleClusterResolver(ClusterSpec({"worker": {3: "c:1", 7: "d:1"}}))
     union = UnionResolver(SimpleClusterResolver(WORKERS), sparse)

@@ -12,6 +12,7 @@ WITH_CHIEF = ClusterSpec({"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:
 WITHOUT = ClusterSpec({"worker": ["a:1", "b:1"]})
 
 
+@pytest.mark.catalogue("1.10.9", "3.28.5-8")
 def test_the_chief_is_the_first_of_those_that_train():
     assert workers(WITH_CHIEF) == [("chief", 0), ("worker", 0), ("worker", 1)]
     assert [rank(WITH_CHIEF, *task) for task in workers(WITH_CHIEF)] == [0, 1, 2]
@@ -19,12 +20,14 @@ def test_the_chief_is_the_first_of_those_that_train():
     assert not is_chief(WITH_CHIEF, "worker", 0)
 
 
+@pytest.mark.catalogue("1.10.9", "3.28.9", "3.28.10")
 def test_without_a_chief_the_first_worker_is_it():
     assert is_chief(WITHOUT, "worker", 0)
     assert not is_chief(WITHOUT, "worker", 1)
     assert is_chief(ClusterSpec({}), None, None)
 
 
+@pytest.mark.catalogue("1.10.10", "2.14.3", "3.28.11-13")
 def test_an_evaluator_is_none_of_them_and_need_not_stand_in_the_cluster():
     check_task(WITHOUT, "evaluator", 0)
     assert not is_chief(WITHOUT, "evaluator", 0)
@@ -32,6 +35,7 @@ def test_an_evaluator_is_none_of_them_and_need_not_stand_in_the_cluster():
         rank(WITHOUT, "evaluator", 0)
 
 
+@pytest.mark.catalogue("3.28.14-18")
 @pytest.mark.parametrize(
     ("spec", "task", "words"),
     [

@@ -27,6 +27,7 @@ def step(monkeypatch):
     return write
 
 
+@pytest.mark.catalogue("3.27.30")
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
@@ -54,6 +55,7 @@ def test_what_is_no_list_of_nodes_is_refused(text):
         hosts_of(text)
 
 
+@pytest.mark.catalogue("3.27.31")
 @pytest.mark.parametrize(
     ("text", "counts"),
     [
@@ -73,6 +75,7 @@ def test_what_is_no_count_of_tasks_is_refused():
         tasks_on_nodes("3x2")
 
 
+@pytest.mark.catalogue("1.10.5", "3.27.32", "3.27.33")
 def test_all_tasks_are_workers_unless_types_are_named(step):
     step(rank=2, tasks=4, nodes="n[1-2]", per_node="2(x2)")
     resolver = SlurmClusterResolver()
@@ -84,6 +87,7 @@ def test_all_tasks_are_workers_unless_types_are_named(step):
     assert resolver.master("worker", 1, rpc_layer="grpc") == "grpc://n1:8889"
 
 
+@pytest.mark.catalogue("3.27.34", "3.27.35")
 def test_types_take_their_tasks_in_alphabetical_order(step):
     step(rank=0)
     resolver = SlurmClusterResolver({"worker": 2, "ps": 1})
@@ -94,6 +98,7 @@ def test_types_take_their_tasks_in_alphabetical_order(step):
     assert (resolver.task_type, resolver.task_id) == ("ps", 0)
 
 
+@pytest.mark.catalogue("3.27.36")
 def test_tasks_of_one_node_have_ports_in_a_row_and_gpus_of_their_own(step):
     step(rank=1, tasks=5, per_node="2(x2),1", gpus="0,1")
     resolver = SlurmClusterResolver({"ps": 1, "worker": 4})
@@ -108,6 +113,7 @@ def test_tasks_of_one_node_have_ports_in_a_row_and_gpus_of_their_own(step):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
+@pytest.mark.catalogue("3.27.37")
 def test_several_gpus_for_a_task(step):
     step(rank=1, tasks=5, per_node="2(x2),1", gpus="")
     SlurmClusterResolver(gpus_per_node=4, gpus_per_task=2).cluster_spec()

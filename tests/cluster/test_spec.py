@@ -7,6 +7,7 @@ import pytest
 from headrace.distribute import ClusterSpec
 
 
+@pytest.mark.catalogue("1.10.1", "3.28.1-3")
 def test_a_list_numbers_its_tasks_from_zero_and_a_dict_names_the_numbers():
     spec = ClusterSpec({"worker": ["a:1", "b:1"], "ps": {3: "c:1", 0: "d:1"}})
     assert spec.jobs == ["ps", "worker"]
@@ -36,6 +37,7 @@ def test_a_spec_is_written_as_it_is_read():
     assert repr(ClusterSpec({"worker": ["a:1"]})) == "ClusterSpec({'worker': ['a:1']})"
 
 
+@pytest.mark.catalogue("1.10.1")
 def test_what_is_not_there_is_named_with_what_is():
     spec = ClusterSpec({"worker": ["a:1", "b:1"]})
     with pytest.raises(ValueError, match="No such job in cluster: 'ps'; it has 'worker'"):
@@ -46,6 +48,7 @@ def test_what_is_not_there_is_named_with_what_is():
         ClusterSpec({}).job_tasks("ps")
 
 
+@pytest.mark.catalogue("1.10.1", "3.28.1-3")
 @pytest.mark.parametrize(
     ("cluster", "words"),
     [

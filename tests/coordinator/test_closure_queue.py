@@ -99,6 +99,7 @@ def _fetch(closure: Closure) -> Payload | None:
     return closure.result.payload
 
 
+@pytest.mark.catalogue("2.8.2", "3.1.1")
 def test_a_closure_goes_to_a_worker_and_is_over_when_it_has_returned():
     driver = Driver()
     closure = driver.schedule()
@@ -110,6 +111,7 @@ def test_a_closure_goes_to_a_worker_and_is_over_when_it_has_returned():
     assert _fetch(closure) == VALUE
 
 
+@pytest.mark.catalogue("2.8.5", "3.1.1")
 def test_a_closure_of_a_lost_worker_runs_again_first_under_its_number():
     driver = Driver(2)
     first, second, third, fourth = (driver.schedule() for _ in range(4))
@@ -147,6 +149,7 @@ def test_what_a_lost_worker_says_later_changes_nothing():
     assert _fetch(closure) == VALUE
 
 
+@pytest.mark.catalogue("3.1.2", "3.1.3")
 def test_each_of_many_closures_ends_once_whoever_gives_it_back():
     for seed in range(20):
         chance = random.Random(seed)
@@ -175,6 +178,7 @@ def test_a_closure_is_over_only_when_the_servers_have_forgotten_its_keys():
     assert driver.queue.is_drained
 
 
+@pytest.mark.catalogue("2.8.6", "3.1.5-8")
 def test_an_error_is_kept_cancels_what_is_queued_and_is_given_once():
     driver = Driver()
     failing, queued = driver.schedule(), driver.schedule()
@@ -193,6 +197,7 @@ def test_an_error_is_kept_cancels_what_is_queued_and_is_given_once():
     assert driver.queue.failure is None
 
 
+@pytest.mark.catalogue("2.8.13", "3.1.9", "3.1.10")
 def test_after_an_error_what_runs_may_write_no_more_and_is_waited_for():
     driver = Driver(2)
     first, second, third = (driver.schedule() for _ in range(3))
@@ -215,6 +220,7 @@ def test_after_an_error_what_runs_may_write_no_more_and_is_waited_for():
     assert _fetch(again) == VALUE
 
 
+@pytest.mark.catalogue("3.1.9", "3.1.10")
 def test_what_still_runs_ten_seconds_after_an_error_is_given_up():
     driver = Driver(2)
     failing, long = driver.schedule(), driver.schedule()
@@ -232,6 +238,7 @@ def test_what_still_runs_ten_seconds_after_an_error_is_given_up():
     assert driver.queue.is_drained
 
 
+@pytest.mark.catalogue("2.8.6", "3.1.33", "3.1.34")
 def test_later_errors_are_told_with_the_first():
     driver = Driver(3)
     closures = [driver.schedule() for _ in range(5)]
@@ -246,6 +253,7 @@ def test_later_errors_are_told_with_the_first():
     assert "2 that were scheduled were cancelled" in notes[1]
 
 
+@pytest.mark.catalogue("2.8.4", "3.1.12")
 def test_closures_of_one_worker_come_first_there_and_nobody_waits_for_them():
     driver = Driver(2)
     busy = [driver.schedule(), driver.schedule()]
@@ -272,6 +280,7 @@ def test_what_a_lost_worker_kept_is_not_dealt_to_others():
     assert driver.at == {0: [], 1: []}
 
 
+@pytest.mark.catalogue("2.8.26", "4.3.16")
 def test_a_full_queue_has_no_room_until_a_worker_takes_one_and_takes_back_all_the_same():
     driver = Driver(1, most_queued=2)
     running, *_ = (driver.schedule() for _ in range(3))
@@ -284,6 +293,7 @@ def test_a_full_queue_has_no_room_until_a_worker_takes_one_and_takes_back_all_th
     assert driver.queue.has_room
 
 
+@pytest.mark.catalogue("1.9.3")
 def test_a_value_that_is_an_argument_holds_its_closure_and_others_pass():
     driver = Driver(2)
     producer = driver.schedule()
@@ -294,6 +304,7 @@ def test_a_value_that_is_an_argument_holds_its_closure_and_others_pass():
     assert driver.at[0] == [consumer.number]
 
 
+@pytest.mark.catalogue("2.8.8")
 def test_a_closure_whose_argument_failed_fails_with_that_error():
     driver = Driver()
     producer = driver.schedule()
@@ -385,6 +396,7 @@ def test_a_timeout_counts_from_when_it_runs_and_is_an_error():
         raise failure.to_raise()
 
 
+@pytest.mark.catalogue("2.8.23", "4.3.17", "4.3.21")
 def test_a_closure_that_ends_its_worker_each_time_fails_after_its_retries():
     driver = Driver(1, in_flight=3)
     poison = driver.schedule(retries=2)

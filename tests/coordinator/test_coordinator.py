@@ -41,6 +41,7 @@ class Point(NamedTuple):
 # --- values ------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("1.9.2", "3.1.15", "3.1.16", "3.1.25")
 @pytest.mark.parametrize(
     "value",
     [2, (3, 4), [5], {"v": 1}, None, True, "text", b"x", 2j, Point(1, 2), set(), {(1,): [None]}],
@@ -81,6 +82,7 @@ def test_arrays_come_as_they_are_and_belong_to_whoever_has_them(
         back[...] = 0
 
 
+@pytest.mark.catalogue("1.9.7", "3.1.15", "3.1.16")
 def test_fetch_takes_values_out_of_structures(coordinator: ClusterCoordinator):
     values = [coordinator.schedule(lambda n: n * n, (n,)) for n in range(5)]
     structure = {"a": values, "b": (values[2], "as it is"), "c": Point(values[3], 7)}
@@ -108,6 +110,7 @@ def test_arguments_are_those_of_the_moment_of_the_call(coordinator: ClusterCoord
     assert coordinator.schedule(total, (small,), {"b": large}).fetch(SECONDS) == 2.0
 
 
+@pytest.mark.catalogue("2.8.10")
 def test_a_function_is_loaded_once_by_a_worker_and_keeps_its_caches():
     with coordinating(1) as coordinator:
         calls: list[int] = []
@@ -121,6 +124,7 @@ def test_a_function_is_loaded_once_by_a_worker_and_keeps_its_caches():
         assert calls == []
 
 
+@pytest.mark.catalogue("1.9.3", "3.1.24")
 def test_a_value_as_an_argument_waits_for_its_function(coordinator: ClusterCoordinator):
     slow = coordinator.schedule(lambda: (time.sleep(0.1), np.arange(100_000))[1])
     total = coordinator.schedule(lambda parts: sum(each.sum() for each in parts), ([slow, slow],))
@@ -129,6 +133,7 @@ def test_a_value_as_an_argument_waits_for_its_function(coordinator: ClusterCoord
     assert again.fetch(SECONDS)[1] == 2 * np.arange(100_000).sum()
 
 
+@pytest.mark.catalogue("3.1.24")
 def test_a_value_that_is_captured_is_refused_with_what_would_do(coordinator: ClusterCoordinator):
     value = coordinator.schedule(lambda: 1)
     with pytest.raises(FailedPreconditionError, match="travels only as an argument"):
@@ -139,6 +144,7 @@ def test_a_value_that_is_captured_is_refused_with_what_would_do(coordinator: Clu
 # --- join, done --------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.1.4")
 def test_join_and_done_where_nothing_was_scheduled(coordinator: ClusterCoordinator):
     coordinator.join()
     assert coordinator.done()
@@ -151,6 +157,7 @@ def test_done_says_whether_all_have_run(coordinator: ClusterCoordinator):
     assert coordinator.done()
 
 
+@pytest.mark.catalogue("4.3.21")
 def test_a_join_that_takes_too_long_says_what_runs_where(coordinator: ClusterCoordinator):
     def sluggish() -> None:
         time.sleep(0.3)
@@ -171,12 +178,14 @@ def test_timeouts_are_checked(coordinator: ClusterCoordinator, value: Any):
         coordinator.schedule(time.time, timeout=value)
 
 
+@pytest.mark.catalogue("2.8.2", "3.1.30")
 def test_a_queue_of_two_takes_many():
     with coordinating(most_queued=2) as coordinator:
         values = [coordinator.schedule(lambda n: n, (n,)) for n in range(200)]
         assert coordinator.fetch(values) == list(range(200))
 
 
+@pytest.mark.catalogue("2.8.27", "3.6.2")
 def test_a_long_wait_says_for_what(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
@@ -198,6 +207,7 @@ def test_a_long_wait_says_for_what(
 # --- errors ------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("1.9.7", "3.1.36")
 def test_an_error_has_the_traceback_of_the_function(coordinator: ClusterCoordinator):
     value = coordinator.schedule(divide, (1, 0))
     with pytest.raises(UserFunctionError) as raised:
@@ -215,6 +225,7 @@ def test_an_error_has_the_traceback_of_the_function(coordinator: ClusterCoordina
     assert coordinator.done()
 
 
+@pytest.mark.catalogue("2.8.11", "2.8.12", "3.1.5-8", "3.1.11", "3.1.32", "4.3.15", "4.3.22")
 @pytest.mark.parametrize("way", ["schedule", "join", "done"])
 def test_an_error_is_raised_once_and_cancels_what_waits(way: str):
     with coordinating(1, closures_in_flight=1) as coordinator:
@@ -237,6 +248,7 @@ def test_an_error_is_raised_once_and_cancels_what_waits(way: str):
         assert noted == []
 
 
+@pytest.mark.catalogue("3.1.33", "3.1.34")
 def test_scheduling_in_a_loop_raises_at_last(coordinator: ClusterCoordinator):
     def schedule_all() -> None:
         for number in range(100_000):
@@ -247,6 +259,7 @@ def test_scheduling_in_a_loop_raises_at_last(coordinator: ClusterCoordinator):
     coordinator.join(SECONDS)
 
 
+@pytest.mark.catalogue("2.8.13", "3.1.39")
 def test_what_runs_when_another_one_fails_is_waited_for_and_no_longer(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ):
@@ -263,6 +276,7 @@ def test_what_runs_when_another_one_fails_is_waited_for_and_no_longer(
     shared_here["release"].set()
 
 
+@pytest.mark.catalogue("2.8.24")
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
 def test_what_ends_a_program_is_an_error_of_the_function(
     coordinator: ClusterCoordinator, kind: type[BaseException]
@@ -276,6 +290,7 @@ def test_what_ends_a_program_is_an_error_of_the_function(
         coordinator.join(SECONDS)
 
 
+@pytest.mark.catalogue("1.9.2")
 def test_what_cannot_be_sent_is_said_by_name(coordinator: ClusterCoordinator):
     lock = threading.Lock()
     with pytest.raises(FailedPreconditionError, match=r"cannot be sent to a worker.*`lock`"):
@@ -305,6 +320,7 @@ def test_methods_of_an_object_that_holds_its_coordinator_run(coordinator: Cluste
         coordinator.schedule(trainer.schedule_another).fetch(SECONDS)
 
 
+@pytest.mark.catalogue("1.9.2")
 def test_wrong_arguments_are_refused_at_once(coordinator: ClusterCoordinator):
     with pytest.raises(TypeError, match="`fn` must be a function"):
         coordinator.schedule(3)  # type: ignore[arg-type]
@@ -327,6 +343,7 @@ def test_a_variable_of_this_process_is_refused_by_name(coordinator: ClusterCoord
 # --- timeouts, cancellation --------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("4.3.21")
 def test_a_function_that_takes_too_long_fails_and_its_worker_goes_on():
     with coordinating(1) as coordinator:
         shared_here["release"] = threading.Event()
@@ -339,6 +356,7 @@ def test_a_function_that_takes_too_long_fails_and_its_worker_goes_on():
         shared_here["release"].set()
 
 
+@pytest.mark.catalogue("4.3.21")
 def test_a_function_that_is_cancelled_is_let_go_and_is_no_error():
     with coordinating(1) as coordinator:
         shared_here["release"] = threading.Event()
@@ -355,6 +373,7 @@ def test_a_function_that_is_cancelled_is_let_go_and_is_no_error():
         shared_here["release"].set()
 
 
+@pytest.mark.catalogue("2.8.1")
 def test_closing_ends_waits_and_threads():
     with coordinating(1) as coordinator:
         shared_here["release"] = threading.Event()

@@ -59,6 +59,7 @@ def _restart(local: Any, *tasks: tuple[str, int]) -> None:
 # --- data of workers ---------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("2.9.1", "3.1.13")
 def test_each_of_five_workers_sums_a_shard_of_its_own():
     with _cluster(5) as (_, _, coordinator):
         dataset = coordinator.create_per_worker_dataset(
@@ -73,6 +74,7 @@ def test_each_of_five_workers_sums_a_shard_of_its_own():
     assert sorted(sums.values()) == [5, 7, 9, 11, 13]
 
 
+@pytest.mark.catalogue("3.1.19", "3.1.28")
 def test_several_datasets_are_read_side_by_side_and_begin_again_with_new_iterators():
     with _cluster(1) as (_, _, coordinator):
         low = coordinator.create_per_worker_dataset(hr.Dataset.range(0, 5))
@@ -89,6 +91,7 @@ def test_several_datasets_are_read_side_by_side_and_begin_again_with_new_iterato
         assert found == [0 + 5, 1 + 6, 0 + 7, 0 + 10]
 
 
+@pytest.mark.catalogue("2.9.7", "3.1.26")
 def test_a_function_for_datasets_may_use_one_that_was_made_here():
     part = hr.Dataset.range(3)
     with _cluster(1) as (_, _, coordinator):
@@ -97,6 +100,7 @@ def test_a_function_for_datasets_may_use_one_that_was_made_here():
         assert read.fetch(SECONDS) == [0, 2, 4]
 
 
+@pytest.mark.catalogue("2.8.20", "3.3.8", "3.3.9")
 def test_a_dataset_made_while_its_worker_is_away_is_built_when_it_comes():
     with _cluster(1) as (local, _, coordinator):
         local.kill("worker", 0)
@@ -113,6 +117,7 @@ def _build_slowly() -> hr.Dataset:
     return hr.Dataset.range(3)
 
 
+@pytest.mark.catalogue("3.3.8", "3.3.9")
 def test_a_worker_that_is_lost_while_it_builds_a_dataset_builds_it_again():
     _shared.update(building=threading.Event(), release=threading.Event())
     with _cluster(1) as (local, _, coordinator):
@@ -125,6 +130,7 @@ def test_a_worker_that_is_lost_while_it_builds_a_dataset_builds_it_again():
         assert value.fetch(SECONDS) == 0
 
 
+@pytest.mark.catalogue("2.8.17", "2.8.30")
 def test_what_a_lost_worker_kept_is_aborted_until_it_is_made_again():
     with _cluster(1) as (local, _, coordinator):
         kept = coordinator.create_per_worker_values(lambda: [0])
@@ -140,6 +146,7 @@ def test_what_a_lost_worker_kept_is_aborted_until_it_is_made_again():
 # --- what replicas of a worker have ------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.1.44-46", "3.7.13", "3.7.14", "3.35.2")
 def test_replicas_of_a_worker_reduce_their_values_and_aggregate_their_writes():
     with _cluster(1, replicas=2) as (_, strategy, coordinator):
         with strategy.scope():
@@ -165,6 +172,7 @@ def test_replicas_of_a_worker_reduce_their_values_and_aggregate_their_writes():
 # --- losses ------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("2.8.16", "3.3.7")
 def test_an_error_is_raised_and_not_the_loss_of_a_worker_that_comes_with_it():
     driver = Driver(2)
     failing, long, queued = driver.schedule(), driver.schedule(), driver.schedule()
@@ -186,6 +194,7 @@ def test_an_error_is_raised_and_not_the_loss_of_a_worker_that_comes_with_it():
     assert not any(closure.result.error for closure in later)
 
 
+@pytest.mark.catalogue("2.8.18", "3.3.2-5", "3.4.1", "3.4.2", "3.5.3")
 def test_steps_before_and_after_a_worker_is_started_again_are_counted_once_each():
     with _cluster(2) as (local, strategy, coordinator):
         with strategy.scope():
@@ -204,6 +213,7 @@ def test_steps_before_and_after_a_worker_is_started_again_are_counted_once_each(
         assert all(each.losses for each in coordinator.status().workers)
 
 
+@pytest.mark.catalogue("3.3.18-20")
 def test_values_and_variables_can_be_had_while_all_workers_are_away():
     with _cluster(1) as (local, strategy, coordinator):
         with strategy.scope():
@@ -220,6 +230,7 @@ def test_values_and_variables_can_be_had_while_all_workers_are_away():
         assert coordinator.schedule(v.numpy).fetch(SECONDS) == 3.0
 
 
+@pytest.mark.catalogue("2.8.22", "3.2.3-5", "3.3.15-17")
 @pytest.mark.parametrize("way", ["join", "schedule", "done"])
 def test_a_parameter_server_that_is_lost_with_a_worker_is_raised_by_name(way: str):
     with _cluster(2, server_timeout=0.3) as (local, strategy, coordinator):
@@ -242,6 +253,7 @@ def test_a_parameter_server_that_is_lost_with_a_worker_is_raised_by_name(way: st
             use()
 
 
+@pytest.mark.catalogue("3.18.2")
 def test_evaluation_by_128_shards_is_exact_though_two_of_three_workers_are_started_again():
     with _cluster(3) as (local, _, coordinator):
 
@@ -266,6 +278,7 @@ def test_evaluation_by_128_shards_is_exact_though_two_of_three_workers_are_start
     assert mean == 511.5
 
 
+@pytest.mark.catalogue("2.8.3")
 def test_functions_are_scheduled_while_another_thread_waits_for_those_before():
     _shared.update({name: threading.Event() for name in ("building", "release", "go on")})
     with _cluster(1) as (_, _, coordinator):
@@ -300,6 +313,7 @@ def test_who_announces_nonsense_is_refused_without_a_word_in_the_log(caplog: Any
 # --- a whole loop ------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.20.1")
 def test_a_loop_of_ten_epochs_of_a_hundred_steps_packed_by_ten_counts_every_step():
     with _cluster(3, 2) as (_, strategy, coordinator):
         with strategy.scope():
@@ -326,6 +340,7 @@ def test_a_loop_of_ten_epochs_of_a_hundred_steps_packed_by_ten_counts_every_step
 # --- a coordinator's end -----------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("2.8.1", "3.3.1")
 def test_threads_of_a_coordinator_that_nobody_holds_end_within_a_second():
     def threads() -> set[threading.Thread]:
         return {each for each in threading.enumerate() if each.name == "headrace-coordinator"}

@@ -6,6 +6,7 @@ import math
 import random
 
 import numpy as np
+import pytest
 
 import headrace as hr
 
@@ -20,6 +21,7 @@ def examples(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array(features), np.array(["yes" if "avenger" in each else "no" for each in features])
 
 
+@pytest.mark.catalogue("1.6.8")
 def test_words_are_embedded_over_two_servers_and_trained_by_two_workers():
     features = hr.Lookup.from_vocabulary(WORDS, num_oov=1)
     labels = hr.Lookup.from_vocabulary(["yes", "no"], num_oov=0)

@@ -72,6 +72,7 @@ def _step(variable: Any, rows: Any, seconds: float) -> int:
     return hr.coordinator.get_current_worker_index()
 
 
+@pytest.mark.catalogue("2.8.15", "3.2.1", "3.2.2", "3.3.6", "4.3.14")
 def test_a_killed_worker_loses_nothing_and_doubles_nothing(tasks: Tasks) -> None:
     strategy = tasks.strategy(
         variable_partitioner=hr.distribute.partitioners.FixedShardsPartitioner(2)
@@ -103,6 +104,7 @@ def _draw(iterator: Any, seconds: float) -> tuple[int, int]:
     return hr.coordinator.get_current_worker_index(), element
 
 
+@pytest.mark.catalogue("2.8.19", "4.3.18")
 def test_an_iterator_goes_on_after_its_worker_was_killed(tasks: Tasks) -> None:
     strategy = tasks.strategy()
     with ClusterCoordinator(strategy) as coordinator:
@@ -159,6 +161,7 @@ def test_a_shared_dataset_visits_each_element_once_though_a_worker_is_killed(tas
     assert result.ravel().tolist() == [1.0] * 300
 
 
+@pytest.mark.catalogue("2.8.9", "3.2.6", "3.3.18", "3.3.19")
 def test_a_result_can_be_fetched_after_its_worker_was_killed(tasks: Tasks) -> None:
     strategy = tasks.strategy()
     with ClusterCoordinator(strategy) as coordinator:
@@ -171,6 +174,7 @@ def test_a_result_can_be_fetched_after_its_worker_was_killed(tasks: Tasks) -> No
     strategy.close()
 
 
+@pytest.mark.catalogue("2.8.22", "3.2.3-5")
 def test_a_lost_parameter_server_is_waited_for_and_then_named(tasks: Tasks) -> None:
     strategy = tasks.strategy(server_timeout=1.0)
     with strategy.scope():

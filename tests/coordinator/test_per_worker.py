@@ -23,6 +23,7 @@ from headrace.errors import (
 from tests.coordinator.in_process import SECONDS, coordinating, divide, take_next, wait_until
 
 
+@pytest.mark.catalogue("2.9.2", "2.9.3")
 def test_each_worker_reads_the_whole_of_a_per_worker_dataset():
     # As many elements as functions: one worker may run them all while the other makes its own.
     for made in (hr.Dataset.range(6), lambda: hr.Dataset.range(6)):
@@ -39,17 +40,20 @@ def test_each_worker_reads_the_whole_of_a_per_worker_dataset():
             assert all(elements == list(range(len(elements))) for elements in seen.values())
 
 
+@pytest.mark.catalogue("3.1.27")
 def test_an_iterator_may_be_captured(coordinator: ClusterCoordinator):
     iterator = iter(coordinator.create_per_worker_dataset(hr.Dataset.range(1, 11).batch(4)))
     assert coordinator.schedule(lambda: next(iterator)).fetch(SECONDS).tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.catalogue("2.9.5", "3.1.17")
 def test_each_iterator_begins_at_the_beginning(coordinator: ClusterCoordinator):
     dataset = coordinator.create_per_worker_dataset(hr.Dataset.range(1, 2))
     for _ in range(3):
         assert coordinator.schedule(take_next, (iter(dataset),)).fetch(SECONDS) == 1
 
 
+@pytest.mark.catalogue("2.9.4", "3.1.21", "3.1.53")
 def test_workers_shuffle_differently(coordinator: ClusterCoordinator):
     dataset = coordinator.create_per_worker_dataset(hr.Dataset.range(100).shuffle(100).batch(100))
     iterator = iter(dataset)
@@ -64,6 +68,7 @@ def test_workers_shuffle_differently(coordinator: ClusterCoordinator):
     assert iterator.element_spec == dataset.element_spec
 
 
+@pytest.mark.catalogue("2.9.1", "3.1.55")
 def test_a_dataset_function_knows_its_worker():
     with coordinating(3) as coordinator:
         dataset = coordinator.create_per_worker_dataset(
@@ -80,6 +85,7 @@ def test_a_dataset_function_knows_its_worker():
         assert sums == {0: 9, 1: 12, 2: 15}
 
 
+@pytest.mark.catalogue("2.8.30", "2.9.6")
 def test_the_end_of_a_per_worker_dataset_is_an_error(coordinator: ClusterCoordinator):
     iterator = iter(coordinator.create_per_worker_dataset(hr.Dataset.range(1)))
     coordinator.schedule(take_next, (iterator,)).fetch(SECONDS)
@@ -96,6 +102,7 @@ def test_the_end_of_a_per_worker_dataset_is_an_error(coordinator: ClusterCoordin
     coordinator.join(SECONDS)
 
 
+@pytest.mark.catalogue("2.8.11", "3.1.40")
 def test_an_iterator_outlives_an_error_of_a_function():
     with coordinating(1) as coordinator:
         iterator = iter(coordinator.create_per_worker_dataset(hr.Dataset.range(10)))
@@ -106,6 +113,7 @@ def test_an_iterator_outlives_an_error_of_a_function():
         assert coordinator.schedule(take_next, (iterator,)).fetch(SECONDS) == 1
 
 
+@pytest.mark.catalogue("2.8.21", "3.1.37", "3.1.38")
 def test_a_dataset_that_fails_fails_who_uses_it_and_nobody_else(coordinator: ClusterCoordinator):
     def broken() -> Any:
         raise LookupError("no files")
@@ -123,6 +131,7 @@ def test_a_dataset_that_fails_fails_who_uses_it_and_nobody_else(coordinator: Clu
         coordinator.schedule(take_next, (iter(wrong),)).fetch(SECONDS)
 
 
+@pytest.mark.catalogue("1.4.7", "1.9.4")
 def test_a_per_worker_dataset_is_not_read_here(coordinator: ClusterCoordinator):
     iterator = iter(coordinator.create_per_worker_dataset(hr.Dataset.range(3)))
     with pytest.raises(NotImplementedError, match="not supported right now"):
@@ -134,6 +143,7 @@ def test_a_per_worker_dataset_is_not_read_here(coordinator: ClusterCoordinator):
             coordinator.create_per_worker_dataset(wrong)
 
 
+@pytest.mark.catalogue("1.4.7", "1.9.4")
 def test_a_distributed_dataset_may_be_per_worker(coordinator: ClusterCoordinator):
     strategy = hr.distribute.OneDeviceStrategy("cpu:0")
     distributed = strategy.distribute_dataset(hr.Dataset.range(1, 11).batch(4))
@@ -143,6 +153,7 @@ def test_a_distributed_dataset_may_be_per_worker(coordinator: ClusterCoordinator
     ]  # fmt: skip
 
 
+@pytest.mark.catalogue("2.9.5", "3.1.29")
 def test_what_nobody_holds_is_let_go_by_workers(coordinator: ClusterCoordinator):
     dataset = coordinator.create_per_worker_dataset(hr.Dataset.range(1000))
     for _ in range(5):
@@ -158,6 +169,7 @@ def test_what_nobody_holds_is_let_go_by_workers(coordinator: ClusterCoordinator)
     assert last.fetch(SECONDS) == 0, "held as long as a function needs it"
 
 
+@pytest.mark.catalogue("1.6.7", "1.9.6", "2.8.8", "3.1.22", "3.1.23")
 def test_values_for_each_worker(coordinator: ClusterCoordinator):
     mine = PerWorkerValues(["first", "second"])
     values = [

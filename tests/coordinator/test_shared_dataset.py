@@ -25,6 +25,7 @@ from headrace.errors import (
 from tests.coordinator.in_process import SECONDS, coordinating, note, noted, take_next
 
 
+@pytest.mark.catalogue("2.9.6", "4.3.7")
 @pytest.mark.parametrize("size", [0, 1, 6, 25, 100])
 @pytest.mark.parametrize("each", [1, 3])
 def test_an_epoch_deals_out_each_element_once(

@@ -66,6 +66,7 @@ def _check_promises(cluster: Cluster, threads: int = 1) -> None:
         assert len(set(elements)) == len(elements), "an element came twice"
 
 
+@pytest.mark.catalogue("2.8.15")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_in_a_storm_all_closures_end_and_each_write_is_applied_once(threads: int) -> None:
     for seed in range(60):
@@ -114,6 +115,7 @@ def test_in_a_storm_replicas_lose_no_write_and_double_none(round_size: int | Non
     assert mistakes > 20
 
 
+@pytest.mark.catalogue("3.1.35")
 def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_again() -> None:
     for seed in range(40):
         print("seed", seed)

@@ -76,6 +76,7 @@ class Cluster:
         self.end(closure, error=error)
 
 
+@pytest.mark.catalogue("2.8.27", "3.6.2")
 def test_a_function_that_runs_for_ten_times_its_median_is_named_once_with_its_worker():
     cluster = Cluster()
     for seconds in (1.0, 2.0, 3.0):
@@ -113,6 +114,7 @@ def test_a_function_that_has_never_returned_has_a_minute():
     assert "has hardly returned before" in words
 
 
+@pytest.mark.catalogue("2.8.25", "3.6.1")
 def test_a_status_counts_calls_failures_and_what_is_run_again():
     cluster = Cluster(num_workers=2)
     for _ in range(8):
@@ -153,6 +155,7 @@ def test_the_largest_gap_is_remembered_and_within_the_bound():
     assert (status.gap, status.largest_gap) == (0, 8)
 
 
+@pytest.mark.catalogue("3.5.4")
 def test_a_worker_that_announced_itself_and_is_gone_is_forgotten_after_five_minutes():
     cluster = Cluster()
     number = cluster.core.add_worker("10.0.0.7:1", cluster.now, announced=cluster.now)

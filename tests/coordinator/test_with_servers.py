@@ -64,6 +64,7 @@ def test_closing_the_strategy_closes_its_coordinator():
             coordinator.schedule(lambda: 1)
 
 
+@pytest.mark.catalogue("3.22.2")
 def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
     with _cluster() as (strategy, coordinator):
         with strategy.scope():
@@ -88,6 +89,7 @@ def test_the_strategy_of_a_coordinator_that_travels_is_that_of_the_worker():
         assert coordinator.schedule(count).fetch() == strategy.num_replicas_in_sync
 
 
+@pytest.mark.catalogue("3.1.18", "3.1.43", "3.1.51", "3.1.52", "3.9.23")
 def test_what_functions_add_is_there_after_join():
     with _cluster() as (strategy, coordinator):
         with strategy.scope():
@@ -106,6 +108,7 @@ def test_what_functions_add_is_there_after_join():
         assert coordinator.done()
 
 
+@pytest.mark.catalogue("2.7.4", "3.1.41", "3.9.24")
 def test_a_function_looks_rows_up_in_shards():
     partitioner = hr.distribute.partitioners.FixedShardsPartitioner(3)
     with _cluster(num_ps=3, partitioner=partitioner) as (strategy, coordinator):
@@ -221,6 +224,7 @@ def test_keys_of_functions_that_have_ended_are_forgotten():
         assert described.keys == 0
 
 
+@pytest.mark.catalogue("3.1.42")
 def test_a_strategy_runs_a_function_on_the_replicas_of_a_worker():
     with _cluster(1) as (strategy, coordinator):
         with strategy.scope():
@@ -235,6 +239,7 @@ def test_a_strategy_runs_a_function_on_the_replicas_of_a_worker():
         assert coordinator.schedule(step, (1.0,)).fetch(SECONDS) == (2.0, 0.0)
 
 
+@pytest.mark.catalogue("2.9.8", "3.1.48-52")
 def test_a_dataset_of_the_strategy_is_read_by_workers():
     with _cluster() as (strategy, coordinator):
         per_worker = coordinator.create_per_worker_dataset(
@@ -263,6 +268,7 @@ def test_a_variable_made_inside_a_function_is_an_error(in_scope: bool):
             coordinator.join(SECONDS)
 
 
+@pytest.mark.catalogue("3.1.20")
 def test_a_variable_made_by_the_function_of_a_dataset_is_an_error():
     with _cluster(1) as (_, coordinator):
 
@@ -399,6 +405,7 @@ def test_an_array_in_place_of_arguments_is_named():
         coordinator.schedule(len, np.zeros(3))  # type: ignore[arg-type]
 
 
+@pytest.mark.catalogue("1.9.7")
 def test_a_structure_that_is_fetched_keeps_its_types():
     with _cluster() as (_, coordinator):
         found = coordinator.fetch(OrderedDict(a=coordinator.schedule(lambda: 1)), SECONDS)

@@ -40,6 +40,7 @@ from tests.coordinator.in_process import (
 )
 
 
+@pytest.mark.catalogue("1.9.1", "3.1.14")
 def test_a_strategy_has_one_coordinator():
     with ClosureWorker(0) as worker:
         strategy = Workers([worker.address])
@@ -56,6 +57,7 @@ def test_a_strategy_has_one_coordinator():
         second.close()
 
 
+@pytest.mark.catalogue("2.8.1")
 def test_a_coordinator_that_nobody_holds_ends():
     with ClosureWorker(0) as worker:
         coordinator = ClusterCoordinator(Workers([worker.address]))
@@ -66,12 +68,14 @@ def test_a_coordinator_that_nobody_holds_ends():
         assert gone() is None
 
 
+@pytest.mark.catalogue("1.9.1", "4.3.20")
 @pytest.mark.parametrize("strategy", [None, "x", hr.distribute.MirroredStrategy(["cpu:0"])])
 def test_another_strategy_is_refused(strategy: Any):
     with pytest.raises(ValueError, match="Only a ParameterServerStrategy is supported"):
         ClusterCoordinator(strategy)
 
 
+@pytest.mark.catalogue("4.3.19")
 def test_a_newer_coordinator_takes_the_workers_and_the_older_one_says_so(
     caplog: pytest.LogCaptureFixture,
 ):
@@ -93,6 +97,7 @@ def test_a_newer_coordinator_takes_the_workers_and_the_older_one_says_so(
 # --- workers come and go -----------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("1.9.5")
 def test_a_function_knows_its_worker(coordinator: ClusterCoordinator):
     seen: set[int] = set()
     wait_until(
@@ -103,6 +108,7 @@ def test_a_function_knows_its_worker(coordinator: ClusterCoordinator):
         get_current_worker_index()
 
 
+@pytest.mark.catalogue("1.6.3", "2.8.18")
 def test_functions_wait_for_a_worker_that_is_not_there_yet():
     with ClosureWorker(0) as worker:
         address = worker.address
@@ -126,6 +132,7 @@ def test_a_worker_that_stops_loses_a_function_that_runs_once():
             assert value.fetch(SECONDS) == "done"
 
 
+@pytest.mark.catalogue("3.5.1", "3.5.2", "3.5.4")
 def test_workers_are_added_and_removed_while_functions_run(coordinator: ClusterCoordinator):
     values = [coordinator.schedule(_where, (0.01,)) for _ in range(100)]
     with ClosureWorker(2) as third:
@@ -145,6 +152,7 @@ def test_workers_are_added_and_removed_while_functions_run(coordinator: ClusterC
             coordinator.remove_worker(9)
 
 
+@pytest.mark.catalogue("3.5.1", "3.5.2")
 def test_workers_announce_themselves_to_a_coordinator_that_listens():
     with ClosureWorker(0) as first, ClusterCoordinator(Workers([first.address])) as coordinator:
         address = coordinator.listen()

@@ -202,6 +202,7 @@ LOADED: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.catalogue("LD15")
 @pytest.mark.parametrize("name", LOADED)
 def test_a_state_goes_on_at_every_position(tmp_path: Path, name: str) -> None:
     assert_restores_everywhere(lambda: LOADED[name](tmp_path / "d"))
@@ -284,6 +285,7 @@ def test_a_reader_func_that_is_none_is_refused(
 # --- refusals -------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("SV10", "LD12")
 def test_where_nothing_was_saved_nothing_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "stray.arrow").touch()
     for path in (tmp_path, tmp_path / "no"):

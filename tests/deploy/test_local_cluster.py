@@ -87,6 +87,7 @@ def test_a_task_that_is_not_there_is_named():
                 call("ps", "0")
 
 
+@pytest.mark.catalogue("3.2.1", "3.2.2")
 def test_a_worker_that_is_killed_and_restarted_midway_leaves_every_step_done_once():
     with LocalCluster(2, 2, processes=False) as cluster:
         strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)

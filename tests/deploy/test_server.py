@@ -41,6 +41,7 @@ def goes_quiet(address):
     return True
 
 
+@pytest.mark.catalogue("1.10.8", "2.14.2")
 @pytest.mark.parametrize(
     ("task", "host"),
     [(("worker", 0), "127.0.0.1"), (("worker", 1), "localhost"), (("ps", 0), "::1")],
@@ -91,6 +92,7 @@ def test_a_server_that_nobody_holds_runs_until_it_is_stopped():
     assert goes_quiet(address)
 
 
+@pytest.mark.catalogue("1.10.8", "2.14.2")
 def test_join_waits_for_the_end():
     server = Server(TWO, "worker", 0)
     server.join(0.01)
@@ -102,6 +104,7 @@ def test_join_waits_for_the_end():
     assert not thread.is_alive()
 
 
+@pytest.mark.catalogue("2.14.5")
 @pytest.mark.parametrize(
     ("spec", "task", "words"),
     [
@@ -154,6 +157,7 @@ def test_examples_in_docstrings_give_what_they_say(part):
     assert runner.tries > 0
 
 
+@pytest.mark.catalogue("2.14.4")
 def test_off_loopback_it_listens_with_keys(tmp_path):
     keys = Security.load(new_keys(tmp_path / "keys"), "server")
     with Server(TWO, "worker", 0, security=keys, host="0.0.0.0") as server:

@@ -64,6 +64,7 @@ def test_devices_are_those_of_jax_and_others_are_named():
 # --- datasets ---------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.10.28", "3.10.29", "3.26.23-26")
 def test_each_replicas_rows_are_on_its_device():
     strategy = mirrored()
     data = hr.Dataset.from_tensor_slices(
@@ -105,6 +106,7 @@ def test_one_device_gets_plain_arrays_scalars_too():
     assert on([strategy.run(lambda x: x + 1, args=(values[0],))]) == [2]
 
 
+@pytest.mark.catalogue("2.5.4", "3.10.28", "3.10.29", "3.26.23-26")
 def test_rows_stay_on_the_host_where_they_are_not_fetched():
     options = InputOptions(experimental_fetch_to_device=False)
     (step,) = mirrored(2).distribute_dataset(numbers(4).batch(4), options)
@@ -210,6 +212,7 @@ def test_variables_have_the_numbers_of_the_table():
     check_table(mirrored(2))
 
 
+@pytest.mark.catalogue("3.33.43-45")
 def test_copies_of_a_variable_are_on_the_devices_and_work_as_arrays():
     strategy = mirrored(3)
     initial = np.ones(2, np.float32)
@@ -350,6 +353,7 @@ def test_keys_small_floats_bools_and_no_rows_pass_through_a_compiled_step():
     assert (zero.values[1].shape, zero.values[1].dtype) == ((0, 3), jnp.bfloat16)
 
 
+@pytest.mark.catalogue("3.33.8", "3.33.9", "4.3.8")
 def test_values_from_a_function_are_made_on_the_devices():
     values = mirrored().distribute_values_from_function(
         lambda context: jnp.full(2, context.replica_id_in_sync_group)
@@ -417,6 +421,7 @@ def test_gradients_of_run_are_those_of_all_replicas():
     assert strategy.run(step, args=(jax.grad,)).values == first
 
 
+@pytest.mark.catalogue("1.2.3", "3.29.1", "3.29.2")
 def test_gradients_of_collectives_are_those_of_all_replicas():
     """Each replica's weight of what all have counts in the gradient of every one."""
 

@@ -30,6 +30,7 @@ def files(tmp_path):
     return made
 
 
+@pytest.mark.catalogue("2.3.1", "3.12.31", "3.12.32")
 @pytest.mark.parametrize("policy", ["AUTO", "FILE"])
 def test_by_file_each_worker_reads_its_own_and_cuts_its_batches_for_all(files, policy):
     dataset = with_policy(files([6, 6], 4), policy)
@@ -37,6 +38,7 @@ def test_by_file_each_worker_reads_its_own_and_cuts_its_batches_for_all(files, p
     assert on_worker(dataset, 1) == [[[6, 7]], [[8, 9]], [[10]], [[11]]]
 
 
+@pytest.mark.catalogue("2.3.5")
 @pytest.mark.parametrize("policy", ["AUTO", "DATA"])
 def test_by_data_each_worker_uses_its_part_of_each_batch(policy):
     dataset = with_policy(numbers(12).batch(4), policy)
@@ -50,6 +52,7 @@ def test_one_file_of_twelve_by_data(files):
     assert on_worker(dataset, 1) == [[[2, 3]], [[6, 7]], [[10, 11]]]
 
 
+@pytest.mark.catalogue("2.3.4", "2.3.10", "3.10.12", "3.10.13", "3.10.27")
 @pytest.mark.parametrize(
     ("dataset", "here", "first", "second"),
     [
@@ -71,11 +74,13 @@ def test_parts_of_batches_are_those_of_the_documented_table(dataset, here, first
     assert on_worker(dataset, 1, here=here) == second
 
 
+@pytest.mark.catalogue("3.12.33")
 def test_three_workers_by_data_leave_the_last_without_rows():
     parts = [on_worker(numbers(8).batch(4), worker, workers=3) for worker in range(3)]
     assert parts == [[[[0, 1]], [[4, 5]]], [[[2, 3]], [[6, 7]]], [[[]], [[]]]]
 
 
+@pytest.mark.catalogue("2.3.9", "3.12.23", "3.12.24")
 def test_fewer_batches_than_workers_are_no_error_by_data():
     dataset = with_policy(numbers(3).batch(3), "DATA")
     assert [on_worker(dataset, worker, workers=4) for worker in range(4)] == [
@@ -83,6 +88,7 @@ def test_fewer_batches_than_workers_are_no_error_by_data():
     ]  # fmt: skip
 
 
+@pytest.mark.catalogue("2.3.7", "3.10.4", "3.10.25", "3.10.26", "3.12.17", "3.12.18")
 def test_off_each_worker_reads_all():
     dataset = with_policy(numbers(12).batch(8), "OFF")
     for worker in range(2):
@@ -94,6 +100,7 @@ def test_off_each_worker_reads_all():
         ]  # fmt: skip
 
 
+@pytest.mark.catalogue("2.2.7")
 def test_off_and_balanced_workers_take_turns_with_the_larger_pieces():
     dataset = with_policy(numbers(14).batch(7), "OFF")
     assert on_worker(dataset, 0, here=2, options=BALANCED)[:2] == [[[0, 1], [2, 3]], [[4, 5], [6]]]
@@ -108,6 +115,7 @@ def test_balanced_by_data_workers_have_every_row_once():
     assert len({len(part) for part in parts}) == 1
 
 
+@pytest.mark.catalogue("2.3.6")
 def test_a_hint_says_where_the_shard_is():
     hinted = numbers(8).shard(hr.service.SHARD_HINT, 0).batch(2)
     assert on_worker(with_policy(hinted, "HINT"), 1) == [[[1]], [[3]], [[5]], [[7]]]
@@ -115,6 +123,7 @@ def test_a_hint_says_where_the_shard_is():
     assert on_worker(plain, 0) == on_worker(plain, 1) == [[[0]], [[1]], [[2]], [[3]]]
 
 
+@pytest.mark.catalogue("2.3.8", "3.12.20", "4.3.2")
 @pytest.mark.parametrize("policy", ["AUTO", "FILE"])
 @pytest.mark.parametrize("worker", range(4))
 def test_too_few_files_are_refused_on_every_worker_by_both_numbers(files, policy, worker):
@@ -125,6 +134,7 @@ def test_too_few_files_are_refused_on_every_worker_by_both_numbers(files, policy
         on_worker(dataset, worker, workers=4)
 
 
+@pytest.mark.catalogue("2.3.3")
 def test_what_is_not_read_from_files_cannot_be_shared_by_file():
     with pytest.raises(
         NotFoundError, match=r"AutoShardPolicy\.FILE cannot .*AutoShardPolicy\.DATA"
@@ -159,6 +169,7 @@ def test_a_worker_without_data_goes_on_with_no_rows_until_all_end():
         assert asked[-1] is False
 
 
+@pytest.mark.catalogue("2.4.8")
 def test_with_several_workers_values_are_wrapped_and_lengths_vary():
     dataset = DistributedDataset(numbers(8).batch(4, drop_remainder=True), InputContext(2, 0, 2))
     rest = hr.ArraySpec((None,), "int64")
@@ -219,6 +230,7 @@ def test_fewer_workers_go_on_with_the_cached_rows_of_each_file(files, resumed_on
     assert sorted(read) == list(range(sum(sizes)))
 
 
+@pytest.mark.catalogue("1.3.7")
 def test_an_option_has_the_name_of_tf_data_too():
     options = hr.Options()
     options.experimental_distribute.auto_shard_policy = hr.distribute.AutoShardPolicy.OFF

@@ -14,6 +14,7 @@ from headrace.errors import FailedPreconditionError
 from tests.distribute.replicas import mirrored
 
 
+@pytest.mark.catalogue("1.1.15")
 def test_a_strategy_is_one_of_a_kind_and_its_copy_is_itself():
     for strategy in (mirrored(2), hr.distribute.OneDeviceStrategy(), get_strategy()):
         assert copy.copy(strategy) is strategy

@@ -22,6 +22,7 @@ from tests.distribute.replicas import BALANCED, mirrored, rows, split, steps_of
 numbers = hr.Dataset.range
 
 
+@pytest.mark.catalogue("2.2.8", "2.2.9", "2.2.11", "3.13.6-9")
 @pytest.mark.parametrize(
     ("dataset", "replicas", "steps"),
     [
@@ -57,6 +58,7 @@ def test_batches_are_cut_by_the_documented_table(dataset, replicas, steps):
     assert split(dataset, replicas) == steps
 
 
+@pytest.mark.catalogue("2.2.5", "2.2.6")
 @pytest.mark.parametrize(
     ("dataset", "replicas", "steps"),
     [
@@ -76,6 +78,7 @@ def test_a_balanced_split_joins_batches_so_that_no_replica_is_idle_for_good(
     assert split(dataset, replicas, BALANCED) == steps
 
 
+@pytest.mark.catalogue("3.13.13", "3.13.14")
 def test_components_keep_their_structure_and_go_together():
     class Pair(NamedTuple):
         x: object
@@ -94,6 +97,7 @@ def test_one_replica_gets_elements_as_they_are_batched_or_not():
     assert [int(x) for x in mirrored(1).distribute_dataset(numbers(3))] == [0, 1, 2]
 
 
+@pytest.mark.catalogue("1.1.9", "3.13.12", "4.3.3")
 @pytest.mark.parametrize(
     ("dataset", "leaf"),
     [
@@ -107,12 +111,14 @@ def test_a_scalar_leaf_is_refused_by_name_with_the_cure(dataset, leaf):
         list(mirrored(2).distribute_dataset(dataset))
 
 
+@pytest.mark.catalogue("2.2.12")
 def test_components_with_different_numbers_of_rows_are_refused():
     dataset = hr.Dataset.from_tensors({"a": np.ones((4, 2)), "b": np.ones(3)})
     with pytest.raises(InvalidArgumentError, match=r"\['a'\] has 4 rows and .*\['b'\] has 3"):
         next(iter(mirrored(2).distribute_dataset(dataset)))
 
 
+@pytest.mark.catalogue("2.4.9", "3.10.16", "3.10.17")
 def test_each_iteration_is_a_pass_of_its_own():
     strategy = mirrored(2)
     cached = strategy.distribute_dataset(numbers(16).shuffle(16).cache().batch(4))
@@ -124,6 +130,7 @@ def test_each_iteration_is_a_pass_of_its_own():
     assert steps_of(fixed) == steps_of(fixed)
 
 
+@pytest.mark.catalogue("1.4.2", "3.10.18", "3.11.4", "3.11.5")
 def test_the_spec_has_one_for_each_replica_at_each_leaf():
     whole = numbers(9).map(lambda i: {"x": np.float32(i)}).batch(4, drop_remainder=True)
     distributed = mirrored(2).distribute_dataset(whole)
@@ -140,6 +147,7 @@ def test_the_spec_has_one_for_each_replica_at_each_leaf():
     assert hash(PerReplicaSpec(rest)) == hash(PerReplicaSpec(rest)) != PerReplicaSpec(half)
 
 
+@pytest.mark.catalogue("1.4.3")
 @pytest.mark.parametrize(
     ("dataset", "count"),
     [
@@ -152,6 +160,7 @@ def test_cardinality_counts_steps(dataset, count):
     assert mirrored(2).distribute_dataset(dataset).cardinality() == count
 
 
+@pytest.mark.catalogue("1.1.10", "2.5.1")
 def test_from_a_function_the_replicas_take_elements_in_turn_as_they_are():
     contexts = []
 
@@ -165,6 +174,7 @@ def test_from_a_function_the_replicas_take_elements_in_turn_as_they_are():
     assert len(distributed) == 2
 
 
+@pytest.mark.catalogue("2.4.1", "2.4.2", "3.10.11", "4.3.5")
 @pytest.mark.parametrize(
     ("dataset", "steps"),
     [
@@ -182,6 +192,7 @@ def test_from_a_function_no_element_is_dropped_and_who_has_none_gets_no_rows(dat
     assert [rows(iterator.get_next_as_optional().get_value()) for _ in steps] == steps
 
 
+@pytest.mark.catalogue("2.4.4", "3.10.5", "3.10.6", "3.26.21", "3.26.22")
 def test_from_a_function_scalars_stay_scalars():
     data = [5.0, 6.0, 7.0, 8.0]
     distributed = mirrored(4).distribute_datasets_from_function(
@@ -191,6 +202,7 @@ def test_from_a_function_scalars_stay_scalars():
     assert step.values == (5.0, 6.0, 7.0, 8.0)
 
 
+@pytest.mark.catalogue("1.3.3", "2.5.2", "2.5.3", "3.10.33", "4.3.4")
 def test_for_each_replica_a_dataset_of_its_own_and_later_calls_are_as_before():
     strategy = mirrored(2)
     contexts = []
@@ -216,6 +228,7 @@ def test_replicas_with_datasets_of_different_lengths_end_with_the_longest():
     assert steps_of(distributed) == [[[0, 1], [0, 1]], [[], [2, 3]]]
 
 
+@pytest.mark.catalogue("1.1.9", "1.1.10", "1.3.4", "3.10.30")
 def test_options_that_do_not_go_together_are_refused():
     strategy = mirrored(2)
     per_replica = InputReplicationMode.PER_REPLICA
@@ -240,6 +253,7 @@ def test_options_that_do_not_go_together_are_refused():
         InputOptions(split="fair")
 
 
+@pytest.mark.catalogue("1.1.9")
 def test_what_is_no_dataset_is_refused():
     with pytest.raises(TypeError, match="Expected a Dataset object but got ndarray"):
         mirrored(2).distribute_dataset(np.ones(3))
@@ -247,6 +261,7 @@ def test_what_is_no_dataset_is_refused():
         mirrored(2).distribute_datasets_from_function(lambda context: [1, 2])
 
 
+@pytest.mark.catalogue("1.4.4")
 def test_a_distributed_dataset_has_no_methods_of_a_dataset():
     distributed = mirrored(2).distribute_dataset(numbers(4).batch(2))
     with pytest.raises(AttributeError, match="transform the Dataset first"):
@@ -255,6 +270,7 @@ def test_a_distributed_dataset_has_no_methods_of_a_dataset():
         _ = distributed.nonsense
 
 
+@pytest.mark.catalogue("1.3.4")
 def test_batches_are_read_ahead_as_the_options_say():
     read = []
 
@@ -269,6 +285,7 @@ def test_batches_are_read_ahead_as_the_options_say():
         assert len(read) == 4
 
 
+@pytest.mark.catalogue("2.2.1", "4.3.7")
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_a_worker_holds_no_more_batches_than_the_one_in_use_and_those_read_ahead(ahead):
     read = []
@@ -290,6 +307,7 @@ def test_a_worker_holds_no_more_batches_than_the_one_in_use_and_those_read_ahead
         assert len(read) == 4 * (5 + ahead)
 
 
+@pytest.mark.catalogue("1.3.1", "1.4.8", "3.31.30-32")
 def test_the_input_context_checks_and_says_what_it_is():
     context = InputContext(2, 1, 6)
     assert context.get_per_replica_batch_size(12) == 2

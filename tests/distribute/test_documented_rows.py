@@ -1,4 +1,4 @@
-"""Small rows of the catalogue of distribution (docs/design/0022) that no other test holds."""
+"""Small rows of the catalogue of distribution (docs/design/0015) that no other test holds."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def made(value, **kwargs):
 # --- strategies and scopes ----------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("1.1.11")
 def test_names_that_begin_with_experimental_are_the_same_methods():
     strategy = mirrored(2)
     data = numbers(4).batch(4)
@@ -54,6 +55,7 @@ def test_names_that_begin_with_experimental_are_the_same_methods():
     assert strategy.experimental_local_results(values) == (0, 1)
 
 
+@pytest.mark.catalogue("3.31.26-29")
 def test_the_default_strategy_changes_nothing():
     strategy = get_strategy()
     with strategy.scope():
@@ -69,6 +71,7 @@ def test_the_default_strategy_changes_nothing():
     assert strategy.distribute_values_from_function(lambda context: 7) == 7
 
 
+@pytest.mark.catalogue("3.31.4-6")
 def test_a_scope_is_left_where_it_was_entered():
     strategy = mirrored(2)
     outer, inner = strategy.scope(), mirrored(2)
@@ -79,6 +82,7 @@ def test_a_scope_is_left_where_it_was_entered():
     assert not has_strategy()
 
 
+@pytest.mark.catalogue("1.5.2", "1.5.3")
 def test_mirrored_has_the_devices_of_this_process_whatever_the_environment_says(monkeypatch):
     cluster = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
@@ -88,6 +92,9 @@ def test_mirrored_has_the_devices_of_this_process_whatever_the_environment_says(
     assert MirroredStrategy([]).extended.worker_devices == ("cpu:0",)
 
 
+@pytest.mark.catalogue(
+    "1.1.17", "1.1.18", "1.3.5", "1.5.7", "1.10.7", "3.31.8", "3.31.9", "3.31.14-18"
+)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -114,6 +121,7 @@ def test_what_is_not_here_is_named_with_what_does_its_work(name, words):
             getattr(mirrored(2).extended, absent)
 
 
+@pytest.mark.catalogue("1.1.8", "3.15.15", "3.15.16", "3.30.15-17")
 def test_rows_by_index_are_not_reduced_and_the_error_says_so():
     strategy = mirrored(2)
     slices = PerReplica([hr.IndexedSlices(np.ones((1, 2)), [0])] * 2)
@@ -129,6 +137,7 @@ def test_rows_by_index_are_not_reduced_and_the_error_says_so():
             use()
 
 
+@pytest.mark.catalogue("3.15.7-10")
 @pytest.mark.parametrize("axis", [0, 1])
 def test_lengths_may_differ_along_either_axis(axis):
     strategy = mirrored(3)
@@ -149,6 +158,7 @@ def test_lengths_may_differ_along_either_axis(axis):
 # --- batches ------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("2.2.10", "4.3.1")
 @pytest.mark.parametrize("policy", list(AutoShardPolicy))
 def test_the_split_is_the_same_under_every_policy(policy, tmp_path):
     path = tmp_path / "rows.txt"
@@ -161,11 +171,13 @@ def test_the_split_is_the_same_under_every_policy(policy, tmp_path):
         assert split(plan, 3, BALANCED) == balanced
 
 
+@pytest.mark.catalogue("3.12.17", "3.12.18")
 def test_every_policy_is_accepted():
     for policy in AutoShardPolicy:
         assert split(with_policy(numbers(2).batch(2), policy.name), 2) == [[[0], [1]]]
 
 
+@pytest.mark.catalogue("2.2.2", "3.13.19-25")
 @pytest.mark.parametrize(
     ("dataset", "size"),
     [
@@ -183,17 +195,20 @@ def test_the_global_batch_size_is_what_the_last_batch_says(dataset, size):
     assert global_batch_size(dataset.plan) == size
 
 
+@pytest.mark.catalogue("3.13.15")
 def test_the_outer_axis_of_nested_batches_is_cut():
     first, last = split(numbers(10).batch(2).batch(4), 2)
     assert first == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     assert last == [[[8, 9]], []]
 
 
+@pytest.mark.catalogue("3.14.8")
 def test_a_last_batch_of_six_is_three_and_three():
     steps = [on_worker(numbers(14).batch(8), worker)[1] for worker in range(2)]
     assert steps == [[[8, 9, 10]], [[11, 12, 13]]]
 
 
+@pytest.mark.catalogue("3.10.14", "3.10.15")
 def test_batches_of_ten_are_five_and_five_or_ten():
     data = numbers(100).batch(10)
     assert [len(step) for step in split(data, 1)] == [10] * 10
@@ -202,6 +217,7 @@ def test_batches_of_ten_are_five_and_five_or_ten():
         assert [len(part) for (part,) in on_worker(data, worker)] == [5] * 10
 
 
+@pytest.mark.catalogue("3.36.19")
 def test_rows_that_hold_nothing_are_rows_all_the_same():
     (step,) = mirrored(2).distribute_dataset(
         hr.Dataset.from_tensor_slices({"x": np.zeros((5, 0)), "n": np.arange(5)}).batch(5)
@@ -210,6 +226,7 @@ def test_rows_that_hold_nothing_are_rows_all_the_same():
     assert rows(step["n"]) == [[0, 1, 2], [3, 4]]
 
 
+@pytest.mark.catalogue("3.10.22-24")
 def test_rows_of_different_lengths_are_padded_before_they_are_distributed():
     data = numbers(20).map(lambda i: np.full(i % 4, i)).padded_batch(8)
     steps = list(mirrored(2).distribute_dataset(data))
@@ -218,6 +235,7 @@ def test_rows_of_different_lengths_are_padded_before_they_are_distributed():
     assert sum(int(value.sum()) for step in steps for value in step.values) == 310
 
 
+@pytest.mark.catalogue("3.36.1-9")
 @pytest.mark.parametrize(
     ("dataset", "size", "drop", "batches"),
     [
@@ -253,6 +271,7 @@ def files(tmp_path):
     return tmp_path
 
 
+@pytest.mark.catalogue("2.3.10")
 def test_four_files_on_two_workers_are_those_of_the_table(files):
     names = [str(files / f"{index}.txt") for index in range(4)]
     data = with_policy(hr.TextLineDataset(names).map(int).batch(3), "FILE")
@@ -263,12 +282,14 @@ def test_four_files_on_two_workers_are_those_of_the_table(files):
     ]
 
 
+@pytest.mark.catalogue("3.12.12")
 def test_names_that_are_made_of_numbers_are_sharded_as_files(files):
     data = numbers(10).map(lambda i: str(files / f"{i}.txt")).flat_map(hr.TextLineDataset)
     share = auto_shard(with_policy(data.map(int), "FILE").plan, InputContext(5, 3, 5)).plan
     assert [int(row) for row in hr.Dataset(share)] == [30, 31, 32, 33, 80, 81, 82, 83]
 
 
+@pytest.mark.catalogue("3.11.11")
 def test_files_of_five_and_nine_lines_are_read_to_the_end(tmp_path):
     for name, count in (("0", 5), ("1", 9)):
         (tmp_path / name).write_text("".join(f"{name}{line}\n" for line in range(count)))
@@ -285,6 +306,7 @@ def test_files_of_five_and_nine_lines_are_read_to_the_end(tmp_path):
     assert distributed.element_spec == iter(distributed).element_spec
 
 
+@pytest.mark.catalogue("3.10.19")
 def test_four_numbers_on_two_workers_are_shared_or_not():
     data = numbers(4).batch(2)
     auto = [on_worker(with_policy(data, "AUTO"), worker) for worker in range(2)]
@@ -293,6 +315,7 @@ def test_four_numbers_on_two_workers_are_shared_or_not():
     assert off == [[[[0]], [[1]], [[2]], [[3]]]] * 2
 
 
+@pytest.mark.catalogue("3.12.26")
 def test_a_worker_that_is_none_of_so_many_is_refused():
     for context in ((2, 2, 2), (0, 0, 1), (2, -1, 2)):
         with pytest.raises(ValueError, match="must be at"):
@@ -302,6 +325,7 @@ def test_a_worker_that_is_none_of_so_many_is_refused():
 # --- reading ------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.10.3")
 @pytest.mark.parametrize("from_function", [False, True])
 def test_one_device_reads_ten_steps_in_every_way_and_again(from_function):
     strategy = OneDeviceStrategy()
@@ -322,6 +346,7 @@ def test_one_device_reads_ten_steps_in_every_way_and_again(from_function):
         assert found == list(range(10))
 
 
+@pytest.mark.catalogue("3.10.7", "3.10.8")
 def test_pairs_are_given_in_turn():
     pairs = numbers(10).map(lambda i: (i, i**2))
     steps = list(mirrored(2).distribute_datasets_from_function(lambda context: pairs))
@@ -330,6 +355,7 @@ def test_pairs_are_given_in_turn():
     ]
 
 
+@pytest.mark.catalogue("1.4.6", "3.10.9")
 def test_steps_can_be_numbered():
     for replicas, first in ((1, [0, 1]), (2, [[0], [1]])):
         steps = enumerate(mirrored(replicas).distribute_dataset(numbers(10).batch(2)))
@@ -338,6 +364,7 @@ def test_steps_can_be_numbered():
         assert found[0][1] == first
 
 
+@pytest.mark.catalogue("3.10.31", "3.10.32")
 def test_with_two_batches_read_ahead_the_values_are_the_same():
     options = InputOptions(experimental_per_replica_buffer_size=2)
     strategy = mirrored(2)
@@ -348,6 +375,7 @@ def test_with_two_batches_read_ahead_the_values_are_the_same():
     assert rows(step) == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
 
 
+@pytest.mark.catalogue("3.11.12")
 def test_the_spec_of_datasets_from_a_function_says_what_may_be_missing():
     strategy = mirrored(2)
     whole = numbers(8).batch(2, drop_remainder=True)
@@ -362,6 +390,7 @@ def test_the_spec_of_datasets_from_a_function_says_what_may_be_missing():
 # --- training loops -----------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.10.21")
 def test_sums_over_a_pass_are_kept_in_a_variable():
     strategy, total = made(0, aggregation="SUM")
     steps = strategy.distribute_datasets_from_function(lambda context: numbers(10))
@@ -370,6 +399,7 @@ def test_sums_over_a_pass_are_kept_in_a_variable():
     assert total.read() == 285
 
 
+@pytest.mark.catalogue("3.26.1", "3.26.2")
 def test_constants_and_unused_results_of_training_loops():
     strategy, counter = made(0.0, aggregation="MEAN")
     assert strategy.run(np.square, args=(np.float64(2.0),)).values == (4.0, 4.0)
@@ -382,6 +412,7 @@ def test_constants_and_unused_results_of_training_loops():
     assert counter.read() == 1.0
 
 
+@pytest.mark.catalogue("3.26.19", "3.26.20")
 def test_variables_of_training_loops_have_the_documented_numbers():
     strategy, counter = made(1, aggregation="ONLY_FIRST_REPLICA")
     data = hr.Dataset.from_tensor_slices(np.array([5.0, 6, 7, 8])).batch(2)
@@ -404,6 +435,7 @@ def test_variables_of_training_loops_have_the_documented_numbers():
     assert total.read() == 26
 
 
+@pytest.mark.catalogue("3.26.27-31")
 def test_uneven_steps_of_training_loops():
     strategy = mirrored(2)
 
@@ -430,6 +462,7 @@ def test_uneven_steps_of_training_loops():
 # --- variables ----------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.30.10")
 @pytest.mark.parametrize(("method", "value"), [("assign", 1), ("assign_add", 8), ("assign_sub", 2)])
 def test_two_updates_on_the_replicas_change_every_copy(method, value):
     for aggregation in ("NONE", "MEAN", "ONLY_FIRST_REPLICA"):
@@ -443,6 +476,7 @@ def test_two_updates_on_the_replicas_change_every_copy(method, value):
         assert v.values == (value, value)
 
 
+@pytest.mark.catalogue("3.33.10-12")
 def test_a_variable_of_seven_acts_as_the_number():
     _, v = made(7, aggregation="SUM")
     assert [v + 1, v - 1, v * 2, v // 2, v % 4, v**2, v & 3, v | 8, v ^ 1, v << 1, v >> 1] == [
@@ -459,6 +493,7 @@ def test_a_variable_of_seven_acts_as_the_number():
         _ = v.nothing
 
 
+@pytest.mark.catalogue("3.33.41")
 def test_assign_takes_the_arguments_that_it_has_elsewhere():
     _, v = made([1.0, 2.0])
     assert v.assign([3.0, 4.0], True, "a", True).tolist() == [3.0, 4.0]
@@ -467,6 +502,7 @@ def test_assign_takes_the_arguments_that_it_has_elsewhere():
     assert v.read().tolist() == [2.0, 3.0]
 
 
+@pytest.mark.catalogue("3.34.2-11")
 def test_writes_and_reads_have_the_documented_numbers():
     strategy, v = made(1.0, aggregation="ONLY_FIRST_REPLICA")
     _, other = strategy, hr.Variable(2.0)
@@ -485,6 +521,7 @@ def test_writes_and_reads_have_the_documented_numbers():
     assert strategy.run(lambda: v + 1).values == (3.0, 3.0)
 
 
+@pytest.mark.catalogue("3.34.25-32")
 def test_variables_that_are_aggregated_when_they_are_read_have_the_documented_numbers():
     for aggregation, read in (("SUM", 1.0), ("MEAN", 0.5), ("ONLY_FIRST_REPLICA", 0.0)):
         kinds = {"aggregation": aggregation, "synchronization": "ON_READ"}
@@ -505,6 +542,7 @@ def test_variables_that_are_aggregated_when_they_are_read_have_the_documented_nu
     assert (before.values, v.read()) == ((0.0, 4.0), 2.0)
 
 
+@pytest.mark.catalogue("3.33.47-49")
 def test_values_of_different_lengths_are_computed_with_on_their_replicas():
     strategy = mirrored(2)
     values = PerReplica([np.array([1]), np.array([5, 6])])
@@ -515,6 +553,7 @@ def test_values_of_different_lengths_are_computed_with_on_their_replicas():
 ON_READ = {"synchronization": "ON_READ"}
 
 
+@pytest.mark.catalogue("3.33.16-28", "3.34.14", "3.34.15")
 @pytest.mark.parametrize(
     ("kind", "saved"),
     [

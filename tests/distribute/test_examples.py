@@ -63,6 +63,7 @@ def test_a_host_training_loop_gives_the_same_weights_on_any_number_of_replicas(r
     assert np.allclose(weights, [3, 1], atol=1e-3)
 
 
+@pytest.mark.catalogue("3.26.15")
 def test_a_loop_of_more_steps_than_there_are_ends_with_the_data():
     s = r.mirrored(2)
     iterator = iter(s.distribute_dataset(numbers(8).batch(2)))
@@ -75,6 +76,7 @@ def test_a_loop_of_more_steps_than_there_are_ends_with_the_data():
     assert sums == [1, 13, 41, 85]
 
 
+@pytest.mark.catalogue("3.26.3-14")
 def test_batches_of_the_custom_training_loop_rows():
     s = r.mirrored(2)
 
@@ -91,6 +93,7 @@ def test_batches_of_the_custom_training_loop_rows():
     assert s.reduce("MEAN", step, axis=0) == 6.0
 
 
+@pytest.mark.catalogue("3.26.18")
 def test_nested_output_keeps_its_structure():
     s = r.mirrored(2)
     (first, _) = s.distribute_dataset(numbers(4).batch(2))

@@ -25,6 +25,7 @@ def replica_id():
     return get_replica_context().replica_id_in_sync_group
 
 
+@pytest.mark.catalogue("1.2.3")
 def test_a_gradient_is_that_of_the_losses_of_all_replicas():
     # TensorFlow has these numbers: the losses are 1 * y and 3 * y of y = x0 + x1.
     def step(op):
@@ -37,6 +38,7 @@ def test_a_gradient_is_that_of_the_losses_of_all_replicas():
     assert mirrored().run(step, args=("MEAN",)).values == (2.0, 2.0)
 
 
+@pytest.mark.catalogue("3.29.1", "3.29.2")
 def test_a_gathered_value_gets_its_part_of_the_gradients_of_all_replicas():
     def step():
         x = torch.ones(1 + replica_id(), 2, requires_grad=True)

@@ -20,6 +20,7 @@ from tests.distribute.replicas import BALANCED, mirrored, rows, steps_of
 numbers = hr.Dataset.range
 
 
+@pytest.mark.catalogue("1.4.1", "2.4.7")
 def test_at_the_end_get_next_is_out_of_range_again_and_again_and_a_fresh_one_begins_again():
     distributed = mirrored(2).distribute_dataset(numbers(4).batch(2))
     iterator = iter(distributed)
@@ -33,6 +34,7 @@ def test_at_the_end_get_next_is_out_of_range_again_and_again_and_a_fresh_one_beg
     assert steps_of(distributed) == [[[0], [1]], [[2], [3]]]
 
 
+@pytest.mark.catalogue("1.4.1", "2.4.5")
 def test_an_optional_says_whether_there_is_a_value():
     iterator = iter(mirrored(2).distribute_dataset(numbers(2).batch(2)))
     first = iterator.get_next_as_optional()
@@ -46,6 +48,7 @@ def test_an_optional_says_whether_there_is_a_value():
             last.get_value()
 
 
+@pytest.mark.catalogue("1.4.5", "3.10.10")
 def test_it_is_not_read_on_a_replica():
     strategy = mirrored(2)
     iterator = iter(strategy.distribute_dataset(numbers(4).batch(2)))
@@ -94,6 +97,7 @@ def taken(step):
     return [x for part in values for x in part] if isinstance(values[0], list) else values
 
 
+@pytest.mark.catalogue("3.13.26")
 @pytest.mark.parametrize("how", ["ceil", "balanced", "function"])
 @pytest.mark.parametrize(("saved_on", "resumed_on"), [(2, 2), (2, 3), (3, 2), (4, 1), (1, 4)])
 def test_saved_on_some_replicas_it_goes_on_on_others_with_nothing_lost_or_twice(

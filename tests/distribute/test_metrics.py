@@ -63,6 +63,7 @@ def test_each_replica_adds_to_its_own_sums_and_the_result_is_of_all():
     assert mean.result() == 0
 
 
+@pytest.mark.catalogue("3.18.1")
 def test_sums_are_on_the_servers_of_a_strategy_and_travel_as_handles():
     with cluster(2) as strategy:
         with strategy.scope():

@@ -46,6 +46,7 @@ def start_and_wait(workers, count, path, timeout):
         time.sleep(0.01)
 
 
+@pytest.mark.catalogue("1.5.6")
 def test_a_worker_that_is_killed_is_named_to_all_others_at_once(tmp_path):
     workers = Workers(3)
     try:
@@ -62,6 +63,7 @@ def test_a_worker_that_is_killed_is_named_to_all_others_at_once(tmp_path):
         workers.close()
 
 
+@pytest.mark.catalogue("1.10.11")
 def test_when_the_first_worker_is_killed_the_others_hear_it_at_once(tmp_path):
     workers = Workers(3)
     try:
@@ -272,6 +274,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(workers, rank):
     assert f"worker {rank}" in texts[1 - rank]
 
 
+@pytest.mark.catalogue("3.28.11-13")
 def test_an_evaluator_works_alone_and_nobody_waits_for_it(workers):
     environment = workers.environment(0, 2, task={"type": "evaluator", "index": 0})
     workers.workers[2].ask(environment, scenarios.works_alone)
@@ -289,6 +292,7 @@ def resolver(*addresses, rank=0, task="worker"):
     )
 
 
+@pytest.mark.catalogue("1.1.14", "1.5.5", "3.14.15")
 def test_a_cluster_of_one_worker_needs_no_port_and_waits_for_nobody(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for found in (None, resolver("nowhere.invalid:1")):
@@ -300,6 +304,7 @@ def test_a_cluster_of_one_worker_needs_no_port_and_waits_for_nobody(monkeypatch)
     assert MultiWorkerMirroredStrategy().run(lambda: 1) == 1
 
 
+@pytest.mark.catalogue("1.5.4")
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [

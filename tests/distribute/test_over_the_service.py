@@ -43,6 +43,7 @@ def slow(x):
     return x
 
 
+@pytest.mark.catalogue("3.10.34")
 def test_copies_of_all_workers_are_read_once_each(cluster):
     data = numbers(10).apply(shared(cluster, mode="parallel_epochs"))
     steps = mirrored(2).distribute_datasets_from_function(lambda context: data.batch(4))

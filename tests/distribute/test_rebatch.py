@@ -17,6 +17,7 @@ from headrace.distribute.rebatch import (
 )
 
 
+@pytest.mark.catalogue("2.2.8", "2.2.9", "3.13.6-9")
 @pytest.mark.parametrize(
     ("rows", "replicas", "sizes"),
     [
@@ -33,6 +34,7 @@ def test_the_ceil_split_is_that_of_the_tables(rows, replicas, sizes):
     assert [stop - start for start, stop in ceil_split(rows, replicas)] == sizes
 
 
+@pytest.mark.catalogue("2.2.3", "2.2.4", "3.13.1-5")
 @pytest.mark.parametrize(
     ("arguments", "sizes"),
     [
@@ -54,6 +56,7 @@ def test_the_balanced_sizes_are_those_of_the_tables(arguments, sizes):
     assert batch_sizes_for_worker(*arguments) == sizes
 
 
+@pytest.mark.catalogue("2.2.3", "2.2.4", "3.13.1-5")
 @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 5))
 def test_balanced_sizes_sum_to_the_global_batch_in_each_worker_and_in_each_step(
     size, workers, here
@@ -79,6 +82,7 @@ def test_steps_of_a_batch_have_each_row_once_from_wherever_they_begin(rows, work
     assert all(any(start < stop for start, stop in step) for step in steps)
 
 
+@pytest.mark.catalogue("4.3.1")
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_no_replica_is_idle_for_good(size, replicas):
     sizes = batch_sizes_for_worker(size, 1, replicas, 0)

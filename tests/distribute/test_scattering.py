@@ -26,6 +26,7 @@ def made(value, **kwargs):
         return strategy, hr.Variable(value, **kwargs)
 
 
+@pytest.mark.catalogue("3.34.16-19")
 @pytest.mark.parametrize(
     ("how", "aggregation", "before", "ids", "values", "after"),
     [
@@ -53,6 +54,7 @@ def test_rows_by_index_of_all_replicas_are_combined_as_the_table_says(
     assert [copy.tolist() for copy in returned.values] == [after, after]
 
 
+@pytest.mark.catalogue("3.34.23", "3.34.24")
 @pytest.mark.parametrize(
     ("how", "expected"),
     [("sub", 2), ("add", 6), ("max", 4), ("min", 2), ("mul", 8), ("div", 2), ("update", 2)],
@@ -130,6 +132,7 @@ def test_a_row_that_is_named_twice_is_changed_twice_and_values_are_rows():
     assert v.sparse_read([]).shape == (0, 2)
 
 
+@pytest.mark.catalogue("2.1.12", "3.34.20-22")
 @pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
 @pytest.mark.parametrize("how", ["min", "max", "update"])
 def test_what_cannot_be_combined_by_a_sum_or_mean_is_refused_on_replicas(how, aggregation):
@@ -139,6 +142,7 @@ def test_what_cannot_be_combined_by_a_sum_or_mean_is_refused_on_replicas(how, ag
     assert getattr(v, f"scatter_{how}")([0], 0.0).tolist() == [0.0]
 
 
+@pytest.mark.catalogue("2.1.12", "3.34.37")
 @pytest.mark.parametrize("how", HOW)
 def test_on_read_variables_take_no_rows_by_index(how):
     for aggregation in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"):

@@ -40,6 +40,7 @@ def flat(steps):
     return [row for step in steps for value in step for row in value]
 
 
+@pytest.mark.catalogue("1.1.14")
 def test_each_worker_has_its_replicas_and_one_seed_holds_for_all(workers):
     found = workers.run(scenarios.who_is_there, 2)
     assert [each[:2] for each in found] == [(6, 0), (6, 2), (6, 4)]
@@ -74,6 +75,7 @@ def test_with_off_each_worker_reads_all(workers):
         assert each == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9]], [[10, 11]]]
 
 
+@pytest.mark.catalogue("3.10.12", "3.10.13")
 def test_an_uneven_last_batch_leaves_one_worker_with_no_rows(workers):
     first, second = workers.run(scenarios.steps, 9, 2, "AUTO", count=2)
     assert first == [[[0]], [[2]], [[4]], [[6]], [[8]]]
@@ -82,6 +84,7 @@ def test_an_uneven_last_batch_leaves_one_worker_with_no_rows(workers):
     assert [len(steps) for steps in dropped] == [4, 4]
 
 
+@pytest.mark.catalogue("3.10.12", "3.10.13", "3.10.35", "3.10.36")
 def test_two_workers_of_two_replicas_share_a_batch_in_turn(workers):
     first, second = workers.run(scenarios.steps, 15, 4, "AUTO", 2, count=2)
     assert first == [[[0], [2]], [[4], [6]], [[8], [10]], [[12], [14]]]
@@ -94,12 +97,14 @@ def test_files_of_different_lengths_end_together_for_all_workers(workers, files)
     assert len({len(steps) for steps in found}) == 1
 
 
+@pytest.mark.catalogue("4.3.2")
 def test_fewer_files_than_workers_are_an_error_on_every_worker(workers, files):
     found = workers.errors(scenarios.steps, files(4, 4), 2, "FILE")
     assert {each.kind for each in found} == {"InvalidArgumentError"}
     assert all("2 files" in each.text and "3" in each.text for each in found)
 
 
+@pytest.mark.catalogue("3.12.31", "3.12.32")
 @pytest.mark.parametrize("policy", ["AUTO", "FILE", "OFF"])
 def test_balanced_pieces_lose_nothing(workers, files, policy):
     balanced = InputOptions(split="balanced")
@@ -117,12 +122,14 @@ def test_values_are_wrapped_and_lengths_are_open(workers):
         assert (kind, cardinality) == ("PerReplica", 2)
 
 
+@pytest.mark.catalogue("2.4.4", "3.10.7", "3.10.8")
 def test_structures_and_strings_are_shared_too(workers):
     first, second = workers.run(scenarios.mapped_to_dicts, count=2)
     assert first == [[([0], [b"0"]), ([2], [b"2"])], [([4], [b"4"]), ([], [])]]
     assert second == [[([1], [b"1"]), ([3], [b"3"])], [([], []), ([], [])]]
 
 
+@pytest.mark.catalogue("2.5.5", "3.10.20", "3.10.35", "3.10.36", "3.14.6", "3.14.7")
 def test_a_function_makes_each_worker_a_dataset_of_its_own(workers):
     assert workers.run(scenarios.from_function, "repeated", count=2) == [10, 35]
     first, second = workers.run(scenarios.from_function, "partial", count=2)
@@ -149,12 +156,14 @@ def test_steps_without_rows_are_of_the_workers_own_classes(workers):
     assert found == [[0, 0], [4, 2]]
 
 
+@pytest.mark.catalogue("2.4.3", "4.3.6")
 def test_every_way_to_read_ends_at_the_same_step_again_and_again(workers):
     found = workers.run(scenarios.ways_to_the_end, count=2)
     assert found[0] == [[[0]], [[1]], [[]], [[]], "end", "end"]
     assert found[1] == [[[0]], [[1]], [[2]], [[3]], "end", "end"]
 
 
+@pytest.mark.catalogue("3.12.15")
 @pytest.mark.parametrize("policy", ["DATA", "FILE"])
 def test_what_is_shuffled_without_a_seed_is_disjoint_and_together_whole(workers, files, policy):
     names = files(5, 4, 6, 3) if policy == "FILE" else None
@@ -182,6 +191,7 @@ def test_iterators_may_be_read_in_turn_with_reductions_between(workers):
 # --- values --------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.14.9-14")
 def test_reductions_are_over_the_replicas_of_all_workers(workers):
     found = workers.run(scenarios.reductions, count=2)
     # Replicas 0 to 3 have 1, 2, 3, 4; rows are ranges of 0, 1, 2, 3; tables are 1 to 4 times one.
@@ -203,6 +213,7 @@ def test_reductions_are_over_the_replicas_of_all_workers(workers):
     }
 
 
+@pytest.mark.catalogue("1.2.1", "1.2.3", "3.14.4", "3.14.5", "3.30.11-14")
 @pytest.mark.parametrize("here", [1, 2])
 def test_replicas_of_all_workers_meet(workers, here):
     everywhere = 3 * here
@@ -212,6 +223,7 @@ def test_replicas_of_all_workers_meet(workers, here):
         assert found == [(total, [everywhere], gathered, total, everywhere)] * here
 
 
+@pytest.mark.catalogue("3.15.11-14")
 def test_values_that_do_not_fit_together_are_an_error_on_all_and_all_go_on(workers):
     for texts, total in workers.run(scenarios.shapes_that_differ, count=2):
         assert "(3, 3), (2, 3)" in texts[0]
@@ -235,6 +247,7 @@ def test_arrays_of_every_kind_travel(workers):
     assert found[0][4:6] == [["1", "2"], [b"1", b"2"]]
 
 
+@pytest.mark.catalogue("2.1.6")
 def test_a_function_is_asked_for_the_local_replicas_values(workers):
     assert workers.run(scenarios.values_from_function, count=2) == [
         [(0, 1), (4, 4)],
@@ -245,6 +258,7 @@ def test_a_function_is_asked_for_the_local_replicas_values(workers):
 # --- variables -----------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("2.1.7")
 @pytest.mark.parametrize(
     ("aggregation", "added", "assigned"),
     [
@@ -302,6 +316,7 @@ def test_a_random_initial_value_is_the_same_on_all_replicas_of_all_workers(worke
 # --- states --------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.12.34")
 @pytest.mark.parametrize(
     ("policy", "before", "after"),
     [(p, b, a) for p in ("DATA", "FILE") for b, a in ((2, 3), (3, 2), (3, 1), (1, 2), (3, 3))],

@@ -30,6 +30,7 @@ def check_values_in_a_framework(found, modules):
 # --- PyTorch -------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.14.9-14")
 def test_values_of_pytorch_are_those_of_all_workers(tmp_path):
     pytest.importorskip("torch")
     workers = Workers(2)
@@ -120,6 +121,7 @@ def test_workers_with_a_gpu_each_are_one_program():
         workers.close()
 
 
+@pytest.mark.catalogue("3.14.9-14")
 def test_values_of_jax_are_those_of_all_workers(found):
     check_values_in_a_framework(found["framework"], ["jaxlib"])
 

@@ -36,6 +36,7 @@ def replica_id():
 # --- running ----------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("1.1.3")
 def test_each_replica_gets_its_own_values_and_all_the_same_others():
     strategy = mirrored(3)
     values = PerReplica([1, 2, 3])
@@ -46,6 +47,7 @@ def test_each_replica_gets_its_own_values_and_all_the_same_others():
     assert got[2] == "same"
 
 
+@pytest.mark.catalogue("2.1.4")
 def test_replicas_run_at_the_same_time():
     barrier = threading.Barrier(4, timeout=30)
     result = mirrored(4).run(lambda: (barrier.wait() >= 0, threading.get_ident()))
@@ -84,6 +86,7 @@ def test_a_replica_that_fails_ends_the_others_at_their_next_meeting():
     assert strategy.run(replica_id).values == (0, 1, 2, 3)
 
 
+@pytest.mark.catalogue("1.2.6")
 @pytest.mark.parametrize("shy", [0, 1, 3])
 def test_replicas_that_meet_differently_often_are_an_error(shy):
     strategy = mirrored(4)
@@ -105,6 +108,7 @@ def test_an_error_in_the_merged_function_is_raised():
         mirrored(3).run(lambda: get_replica_context().merge_call(merged))
 
 
+@pytest.mark.catalogue("1.2.2", "3.30.1")
 def test_merge_call_runs_once_with_all_values_and_gives_each_replica_its_part():
     strategy = mirrored(3)
     calls = []
@@ -165,6 +169,7 @@ def test_a_strategy_of_numpy_loads_no_framework():
 # --- contexts ---------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("1.1.16", "1.2.1", "3.31.25")
 def test_outside_any_strategy_there_is_a_default_with_one_replica():
     assert not has_strategy()
     assert not in_cross_replica_context()
@@ -178,6 +183,7 @@ def test_outside_any_strategy_there_is_a_default_with_one_replica():
     assert get_strategy().num_replicas_in_sync == 1
 
 
+@pytest.mark.catalogue("1.1.1", "3.31.1-3")
 def test_a_scope_makes_a_strategy_the_current_one_and_may_be_entered_again():
     strategy = mirrored(2)
     scope = strategy.scope()
@@ -199,6 +205,7 @@ def test_a_scope_makes_a_strategy_the_current_one_and_may_be_entered_again():
     strategy.run(on_replica)
 
 
+@pytest.mark.catalogue("1.1.2", "3.31.1-3")
 def test_two_strategies_do_not_mix():
     one, other = mirrored(2), mirrored(2)
     values = PerReplica([1, 2])
@@ -213,6 +220,7 @@ def test_two_strategies_do_not_mix():
                 use()
 
 
+@pytest.mark.catalogue("1.1.2")
 @pytest.mark.parametrize(
     ("method", "instead"),
     [
@@ -228,12 +236,14 @@ def test_what_belongs_to_all_replicas_is_refused_on_one(method, instead):
         strategy.run(lambda: method(strategy))
 
 
+@pytest.mark.catalogue("1.2.5")
 def test_a_replica_context_of_elsewhere_is_refused():
     kept = mirrored(2).run(get_replica_context).values[0]
     with pytest.raises(FailedPreconditionError, match="not the one of the code"):
         mirrored(2).run(lambda: kept.all_reduce("SUM", 1))
 
 
+@pytest.mark.catalogue("1.1.4", "1.5.1", "3.14.15", "3.31.24")
 def test_wrong_arguments_are_named():
     strategy = mirrored(2)
     with pytest.raises(
@@ -260,6 +270,7 @@ def test_wrong_arguments_are_named():
 # --- values -----------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("1.1.5", "2.1.5", "3.31.12", "3.31.13")
 def test_reductions_are_those_of_the_tables():
     strategy = mirrored(2)
     uneven = PerReplica([np.array([1, 2, 3, 4]), np.array([5, 6])])
@@ -278,6 +289,7 @@ def test_reductions_are_those_of_the_tables():
     assert (pair["a"].tolist(), pair["b"]) == ([[3.0, 6.0], [9.0, 12.0]], [3])
 
 
+@pytest.mark.catalogue("3.14.2-5", "3.30.11-14")
 @pytest.mark.parametrize("replicas", [1, 2, 5])
 def test_ones_and_rows_reduce_alike_for_any_number_of_replicas(replicas):
     strategy = mirrored(replicas)
@@ -297,6 +309,7 @@ def test_dtypes_stay_but_for_means_of_integers():
     assert strategy.reduce("MEAN", PerReplica([np.float32(1), np.float32(2)])).dtype == np.float32
 
 
+@pytest.mark.catalogue("1.1.6", "1.3.6")
 def test_wrong_reductions_say_what_is_wrong():
     strategy = mirrored(2)
     with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp"):
@@ -314,6 +327,7 @@ def test_wrong_reductions_say_what_is_wrong():
         strategy.reduce("SUM", PerReplica(["a", "b"]))
 
 
+@pytest.mark.catalogue("1.1.7", "1.2.4", "3.15.1-6", "3.15.17-24")
 @pytest.mark.parametrize(
     ("shape", "axis", "gathered"),
     [((3,), 0, (6,)), ((1, 3), 0, (2, 3)), ((1, 3), 1, (1, 6)), ((1, 2, 3), 2, (1, 2, 6))],
@@ -326,6 +340,7 @@ def test_gathered_values_stand_one_after_another(shape, axis, gathered):
     assert [each.shape for each in both[0].values] == [gathered, gathered]
 
 
+@pytest.mark.catalogue("1.1.8", "3.15.11-14")
 def test_lengths_may_differ_along_the_gathered_axis_alone():
     strategy = mirrored(3)
     values = strategy.run(lambda: np.zeros((replica_id() + 1, 2)))
@@ -368,6 +383,7 @@ def test_what_one_replica_writes_into_a_merged_value_is_not_seen_by_others():
     assert view_is_shared.values == is_same.values == (True, True, True)
 
 
+@pytest.mark.catalogue("1.1.12", "1.3.2", "2.1.6", "3.33.1-6")
 def test_values_from_a_function_are_made_for_each_replica():
     strategy = mirrored(3)
     values = strategy.distribute_values_from_function(
@@ -383,6 +399,7 @@ def test_values_from_a_function_are_made_for_each_replica():
     )
 
 
+@pytest.mark.catalogue("1.1.13", "3.30.2-9")
 @pytest.mark.parametrize(
     ("returned", "results"),
     [
@@ -402,6 +419,7 @@ def test_local_results_are_a_tuple_of_the_replicas_structures(returned, results)
     assert strategy.experimental_local_results("plain") == ("plain",)
 
 
+@pytest.mark.catalogue("2.1.1", "2.1.2", "3.32.1-7")
 def test_regroup_keeps_types_and_the_identical_object_and_select_undoes_it():
     @dataclass
     class Record:
@@ -448,6 +466,7 @@ def test_replicas_that_return_different_structures_are_named():
         regroup([{"a": [1]}, {"a": [1, 2]}])
 
 
+@pytest.mark.catalogue("1.4.9", "2.1.3")
 def test_a_per_replica_value_is_no_array():
     value = PerReplica([np.ones(2), np.zeros(2)])
     for use in (

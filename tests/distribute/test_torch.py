@@ -40,6 +40,7 @@ def test_devices_are_those_of_pytorch_and_others_are_named():
             OneDeviceStrategy(wrong, framework="torch")
 
 
+@pytest.mark.catalogue("3.10.5", "3.10.6")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_rows_are_put_on_gpus():
     strategy = MirroredStrategy(["gpu:0", "cpu:0"], framework="torch")
@@ -152,6 +153,7 @@ def test_what_one_replica_writes_into_a_reduced_tensor_is_not_seen_by_others():
     assert mirrored(2).local_results(found) == (((0, 0), (0, 0)), ((1, 1), (1, 1)))
 
 
+@pytest.mark.catalogue("1.2.3")
 def test_gradients_flow_on_replicas_and_are_reduced():
     model = torch.nn.Linear(3, 1)
     rows = torch.arange(12.0).reshape(4, 3)

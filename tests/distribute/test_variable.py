@@ -24,6 +24,7 @@ def made(value=1.0, replicas=2, **kwargs):
         return strategy, hr.Variable(value, **kwargs)
 
 
+@pytest.mark.catalogue("3.33.43-45")
 def test_outside_any_strategy_it_is_a_local_array():
     v = hr.Variable([1.0, 2.0], name="w", dtype=np.float32)
     assert (v.shape, v.dtype, v.name, v.trainable) == ((2,), np.float32, "w", True)
@@ -34,6 +35,7 @@ def test_outside_any_strategy_it_is_a_local_array():
         v.read()[0] = 5
 
 
+@pytest.mark.catalogue("2.1.7")
 @pytest.mark.parametrize(
     ("aggregation", "added", "assigned"),
     [
@@ -51,6 +53,7 @@ def test_copies_after_a_write_on_the_replicas_are_those_of_the_table(aggregation
         assert list(returned.values) == copies
 
 
+@pytest.mark.catalogue("3.34.1")
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
 def test_outside_of_replicas_a_write_gives_every_copy_the_same(aggregation):
     strategy, v = made(0.0, aggregation=aggregation)
@@ -62,6 +65,7 @@ def test_outside_of_replicas_a_write_gives_every_copy_the_same(aggregation):
     assert strategy.local_results(v) == (3, 3)
 
 
+@pytest.mark.catalogue("4.3.9")
 def test_copies_that_differ_without_an_aggregation_are_warned_of_once():
     strategy, v = made()
     strategy.run(lambda: v.assign(replica_id()))
@@ -72,6 +76,7 @@ def test_copies_that_differ_without_an_aggregation_are_warned_of_once():
     assert v.read() == 7
 
 
+@pytest.mark.catalogue("2.1.9", "3.33.46")
 @pytest.mark.parametrize(
     ("aggregation", "read"), [("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)]
 )
@@ -82,12 +87,14 @@ def test_on_read_each_replica_has_its_own_and_a_read_outside_makes_one(aggregati
     assert v.read() == read
 
 
+@pytest.mark.catalogue("1.3.6", "3.34.36")
 def test_on_read_without_an_aggregation_there_is_no_one_value():
     _, v = made(0.0, synchronization="ON_READ")
     with pytest.raises(ValueError, match=r"Could not convert from VariableAggregation\.NONE"):
         v.read()
 
 
+@pytest.mark.catalogue("2.1.10", "2.1.11", "3.34.33", "3.34.34", "4.3.10")
 def test_on_read_a_sum_is_shared_by_the_copies_and_starts_at_its_initial_value():
     _, v = made(3.0, aggregation="SUM", synchronization="ON_READ")
     assert v.read() == 3.0
@@ -100,6 +107,7 @@ def test_on_read_a_sum_is_shared_by_the_copies_and_starts_at_its_initial_value()
     assert count.read() == 7
 
 
+@pytest.mark.catalogue("3.30.18", "3.34.35")
 def test_a_reduction_on_the_replicas_takes_each_ones_own_copy():
     strategy, v = made(0, replicas=3, aggregation="SUM", synchronization="ON_READ")
 
@@ -124,6 +132,7 @@ def test_replicas_that_write_together_call_one_method_of_one_variable(methods):
     assert v.read().tolist() == other.read().tolist() == [0, 0]
 
 
+@pytest.mark.catalogue("3.33.13-15", "3.34.12", "3.34.13")
 def test_replicas_that_make_a_variable_make_one_together():
     strategy = mirrored(2)
     rng = np.random.default_rng()
@@ -134,6 +143,7 @@ def test_replicas_that_make_a_variable_make_one_together():
     assert v.read().tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.catalogue("3.33.42")
 def test_values_that_are_there_for_each_replica_go_to_their_copies():
     strategy, v = made(0.0)
     v.assign(PerReplica([1, 2]))
@@ -143,6 +153,7 @@ def test_values_that_are_there_for_each_replica_go_to_their_copies():
     assert strategy.run(lambda: v + 1).values == (3, 5)
 
 
+@pytest.mark.catalogue("3.33.13-15")
 def test_a_copy_of_a_variable_is_another():
     _, v = made(1.0, aggregation="MEAN")
     other = copy.deepcopy(v)
@@ -151,6 +162,7 @@ def test_a_copy_of_a_variable_is_another():
     assert other.aggregation is v.aggregation
 
 
+@pytest.mark.catalogue("1.1.18", "2.1.8", "3.31.7")
 def test_what_does_not_fit_is_named():
     strategy, v = made([1.0, 2.0])
     with pytest.raises(ValueError, match=r"has shape \(2,\), and a value of shape \(3,\)"):

@@ -69,6 +69,7 @@ def contents(model):
     )
 
 
+@pytest.mark.catalogue("2.7.13", "3.7.21", "3.9.17-21", "3.9.27", "3.22.3")
 @pytest.mark.parametrize(("servers", "shards"), [(1, 1), (2, 2), (2, 4), (3, 3), (1, 3)])
 def test_it_is_restored_into_any_number_of_shards_and_goes_on_alike(saved, servers, shards):
     path, kept, after = saved
@@ -116,6 +117,7 @@ def test_slots_of_each_optimizer_are_restored_into_other_shards(kind, arguments,
         assert [step(v, optimizer) for _ in range(3)] == expected
 
 
+@pytest.mark.catalogue("2.6.9", "3.7.21", "3.9.17-21")
 def test_variables_that_are_made_later_are_restored_then(saved):
     path, kept, after = saved
     with cluster(1) as strategy:
@@ -182,6 +184,7 @@ def test_the_count_of_an_optimizer_that_is_left_out_comes_back_with_its_slots(tm
             checkpoint.second = hr.optimizers.Adam(0.1, name="other")
 
 
+@pytest.mark.catalogue("2.7.14", "3.9.27")
 def test_a_program_without_servers_reads_variables_as_arrays(saved):
     path, (w, b, _), _ = saved
     model = {"w": np.zeros((7, 2), F32), "b": [hr.Variable(F32(0))]}

@@ -142,6 +142,7 @@ def test_increments_are_saved_by_themselves(tmp_path):
             until(lambda: manager.latest_increment)
 
 
+@pytest.mark.catalogue("2.8.22")
 def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tmp_path, caplog):
     with servers(2) as both:
         strategy = ParameterServerStrategy(
@@ -474,6 +475,7 @@ with hr.distribute.LocalCluster(num_workers=1, num_ps=2, processes=False) as clu
 """
 
 
+@pytest.mark.catalogue("4.3.19")
 @pytest.mark.system
 def test_a_coordinator_that_is_told_to_end_saves_once_while_functions_run(tmp_path):
     process = subprocess.Popen(

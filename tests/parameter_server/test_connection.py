@@ -162,6 +162,7 @@ def reserved() -> str:
     return server.address
 
 
+@pytest.mark.catalogue("2.8.23", "4.3.17")
 def test_a_server_that_stays_away_is_named_with_its_address():
     address = reserved()
     servers = Servers([address], timeout=0.3)

@@ -127,6 +127,7 @@ def test_a_rate_is_a_number_or_a_function_of_the_step():
         hr.optimizers.SGD(lambda step: float("inf")).rate(2)
 
 
+@pytest.mark.catalogue("2.7.7")
 def test_clipping_by_norm_is_of_each_variable_and_by_global_norm_of_all():
     gradients = [F([3, 4]), F([0.3, 0.4])]
     one = hr.optimizers.SGD(clipnorm=1.0).prepare(["a", "b"], gradients)

@@ -21,6 +21,7 @@ Min = hr.distribute.partitioners.MinSizePartitioner
 Max = hr.distribute.partitioners.MaxSizePartitioner
 
 
+@pytest.mark.catalogue("1.7.2", "2.6.10", "3.9.1")
 @pytest.mark.parametrize(
     ("partitioner", "shape", "parts"),
     [
@@ -56,11 +57,13 @@ def test_any_name_of_a_dtype_will_do():
         Max(8)([16, 2], "float33")
 
 
+@pytest.mark.catalogue("2.6.10")
 def test_another_axis_can_be_cut():
     assert Fixed(2)([4, 6], np.float32, axis=1) == [1, 2]
     assert Max(16)([4, 6], np.float32, axis=1) == [1, 6]
 
 
+@pytest.mark.catalogue("2.6.11", "4.3.12")
 @pytest.mark.parametrize("rows", range(1, 40))
 def test_no_shard_is_below_the_least_size_nor_above_the_largest(rows):
     for size in range(1, 30):
@@ -73,6 +76,7 @@ def test_no_shard_is_below_the_least_size_nor_above_the_largest(rows):
             assert max(map(len, many)) * row <= large
 
 
+@pytest.mark.catalogue("1.7.1")
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -95,6 +99,7 @@ def test_wrong_arguments_are_refused(make, error, words):
         make()
 
 
+@pytest.mark.catalogue("1.6.5")
 @pytest.mark.parametrize(
     "answer",
     [None, [], [0, 1, 1], [0, 1], [2, 2], [2, 2, 1], [2], "21", [2.0, 1], [True, 1], [-1, 1], 2],
@@ -104,12 +109,14 @@ def test_what_a_user_s_partitioner_returns_is_checked(answer):
         count_shards(answer, (5, 2))
 
 
+@pytest.mark.catalogue("2.6.5", "3.7.15")
 def test_there_are_no_more_shards_than_rows():
     assert count_shards([4, 1], (3, 2)) == 3
     assert count_shards((4,), (9,)) == 4
     assert count_shards([np.int64(2), 1], (0, 2)) == 1
 
 
+@pytest.mark.catalogue("2.6.6")
 @pytest.mark.parametrize(
     ("rows", "shards", "sizes"),
     [(13, 5, [3, 3, 3, 2, 2]), (10, 4, [3, 3, 2, 2]), (3, 3, [1, 1, 1]), (0, 1, [0]), (7, 1, [7])],
@@ -120,6 +127,7 @@ def test_rows_are_dealt_in_order_and_evenly(rows, shards, sizes):
     assert [row for part in ranges for row in part] == list(range(rows))
 
 
+@pytest.mark.catalogue("2.6.1")
 def test_round_robin_goes_on_from_one_variable_to_the_next():
     turns = placement("round_robin", 2)
     assert [turns.place(0) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
@@ -133,6 +141,7 @@ def test_by_bytes_the_least_loaded_server_comes_first():
     assert [idle.place(0) for _ in range(4)] == [0, 1, 0, 1]
 
 
+@pytest.mark.catalogue("4.3.13")
 @pytest.mark.parametrize("seed", range(20))
 def test_no_server_has_much_more_than_the_mean(seed):
     rng = np.random.default_rng(seed)

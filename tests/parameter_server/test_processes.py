@@ -204,6 +204,7 @@ def test_a_server_that_is_killed_in_the_middle_of_training_goes_back_to_the_last
     strategy.close()
 
 
+@pytest.mark.catalogue("4.3.19")
 def test_a_new_coordinator_restores_the_servers_and_fences_the_one_before(processes, tmp_path):
     old, new = (
         ParameterServerStrategy(resolver_of(*(each.address for each in processes)))

@@ -29,6 +29,7 @@ def resolver(cluster, task_type=None, task_id=None):
     )
 
 
+@pytest.mark.catalogue("1.6.1", "3.7.22-26")
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -83,6 +84,7 @@ def test_arguments_that_make_no_sense_are_refused(wrong, kind, words):
         ParameterServerStrategy(**{"cluster_resolver": resolver(ONE), **wrong})
 
 
+@pytest.mark.catalogue("2.14.1")
 def test_the_cluster_comes_from_the_environment_where_nobody_says(monkeypatch):
     with servers(1) as (server,):
         monkeypatch.setenv(
@@ -104,6 +106,7 @@ def test_the_cluster_comes_from_the_environment_where_nobody_says(monkeypatch):
         strategy.close()
 
 
+@pytest.mark.catalogue("1.6.3")
 def test_a_server_that_is_not_there_is_named():
     with servers(1) as (server,):
         address = server.address
@@ -111,6 +114,7 @@ def test_a_server_that_is_not_there_is_named():
         ParameterServerStrategy(resolver_of(address), server_timeout=0.2)
 
 
+@pytest.mark.catalogue("1.6.4", "3.1.42", "3.7.4-6")
 def test_what_runs_without_a_coordinator_runs_here_with_one_warning():
     with cluster(1, staleness=3) as strategy:
         assert (strategy.num_replicas_in_sync, strategy.mode, strategy.staleness) == (1, "async", 3)
@@ -126,11 +130,13 @@ def test_what_runs_without_a_coordinator_runs_here_with_one_warning():
         assert v.read() == 7.0
 
 
+@pytest.mark.catalogue("1.6.4", "2.8.14")
 def test_what_a_closure_runs_is_not_warned_about():
     with cluster(1) as strategy, writing_as(Origin(1, 1, 0)):
         assert strategy.run(lambda: 3) == 3
 
 
+@pytest.mark.catalogue("2.9.8", "3.1.48-50", "3.1.53", "3.7.7")
 def test_a_dataset_is_for_workers_to_read():
     with cluster(1, replicas=2) as strategy:
         dataset = hr.Dataset.range(6).batch(4)

@@ -46,6 +46,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.catalogue("3.8.9", "3.8.10")
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_shards_on_servers_learn_as_one_array_does(make):
     chance = np.random.default_rng(4)
@@ -63,6 +64,7 @@ def test_shards_on_servers_learn_as_one_array_does(make):
     assert not np.array_equal(found[0], np.ones((5, 2), F32))
 
 
+@pytest.mark.catalogue("2.7.9")
 def test_rows_are_changed_once_however_often_they_stand_there(weights):
     slices = hr.IndexedSlices(np.ones((4, 2), F32), [4, 0, 4, 4], dense_shape=(5, 2))
     hr.optimizers.SGD(1.0).apply_gradients([(slices, weights)])
@@ -107,6 +109,7 @@ def test_several_variables_take_one_step_together(weights, bias):
     assert optimizer.iterations == 1
 
 
+@pytest.mark.catalogue("3.8.13")
 def test_one_counter_counts_for_all_who_push(weights):
     def push():
         optimizer = hr.optimizers.SGD(1.0, name="shared")

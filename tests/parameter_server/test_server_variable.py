@@ -107,6 +107,7 @@ def test_bags_of_other_dtypes_and_what_cannot_be_combined(strategy, table):
         table.gather([[1, 8]], combiner="sum")
 
 
+@pytest.mark.catalogue("2.6.1", "3.8.2-5")
 def test_shards_go_round_the_servers_by_one_counter():
     with cluster(2, FixedShardsPartitioner(2)) as strategy, strategy.scope():
         a = hr.Variable(0.0, name="a")
@@ -122,6 +123,7 @@ def test_shards_go_round_the_servers_by_one_counter():
     ]
 
 
+@pytest.mark.catalogue("2.6.4", "3.7.1", "3.7.9-12")
 def test_without_a_partitioner_nothing_is_cut_and_scopes_of_others_do_not_matter():
     with cluster(3) as strategy:
         outside = hr.Variable(1.0)
@@ -132,6 +134,7 @@ def test_without_a_partitioner_nothing_is_cut_and_scopes_of_others_do_not_matter
     assert all(isinstance(v, hr.Variable) for v in (*made, outside))
 
 
+@pytest.mark.catalogue("4.3.13")
 def test_shards_go_where_the_fewest_bytes_are():
     with cluster(2, placement="bytes") as strategy, strategy.scope():
         sizes = [100, 10, 10, 50, 40, 5]
@@ -139,6 +142,7 @@ def test_shards_go_where_the_fewest_bytes_are():
     assert [v.shards[0].server for v in made] == [0, 1, 1, 1, 1, 0]
 
 
+@pytest.mark.catalogue("2.6.5", "2.6.7", "3.7.9-12", "3.7.15", "3.8.6")
 @pytest.mark.parametrize(
     ("partitioner", "rows", "servers"),
     [
@@ -158,6 +162,7 @@ def test_rows_are_cut_as_the_partitioner_says(partitioner, rows, servers):
         assert whole(v) == list(range(10))
 
 
+@pytest.mark.catalogue("1.6.5", "3.7.19")
 @pytest.mark.parametrize("answer", [None, [], [0, 1, 1], [2, 2, 1]])
 def test_a_partitioner_that_returns_nonsense_is_refused_and_takes_no_name(answer):
     with cluster(1, lambda shape, dtype: answer) as strategy, strategy.scope():
@@ -166,6 +171,7 @@ def test_a_partitioner_that_returns_nonsense_is_refused_and_takes_no_name(answer
                 hr.Variable(np.zeros((5, 1, 1)), name="v")
 
 
+@pytest.mark.catalogue("2.6.2", "3.7.16")
 def test_what_is_placed_beside_a_variable_is_in_one_part_and_moves_no_counter(strategy):
     with strategy.scope():
         first = hr.Variable(np.zeros((6, 1)))
@@ -212,6 +218,7 @@ def test_a_program_that_starts_again_finds_its_variables_with_their_values(strat
     assert "it keeps its value" in caplog.text
 
 
+@pytest.mark.catalogue("3.9.2-5")
 @pytest.mark.parametrize(
     ("value", "dtype", "expected"),
     [
@@ -242,12 +249,14 @@ def test_bfloat16_is_kept_and_read_as_it_is(strategy):
     assert v.gather([3, 0]).tolist() == [5, 2]
 
 
+@pytest.mark.catalogue("1.7.2")
 @pytest.mark.parametrize("value", [["a", "b"], "zeros", [object()], np.zeros(2, "M8[s]")])
 def test_what_is_no_number_is_refused(strategy, value):
     with strategy.scope(), pytest.raises(TypeError, match="numbers"):
         hr.Variable(value)
 
 
+@pytest.mark.catalogue("2.6.7", "3.7.17", "3.7.18")
 def test_an_initializer_that_knows_of_parts_is_called_once_a_shard(strategy):
     calls = []
 
@@ -261,6 +270,7 @@ def test_an_initializer_that_knows_of_parts_is_called_once_a_shard(strategy):
     assert calls == [((2, 4), (0, 0)), ((2, 4), (2, 0))]
 
 
+@pytest.mark.catalogue("2.6.7", "2.6.8", "3.7.17", "3.7.18")
 @pytest.mark.parametrize("given", [{}, {"shape": (4,)}, {"dtype": F32}, {"shape": 4, "dtype": F32}])
 def test_an_initializer_that_knows_nothing_of_parts_is_cut(given):
     with cluster(2, FixedShardsPartitioner(2)) as strategy, strategy.scope():
@@ -280,6 +290,7 @@ def test_servers_make_first_values_alike_for_any_number_of_shards(initializer):
     assert np.array_equal(*found)
 
 
+@pytest.mark.catalogue("1.6.6")
 def test_a_shape_that_is_missing_or_wrong_is_an_error(strategy):
     with strategy.scope():
         with pytest.raises(ValueError, match="`shape` must say"):
@@ -293,6 +304,7 @@ def test_a_shape_that_is_missing_or_wrong_is_an_error(strategy):
 # --- the whole value ----------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("2.7.1", "3.9.2-5", "3.9.15", "3.9.16", "3.35.1")
 def test_a_value_is_assigned_added_and_subtracted_over_all_shards(strategy):
     with strategy.scope():
         v = hr.Variable([[0.0, 0], [1, 1], [2, 2], [3, 3]])
@@ -304,6 +316,7 @@ def test_a_value_is_assigned_added_and_subtracted_over_all_shards(strategy):
     assert v.numpy().tolist() == v.value().tolist() == v.read_value().tolist() == whole(v)
 
 
+@pytest.mark.catalogue("2.7.1", "4.3.11")
 @pytest.mark.parametrize("shape", [(3, 2), (5, 2), (4,), (4, 1), ()])
 def test_a_value_that_does_not_fit_is_an_error_and_changes_nothing(strategy, shape):
     with strategy.scope():
@@ -349,6 +362,7 @@ def test_what_was_read_is_the_readers_own(table):
     assert whole(table)[0] == [1, 2]
 
 
+@pytest.mark.catalogue("1.8.2", "2.7.10-12", "3.9.15", "3.9.16", "3.9.26")
 def test_it_computes_as_an_array(table):
     plain = table.read()
     assert (table + 1).tolist() == (plain + 1).tolist()
@@ -364,6 +378,7 @@ def test_it_computes_as_an_array(table):
         table[0] = 1
 
 
+@pytest.mark.catalogue("1.8.2")
 def test_a_number_computes_as_one(strategy):
     with strategy.scope():
         v = hr.Variable(2.5)
@@ -377,6 +392,7 @@ def test_a_number_computes_as_one(strategy):
 # --- rows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("2.7.3", "2.7.4", "3.9.9", "4.3.11")
 @pytest.mark.parametrize(
     "ids", [[8, 0, 4], [0], [], [[1, 1], [7, 0]], np.array([3, 2, 2], np.uint8), 5]
 )
@@ -388,6 +404,7 @@ def test_rows_come_in_the_order_of_the_ids(strategy, ids):
     assert v.gather(ids).dtype == value.dtype
 
 
+@pytest.mark.catalogue("2.7.5")
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
@@ -406,6 +423,7 @@ def test_an_id_that_is_out_of_range_is_named(strategy, ids, words):
         v.gather([0.5])
 
 
+@pytest.mark.catalogue("2.7.2", "3.9.7", "3.9.8")
 @pytest.mark.parametrize("how", ["add", "sub", "mul", "div", "min", "max", "update"])
 def test_rows_are_changed_as_those_of_one_array(strategy, how):
     start = np.arange(1.0, 31).reshape(30, 1)
@@ -429,6 +447,7 @@ def test_rows_are_changed_as_those_of_one_array(strategy, how):
     assert np.array_equal(v.read(), expected)
 
 
+@pytest.mark.catalogue("2.7.2", "3.9.6-8")
 def test_uneven_shards_and_doubled_rows(strategy):
     with strategy.scope():
         v = hr.Variable(np.zeros((32, 2)))
@@ -462,6 +481,7 @@ SLICES = [
 ]  # fmt: skip
 
 
+@pytest.mark.catalogue("2.7.10", "3.9.25")
 def test_it_is_sliced_as_numpy_slices(table):
     plain = np.arange(1, 17, dtype=F32).reshape(8, 2)
     for key in SLICES:
@@ -472,12 +492,14 @@ def test_it_is_sliced_as_numpy_slices(table):
     assert table[plain[:, 0] > 10].tolist() == plain[plain[:, 0] > 10].tolist()
 
 
+@pytest.mark.catalogue("2.7.10", "3.9.25")
 @pytest.mark.parametrize("key", [100, -100, (0, 5), (0, 0, 0)])
 def test_an_index_out_of_bounds_is_one(table, key):
     with pytest.raises(IndexError, match=r"out of bounds|too many"):
         table[key]
 
 
+@pytest.mark.catalogue("2.7.10")
 def test_a_step_of_zero_is_refused(table):
     with pytest.raises(ValueError, match="slice step cannot be zero"):
         table[::0]
@@ -497,6 +519,7 @@ def test_only_the_rows_of_a_slice_are_sent(table):
 # --- handles ------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("3.9.23")
 def test_a_handle_means_the_variable_that_it_was_made_of(table):
     assert pickle.loads(pickle.dumps(table)) is table
     assert copy.deepcopy(table) is table
@@ -525,12 +548,14 @@ def test_a_local_variable_in_a_function_for_workers_is_named(strategy):
     assert cloudpickle.loads(pickle_for_workers((placed, 1)))[0] is placed
 
 
+@pytest.mark.catalogue("3.7.20")
 def test_a_variable_is_not_made_in_a_closure(strategy):
     refused = pytest.raises(FailedPreconditionError, match="make it in strategy")
     with writing_as(Origin(1, 1, 0)), strategy.scope(), refused:
         hr.Variable(0.0, name="v")
 
 
+@pytest.mark.catalogue("4.3.14")
 def test_writes_of_a_closure_that_is_tried_again_are_done_once(strategy, table):
     for worker in (0, 1):
         with writing_as(Origin(strategy.incarnation, 4, worker)):

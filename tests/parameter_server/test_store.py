@@ -86,6 +86,7 @@ def test_a_shard_is_made_once_and_keeps_its_value():
     assert read(store).tolist() == [1, 2]
 
 
+@pytest.mark.catalogue("1.8.1", "3.9.22")
 @pytest.mark.parametrize("other", [F([[1, 2]]), np.array([1.0, 2.0]), F([1, 2, 3])])
 def test_another_shape_or_dtype_under_a_name_is_an_error(other):
     with pytest.raises(AlreadyExistsError, match="there is a shard v of dtype float32 and shape"):
@@ -286,6 +287,7 @@ def test_a_name_that_is_not_there_is_named_with_those_that_are():
         read(Store(), "w")
 
 
+@pytest.mark.catalogue("3.22.1")
 def test_the_first_step_makes_slots_and_another_optimizer_has_others():
     store = a_store(np.ones((4, 2), F))
     for name in ("a", "b"):

@@ -137,6 +137,7 @@ def test_no_more_rows_stay_than_there_is_room_for(strategy):
     assert sum(len(ids) for ids, _ in table.export()) <= 100
 
 
+@pytest.mark.catalogue("3.7.8")
 def test_each_id_is_sent_once(strategy, table):
     before = [strategy.cluster.servers.status(server).bytes_in for server in range(2)]
     table.lookup(np.zeros(1000, np.int64) + 3)

@@ -30,6 +30,7 @@ def strategy_of(started, task_type="worker", task_id=0, *, chief=False, **option
     return hr.distribute.v1.ParameterServerStrategy(resolver, **options)
 
 
+@pytest.mark.catalogue("2.14.6", "2.15.2", "2.15.6", "3.8.7", "3.8.8")
 @pytest.mark.system
 def test_programs_add_once_each_and_of_one_first_replica_each():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
@@ -52,6 +53,7 @@ def test_programs_add_once_each_and_of_one_first_replica_each():
     assert found == [f"{summed} {first} {row} {programs_in_all}"] * programs_in_all
 
 
+@pytest.mark.catalogue("2.15.1", "2.15.7")
 def test_who_is_not_chief_waits_and_finds_the_values_of_the_chief(caplog, monkeypatch):
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.0)
     caplog.set_level(logging.WARNING, "headrace.parameter_server.v1")
@@ -80,6 +82,7 @@ def test_who_is_not_chief_waits_and_finds_the_values_of_the_chief(caplog, monkey
         other.close()
 
 
+@pytest.mark.catalogue("2.15.1")
 def test_other_shapes_and_dtypes_under_a_name_are_refused():
     with servers(1) as started:
         chief = strategy_of(started, "chief", chief=True)
@@ -97,6 +100,7 @@ def test_other_shapes_and_dtypes_under_a_name_are_refused():
         other.close()
 
 
+@pytest.mark.catalogue("2.15.7")
 def test_a_chief_that_does_not_come_is_named_after_the_time_allowed():
     with servers(1) as started:
         other = strategy_of(started, task_id=2, server_timeout=0.2)
@@ -105,6 +109,7 @@ def test_a_chief_that_does_not_come_is_named_after_the_time_allowed():
         other.close()
 
 
+@pytest.mark.catalogue("2.15.6", "2.15.8", "3.8.1", "3.8.11", "3.8.12")
 def test_input_is_for_this_program_among_all():
     with servers(1) as started:
         strategy = strategy_of(started, task_id=1, chief=True, replicas=2)
@@ -127,6 +132,7 @@ def test_input_is_for_this_program_among_all():
         strategy.close()
 
 
+@pytest.mark.catalogue("2.15.4")
 def test_the_resolver_must_say_which_worker_it_is():
     spec = hr.distribute.ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]})
     for kind, number in ((None, None), ("ps", 0), ("worker", None)):

@@ -25,6 +25,7 @@ def test_what_torch_computes_trains_variables(weights):
     assert (weights.read() == 0).all()
 
 
+@pytest.mark.catalogue("2.7.9")
 def test_rows_of_an_embedding_are_trained(weights):
     ids = torch.tensor([[2, 0], [2, 2]])
     rows = torch.from_numpy(weights.gather(ids)).requires_grad_()

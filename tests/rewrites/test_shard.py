@@ -52,6 +52,7 @@ def by_hint(dataset, index, workers=WORKERS):
     return elements(shard_hints(dataset.plan, workers, index))
 
 
+@pytest.mark.catalogue("2.3.1", "3.12.1-4", "3.12.21", "3.12.22")
 def test_a_worker_reads_every_nth_file_from_its_own_on(files):
     names = Dataset.list_files(files, shuffle=False)
     assert by_files(names.flat_map(hr.TFRecordDataset), 3) == records(3, 8)
@@ -61,6 +62,7 @@ def test_a_worker_reads_every_nth_file_from_its_own_on(files):
     assert by_files(hr.TFRecordDataset(list(names.as_numpy_iterator())), 3) == records(3, 8)
 
 
+@pytest.mark.catalogue("3.12.5-8")
 def test_files_in_turn_stay_in_turn(files):
     turns = Dataset.list_files(files, shuffle=False).interleave(
         hr.TFRecordDataset, cycle_length=10, num_parallel_calls=2
@@ -68,6 +70,7 @@ def test_files_in_turn_stay_in_turn(files):
     assert by_files(turns, 3) == [f"{n}.{record}" for record in range(10) for n in (3, 8)]
 
 
+@pytest.mark.catalogue("2.3.2", "3.12.11")
 def test_shuffled_names_are_sharded_before_they_are_shuffled(files):
     shuffled = Dataset.list_files(files, shuffle=True, seed=4).map(lambda name: name)
     found = [by_files(shuffled.flat_map(hr.TFRecordDataset), index) for index in range(WORKERS)]
@@ -81,6 +84,7 @@ def test_repeated_names_stay_with_their_worker(files):
     assert by_files(twice, 1, workers=3) == records(1, 4, 7, 1, 4, 7)
 
 
+@pytest.mark.catalogue("3.12.9", "3.12.10")
 def test_each_branch_is_sharded(files):
     one = Dataset.list_files(files, shuffle=False).flat_map(hr.TFRecordDataset)
     pairs = by_files(Dataset.zip(one, one), 3)
@@ -107,6 +111,7 @@ def test_a_loader_of_whole_files_is_sharded_by_its_names(files):
     assert by_files(names, 2) == ["02", "07"]
 
 
+@pytest.mark.catalogue("2.3.3", "3.12.19")
 def test_what_is_not_read_from_files_is_refused_by_name(files):
     with pytest.raises(NotFoundError, match=r"Found an unshardable source dataset.*FILE_OR_DATA"):
         by_files(Dataset.range(20).map(str), 1)
@@ -199,6 +204,7 @@ def elements_without_seed(plan):
         iterator.close()
 
 
+@pytest.mark.catalogue("3.12.13", "3.12.14", "3.12.16")
 def test_elements_are_dealt_in_turn_and_batches_whole():
     def part(dataset, index=1):
         return elements(shard_elements(dataset.plan, WORKERS, index))
@@ -209,6 +215,7 @@ def test_elements_are_dealt_in_turn_and_batches_whole():
     assert part(Dataset.range(0)) == []
 
 
+@pytest.mark.catalogue("3.12.25")
 def test_shuffled_elements_are_dealt_once():
     shuffled = Dataset.range(100).shuffle(30)
     parts = [elements(shard_elements(shuffled.plan, 3, index)) for index in range(3)]
@@ -222,6 +229,7 @@ def test_a_function_is_called_for_the_workers_own_elements_alone():
     assert seen == [1, 6, 11, 16]
 
 
+@pytest.mark.catalogue("3.12.29")
 @pytest.mark.parametrize("index", [SHARD_HINT, 0, 5])
 def test_a_hint_is_filled_in_whatever_its_index_is(index):
     hinted = Dataset.range(20).shard(SHARD_HINT, index).map(lambda x: x * 2)
@@ -237,6 +245,7 @@ def test_a_hint_before_files_shards_files_and_after_them_records(files):
     assert elements(shard_hints(after.plan, WORKERS, 3)) == expected
 
 
+@pytest.mark.catalogue("3.12.30")
 def test_a_plain_shard_is_no_hint():
     plain = Dataset.range(20).shard(1, 0)
     assert elements(shard_hints(plain.plan, WORKERS, 1)) == list(range(20))
@@ -249,6 +258,7 @@ def test_too_little_to_shard_where_the_hint_is_is_refused(files):
         shard_hints(hinted.plan, WORKERS, 1)
 
 
+@pytest.mark.catalogue("2.3.6")
 def test_a_hint_that_nobody_fills_in_is_refused():
     hinted = Dataset.range(20).shard(SHARD_HINT, 0)
     assert hinted.cardinality() == hr.UNKNOWN_CARDINALITY

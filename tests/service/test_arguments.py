@@ -23,6 +23,7 @@ NOWHERE = "127.0.0.1:1"
 CONSUMER = {"consumer_index": 0, "num_consumers": 2, "job_name": "j"}
 
 
+@pytest.mark.catalogue("CT13", "CT17", "OP2", "OP15-18", "OP38-40")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -154,6 +155,7 @@ def test_a_worker_whose_dispatcher_does_not_answer_says_so() -> None:
         WorkerServer(config)
 
 
+@pytest.mark.catalogue("SL13")
 def test_a_worker_that_was_stopped_cannot_be_started() -> None:
     worker = WorkerServer(WorkerConfig(dispatcher_address=NOWHERE), start=False)
     worker.stop()

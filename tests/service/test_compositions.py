@@ -36,12 +36,14 @@ def three() -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.mark.catalogue("OP5")
 def test_a_function_brings_the_table_that_it_looks_into(one: LocalCluster) -> None:
     table = {0: 10, 1: 11}
     dataset = Dataset.range(3).map(lambda x: np.int64(table.get(int(x), -1)))
     assert numbers(dataset.apply(distribute(OFF, one.target))) == [10, 11, -1]
 
 
+@pytest.mark.catalogue("OP37")
 def test_a_dataset_over_the_service_is_interleaved_at_the_client(one: LocalCluster) -> None:
     def opened(x: np.int64) -> Dataset:
         return Dataset.range(10 * x, 10 * x + 2).apply(distribute(OFF, one.target))
@@ -49,6 +51,7 @@ def test_a_dataset_over_the_service_is_interleaved_at_the_client(one: LocalClust
     assert numbers(Dataset.range(2).interleave(opened, cycle_length=2)) == [0, 10, 1, 11]
 
 
+@pytest.mark.catalogue("OP42")
 def test_datasets_of_different_modes_are_zipped(one: LocalCluster) -> None:
     dealt, copied = (
         Dataset.range(100).apply(distribute(mode, one.target)) for mode in (DYNAMIC, OFF)
@@ -57,6 +60,7 @@ def test_datasets_of_different_modes_are_zipped(one: LocalCluster) -> None:
     assert sorted(pairs) == [(i, i) for i in range(100)]
 
 
+@pytest.mark.catalogue("OP43")
 def test_one_name_is_no_job_of_two_modes() -> None:
     # A dealt job stays when its clients have gone, so it has a service of its own.
     with LocalCluster(num_workers=1, processes=False) as cluster:
@@ -68,6 +72,7 @@ def test_one_name_is_no_job_of_two_modes() -> None:
             list(Dataset.zip(dealt, copied))
 
 
+@pytest.mark.catalogue("OP58")
 def test_what_one_service_makes_another_one_gathers(one: LocalCluster, three: LocalCluster) -> None:
     words = Dataset.range(10).map(lambda x: "a" * int(x)).repeat(5).shuffle(50)
     upstream = words.apply(distribute(OFF, three.target))
@@ -83,12 +88,14 @@ def test_what_one_service_makes_another_one_gathers(one: LocalCluster, three: Lo
     assert all(len(set(lengths[i : i + 3])) == 1 for i in range(0, 30, 3))
 
 
+@pytest.mark.catalogue("OP59")
 def test_a_dataset_with_large_arrays_in_it_is_registered(one: LocalCluster) -> None:
     large = np.random.default_rng(0).random(1 << 20)
     (got,) = Dataset.from_tensors(large).apply(distribute(OFF, one.target))
     assert np.array_equal(got, large)
 
 
+@pytest.mark.catalogue("OP47")
 def test_a_structure_stays_as_it_is(one: LocalCluster) -> None:
     dataset = Dataset.range(10).map(lambda i: {"a": (i, i), "b": i})
     name = register_dataset(one.target, dataset)
@@ -96,6 +103,7 @@ def test_a_structure_stays_as_it_is(one: LocalCluster) -> None:
     assert got == [{"a": (i, i), "b": i} for i in range(10)]
 
 
+@pytest.mark.catalogue("ME3", "ME6", "ME7")
 @pytest.mark.parametrize("compression", [None, "AUTO"])
 def test_who_reads_by_an_id_needs_neither_spec_nor_compression(
     one: LocalCluster, compression: str | None
@@ -109,6 +117,7 @@ def test_who_reads_by_an_id_needs_neither_spec_nor_compression(
     assert got == [letter.upper() for letter in letters]
 
 
+@pytest.mark.catalogue("OP34")
 def test_an_order_that_was_given_free_is_free_on_workers_too(one: LocalCluster) -> None:
     options = hr.Options()
     options.deterministic = False
@@ -116,6 +125,7 @@ def test_an_order_that_was_given_free_is_free_on_workers_too(one: LocalCluster) 
     assert sorted(numbers(dataset.apply(distribute(OFF, one.target)))) == list(range(10))
 
 
+@pytest.mark.catalogue("OP35", "OP36")
 def test_functions_that_draw_at_random_run_on_workers(three: LocalCluster) -> None:
     dataset = Dataset.range(10).map(lambda x: np.random.default_rng().random())
     got = list(dataset.apply(distribute(OFF, three.target)))

@@ -39,6 +39,7 @@ def test_two_names_are_modes() -> None:
     assert parse_processing_mode("distributed_epoch") is ShardingPolicy.DYNAMIC
 
 
+@pytest.mark.catalogue("OP41")
 @pytest.mark.parametrize("value", [0, 1, 5, "invalid", "DYNAMIC", "off", None, [], 1.0, True])
 def test_nothing_else_is_a_mode(value: Any) -> None:
     with pytest.raises(ValueError, match="processing_mode") as caught:
@@ -132,6 +133,7 @@ def test_good_values_are_kept(tmp_path: Path) -> None:
         config.port = 1  # type: ignore[misc]
 
 
+@pytest.mark.catalogue("SL5")
 @pytest.mark.parametrize(
     ("fields", "kind", "said"),
     [
@@ -194,6 +196,7 @@ def test_a_dispatchers_bad_values_are_named(
     assert said in str(caught.value)
 
 
+@pytest.mark.catalogue("WT10")
 @pytest.mark.parametrize(
     ("fields", "kind", "said"),
     [
@@ -240,6 +243,7 @@ def test_settings_that_would_do_nothing_are_refused(kind: Any, fields: dict[str,
         kind(**fields)
 
 
+@pytest.mark.catalogue("SL8")
 @pytest.mark.parametrize("address", ["host:1", "10.0.0.7:5050", "[fe80::1]:80", "localhost:9"])
 def test_an_address_that_clients_can_find_is_accepted(address: str) -> None:
     check_reachable(address)

@@ -52,6 +52,7 @@ def read_by(service: LocalCluster, dataset: hr.Dataset, **options: Any) -> hr.Da
 # --- the dispatcher goes, and comes back --------------------------------------------------------
 
 
+@pytest.mark.catalogue("FT1")
 def test_elements_come_while_the_dispatcher_is_away(cluster: LocalCluster) -> None:
     with iter(read_by(cluster, hr.Dataset.range(100))) as reader:
         assert int(next(reader)) == 0
@@ -59,12 +60,14 @@ def test_elements_come_while_the_dispatcher_is_away(cluster: LocalCluster) -> No
         assert [int(next(reader)) for _ in range(99)] == list(range(1, 100))
 
 
+@pytest.mark.catalogue("FT2")
 def test_a_dispatcher_restarted_before_reading_is_not_noticed(cluster: LocalCluster) -> None:
     dataset = read_by(cluster, hr.Dataset.range(100))
     cluster.restart_dispatcher()
     assert numbers(dataset) == list(range(100))
 
 
+@pytest.mark.catalogue("FT3", "FT4")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_dispatcher_restarted_during_reading_is_not_noticed(
     cluster: LocalCluster, mode: str
@@ -75,6 +78,7 @@ def test_a_dispatcher_restarted_during_reading_is_not_noticed(
     assert got + numbers(reader) == list(range(100))
 
 
+@pytest.mark.catalogue("FT5")
 def test_restarts_between_dealt_repetitions_lose_and_double_nothing(
     cluster: LocalCluster,
 ) -> None:
@@ -87,6 +91,7 @@ def test_restarts_between_dealt_repetitions_lose_and_double_nothing(
     assert Counter(got) == dict.fromkeys(range(100), 5)
 
 
+@pytest.mark.catalogue("FT6")
 def test_a_dispatcher_restarted_between_iterations_is_not_noticed(cluster: LocalCluster) -> None:
     dataset = read_by(cluster, hr.Dataset.range(100))
     assert numbers(dataset) == list(range(100))
@@ -94,6 +99,7 @@ def test_a_dispatcher_restarted_between_iterations_is_not_noticed(cluster: Local
     assert numbers(dataset) == list(range(100))
 
 
+@pytest.mark.catalogue("FT7", "FT8")
 def test_datasets_survive_restarts_between_their_registrations(cluster: LocalCluster) -> None:
     datasets = []
     for size in range(10, 20):
@@ -103,6 +109,7 @@ def test_datasets_survive_restarts_between_their_registrations(cluster: LocalClu
         assert numbers(dataset) == list(range(size))
 
 
+@pytest.mark.catalogue("FT9", "FT10", "LW20")
 def test_dispatcher_and_worker_restart_between_epochs(cluster: LocalCluster) -> None:
     dataset = read_by(cluster, hr.Dataset.range(100))
     for index in range(2):
@@ -132,6 +139,7 @@ def test_a_dispatcher_without_a_journal_that_restarts_is_named(tmp_path: Path) -
         dispatcher.stop()
 
 
+@pytest.mark.catalogue("FT11", "FT16")
 def test_servers_may_start_after_the_client(tmp_path: Path) -> None:
     port = free_port()
     servers: list[Any] = []
@@ -152,6 +160,7 @@ def test_servers_may_start_after_the_client(tmp_path: Path) -> None:
             server.stop()
 
 
+@pytest.mark.catalogue("FT12")
 def test_a_worker_added_during_reading_delivers_a_copy(cluster: LocalCluster) -> None:
     count = 104
     reader = iter(read_by(cluster, hr.Dataset.range(count)))
@@ -238,6 +247,7 @@ def test_an_epoch_ends_without_a_killed_worker(mode: str) -> None:
         assert sorted(numbers(dataset)) == list(range(count))
 
 
+@pytest.mark.catalogue("FT14")
 def test_an_epoch_without_any_worker_left_goes_on_with_a_new_one() -> None:
     with LocalCluster(num_workers=1, worker_timeout_ms=8000) as cluster:
         reader = iter(read_by(cluster, hr.Dataset.range(500).map(slowly)))
@@ -272,6 +282,7 @@ def test_workers_added_after_a_kill_each_deliver_a_copy() -> None:
             assert len(added) == 4
 
 
+@pytest.mark.catalogue("FT13", "MP2")
 def test_a_worker_that_answers_nobody_does_not_hold_up_others() -> None:
     with LocalCluster(num_workers=2) as cluster:
         stuck, other = (worker.pid for worker in cluster.workers)
@@ -296,6 +307,7 @@ def test_a_worker_that_answers_nobody_does_not_hold_up_others() -> None:
         assert numbers_of_copy == list(range(len(numbers_of_copy)))
 
 
+@pytest.mark.catalogue("OP64", "OP65")
 def test_a_worker_elsewhere_cannot_be_read_in_process() -> None:
     with LocalCluster(num_workers=1) as cluster:
         dataset = read_by(cluster, hr.Dataset.range(3), data_transfer_protocol="local")
@@ -442,6 +454,7 @@ with LocalCluster(num_workers=2) as cluster:
 """
 
 
+@pytest.mark.catalogue("OP50")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("work", ["pass", "time.sleep(60)"])
 def test_a_client_that_is_interrupted_or_killed_leaves_no_process(

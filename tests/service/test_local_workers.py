@@ -26,6 +26,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield Site(monkeypatch, stack)
 
 
+@pytest.mark.catalogue("LW2-6", "LW8")
 @pytest.mark.parametrize(("local", "remote"), GRID)
 def test_each_local_worker_delivers_a_copy_and_no_other_does(
     site: Site, local: int, remote: int
@@ -45,6 +46,7 @@ def test_each_local_worker_delivers_a_copy_and_no_other_does(
     ) == (list(range(100)))
 
 
+@pytest.mark.catalogue("LW9")
 @pytest.mark.parametrize(("local", "remote"), [(0, 1), (0, 3), (3, 1)])
 def test_without_tags_auto_reads_whoever_is_there(site: Site, local: int, remote: int) -> None:
     site.add(local)
@@ -52,6 +54,7 @@ def test_without_tags_auto_reads_whoever_is_there(site: Site, local: int, remote
     assert sorted(site.read(size=10)) == sorted((local + remote) * TEN)
 
 
+@pytest.mark.catalogue("LW7")
 def test_clients_of_one_job_share_the_copies_of_all_workers(site: Site) -> None:
     site.add(1)
     site.add(3, remote=True)
@@ -68,12 +71,14 @@ def test_clients_of_one_job_share_the_copies_of_all_workers(site: Site) -> None:
     assert sorted(got) == sorted(4 * list(range(size)))
 
 
+@pytest.mark.catalogue("LW10")
 def test_where_no_worker_is_local_an_error_says_so(site: Site) -> None:
     site.add(1, remote=True)
     with pytest.raises(FailedPreconditionError, match="Local reads require local workers"):
         numbers(site.over(hr.Dataset.range(10), "LOCAL"))
 
 
+@pytest.mark.catalogue("LW11")
 def test_those_who_share_a_job_read_the_same_workers(site: Site) -> None:
     site.add(1)
     ten = hr.Dataset.range(10)
@@ -84,6 +89,7 @@ def test_those_who_share_a_job_read_the_same_workers(site: Site) -> None:
                 numbers(site.over(ten, target, job_name="job"))
 
 
+@pytest.mark.catalogue("LW13")
 def test_rounds_are_not_read_from_local_workers_alone(site: Site) -> None:
     site.add(1)
     with pytest.raises(ValueError, match=r"target_workers|local"):
@@ -94,6 +100,7 @@ def test_rounds_are_not_read_from_local_workers_alone(site: Site) -> None:
         )
 
 
+@pytest.mark.catalogue("LW14-16")
 @pytest.mark.parametrize("remote", [0, 2])
 @pytest.mark.parametrize("job_name", [None, "job"])
 def test_each_epoch_of_an_endless_dataset_begins_again(
@@ -109,6 +116,7 @@ def test_each_epoch_of_an_endless_dataset_begins_again(
     assert numbers(ten.repeat(3)) == 3 * TEN
 
 
+@pytest.mark.catalogue("LW19")
 def test_an_epoch_after_the_local_worker_was_replaced_is_whole() -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
         dataset = hr.Dataset.range(10).apply(

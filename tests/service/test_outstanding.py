@@ -54,6 +54,7 @@ def test_no_more_elements_are_made_than_used_and_n_more(
         wait_until(lambda: len(MADE) > 400)
 
 
+@pytest.mark.catalogue("OP13")
 def test_one_element_at_a_time() -> None:
     MADE.clear()
     with LocalCluster(num_workers=1, processes=False) as cluster:

@@ -21,6 +21,7 @@ def test_a_pass_is_called_by_its_numbers(number: tuple[int, ...], words: str) ->
     assert pass_in_words(number) == words
 
 
+@pytest.mark.catalogue("LW17")
 @pytest.mark.system
 def test_who_comes_too_late_for_a_pass_hears_which_and_who_read_it(
     caplog: pytest.LogCaptureFixture,

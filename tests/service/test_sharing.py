@@ -38,6 +38,7 @@ def off(cluster: LocalCluster, dataset: hr.Dataset, **options: Any) -> hr.Datase
     return dataset.apply(distribute("parallel_epochs", cluster.target, **options))
 
 
+@pytest.mark.catalogue("OP1", "OP63", "OP66")
 @pytest.mark.parametrize("kind", ["in memory", "work_dir", "fault tolerant"])
 @pytest.mark.parametrize("protocol", [None, "local", "shm", "tcp"])
 def test_one_worker_delivers_a_dataset_in_order(
@@ -59,6 +60,7 @@ def test_one_worker_delivers_a_dataset_in_order(
         assert numbers(dataset) == list(range(10))
 
 
+@pytest.mark.catalogue("OP7")
 def test_shuffles_of_two_workers_agree_when_seeded_and_differ_when_not(
     cluster: LocalCluster,
 ) -> None:
@@ -79,15 +81,18 @@ def test_shuffles_of_two_workers_agree_when_seeded_and_differ_when_not(
     assert unseeded[0] != unseeded[1]
 
 
+@pytest.mark.catalogue("OP8")
 def test_each_iteration_is_a_whole_epoch(cluster: LocalCluster) -> None:
     dataset = off(cluster, hr.Dataset.range(3))
     assert [numbers(dataset) for _ in range(10)] == [[0, 1, 2]] * 10
 
 
+@pytest.mark.catalogue("OP9")
 def test_repeat_after_distribute_reads_repetitions_in_order(cluster: LocalCluster) -> None:
     assert numbers(off(cluster, hr.Dataset.range(10)).repeat(5)) == list(range(10)) * 5
 
 
+@pytest.mark.catalogue("OP10")
 def test_iterations_may_overlap(cluster: LocalCluster) -> None:
     readers = [iter(off(cluster, hr.Dataset.range(10))) for _ in range(3)]
     got = [[int(next(reader)) for reader in readers] for _ in range(10)]
@@ -95,6 +100,7 @@ def test_iterations_may_overlap(cluster: LocalCluster) -> None:
     assert [next(reader, None) for reader in readers] == [None] * 3
 
 
+@pytest.mark.catalogue("SL16", "OP11")
 @pytest.mark.parametrize("credit", [None, 1])
 def test_every_worker_delivers_a_copy(cluster: LocalCluster, credit: int | None) -> None:
     cluster.add_worker()
@@ -111,11 +117,13 @@ def test_the_report_says_which_worker_delivered(cluster: LocalCluster) -> None:
     assert hr.service.delivery_report(dataset.batch(2)) == dict.fromkeys(addresses, 10)
 
 
+@pytest.mark.catalogue("OP12")
 def test_a_generator_is_run_by_the_worker(cluster: LocalCluster) -> None:
     dataset = off(cluster, hr.Dataset.from_generator(lambda: iter(range(10))))
     assert numbers(dataset) == list(range(10))
 
 
+@pytest.mark.catalogue("OP19")
 def test_two_readers_of_a_job_share_its_elements(cluster: LocalCluster) -> None:
     plan = hr.Dataset.range(1000).shuffle(1000)
     first, second = (iter(off(cluster, plan, job_name="job")) for _ in range(2))
@@ -126,11 +134,13 @@ def test_two_readers_of_a_job_share_its_elements(cluster: LocalCluster) -> None:
     assert sorted(got) == list(range(1000))
 
 
+@pytest.mark.catalogue("OP20")
 def test_jobs_of_different_names_are_apart(cluster: LocalCluster) -> None:
     datasets = [off(cluster, hr.Dataset.range(10), job_name=name) for name in ("a", "b")]
     assert [numbers(dataset) for dataset in datasets] == [list(range(10))] * 2
 
 
+@pytest.mark.catalogue("OP21")
 def test_readers_share_a_job_repetition_by_repetition(cluster: LocalCluster) -> None:
     first, second = (off(cluster, hr.Dataset.range(10), job_name="job") for _ in range(2))
     assert numbers(first) == list(range(10))
@@ -139,6 +149,7 @@ def test_readers_share_a_job_repetition_by_repetition(cluster: LocalCluster) -> 
     assert numbers(first) == []
 
 
+@pytest.mark.catalogue("OP22")
 def test_shared_repetitions_come_once_each(cluster: LocalCluster) -> None:
     first, second = (
         iter(off(cluster, hr.Dataset.range(100), job_name="job").repeat(3)) for _ in range(2)
@@ -148,6 +159,7 @@ def test_shared_repetitions_come_once_each(cluster: LocalCluster) -> None:
     assert sorted(got) == sorted(list(range(100)) * 3)
 
 
+@pytest.mark.catalogue("OP24")
 def test_a_named_job_alone_has_whole_epochs(cluster: LocalCluster) -> None:
     dataset = off(cluster, hr.Dataset.range(10), job_name="job")
     assert [numbers(dataset) for _ in range(5)] == [list(range(10))] * 5
@@ -192,6 +204,7 @@ def test_a_look_takes_none_of_a_named_job_that_a_function_opens(
     assert sorted(dataset) == sorted([*range(1, 21)] * 2)
 
 
+@pytest.mark.catalogue("OP25", "OP26", "OP44")
 def test_a_registered_dataset_is_read_by_its_id(cluster: LocalCluster) -> None:
     dataset_id = register_dataset(cluster.target, hr.Dataset.range(10))
     dataset = from_dataset_id("parallel_epochs", cluster.target, dataset_id)
@@ -199,6 +212,7 @@ def test_a_registered_dataset_is_read_by_its_id(cluster: LocalCluster) -> None:
     assert numbers(dataset) == list(range(10))
 
 
+@pytest.mark.catalogue("OP45")
 def test_job_names_are_scoped_by_dataset_id(cluster: LocalCluster) -> None:
     cluster.add_worker()
     plans = (hr.Dataset.range(20), hr.Dataset.range(20, 40))
@@ -214,16 +228,19 @@ def test_job_names_are_scoped_by_dataset_id(cluster: LocalCluster) -> None:
     assert sorted(got) == list(range(40))
 
 
+@pytest.mark.catalogue("OP49")
 def test_an_id_that_was_not_registered_is_refused_at_the_call(cluster: LocalCluster) -> None:
     with pytest.raises(hr.errors.NotFoundError, match=r"Dataset id UnregisteredID not found\."):
         from_dataset_id("parallel_epochs", cluster.target, "UnregisteredID")
 
 
+@pytest.mark.catalogue("OP51")
 def test_different_datasets_get_different_ids(cluster: LocalCluster) -> None:
     one = register_dataset(cluster.target, hr.Dataset.range(10))
     assert one != register_dataset(cluster.target, hr.Dataset.range(20))
 
 
+@pytest.mark.catalogue("OP52", "OP53")
 def test_a_dataset_is_found_under_the_id_it_was_given(cluster: LocalCluster) -> None:
     given = register_dataset(cluster.target, hr.Dataset.range(10), dataset_id="dataset_id")
     assert given == "dataset_id"
@@ -232,6 +249,7 @@ def test_a_dataset_is_found_under_the_id_it_was_given(cluster: LocalCluster) -> 
         assert numbers(dataset) == list(range(10))
 
 
+@pytest.mark.catalogue("OP54")
 def test_the_same_dataset_registered_twice_under_an_id_is_one(cluster: LocalCluster) -> None:
     ids = [
         register_dataset(cluster.target, hr.Dataset.range(10), dataset_id="dataset_id")
@@ -245,6 +263,7 @@ def test_the_same_dataset_registered_twice_under_an_id_is_one(cluster: LocalClus
     assert numbers(second) == []
 
 
+@pytest.mark.catalogue("OP55")
 @pytest.mark.parametrize("other", [None, "another_dataset_id"])
 def test_the_same_dataset_under_two_ids_is_two(cluster: LocalCluster, other: str | None) -> None:
     ids = [
@@ -258,6 +277,7 @@ def test_the_same_dataset_under_two_ids_is_two(cluster: LocalCluster, other: str
         assert numbers(dataset) == list(range(10))
 
 
+@pytest.mark.catalogue("OP56")
 def test_a_dataset_of_another_structure_cannot_take_an_id(cluster: LocalCluster) -> None:
     register_dataset(cluster.target, hr.Dataset.range(10), dataset_id="dataset_id")
     words = hr.Dataset.from_tensor_slices(["a", "b"])
@@ -268,22 +288,26 @@ def test_a_dataset_of_another_structure_cannot_take_an_id(cluster: LocalCluster)
         register_dataset(cluster.target, words, dataset_id="dataset_id")
 
 
+@pytest.mark.catalogue("OP57")
 def test_a_worker_may_be_a_client_of_its_own_service(cluster: LocalCluster) -> None:
     assert numbers(off(cluster, off(cluster, hr.Dataset.range(10)))) == list(range(10))
 
 
+@pytest.mark.catalogue("OP60")
 def test_a_dataset_without_elements_ends(cluster: LocalCluster) -> None:
     cluster.add_worker()
     plan = hr.Dataset.range(10).batch(1000, drop_remainder=True)
     assert list(off(cluster, plan)) == []
 
 
+@pytest.mark.catalogue("OP61")
 def test_the_last_batch_is_kept_by_each_worker(cluster: LocalCluster) -> None:
     cluster.add_worker()
     batches = list(off(cluster, hr.Dataset.range(10).batch(1000)))
     assert [batch.tolist() for batch in batches] == [list(range(10))] * 2
 
 
+@pytest.mark.catalogue("CR6", "ME1", "ME2")
 @pytest.mark.parametrize(
     ("plan", "mode", "expected"),
     [
@@ -313,6 +337,7 @@ def test_cardinality_is_known_where_workers_do_not_matter(
     assert from_dataset_id(mode, cluster.target, dataset_id).cardinality() == expected
 
 
+@pytest.mark.catalogue("LW1")
 def test_local_readers_read_the_workers_of_their_process(cluster: LocalCluster) -> None:
     dataset = off(cluster, hr.Dataset.range(10), target_workers="local")
     assert numbers(dataset) == list(range(10))
@@ -335,6 +360,7 @@ def test_a_state_of_a_remote_iterator_is_refused_when_it_is_asked_for(
     assert "reads the dataset in this process, without `distribute`" in str(caught.value)
 
 
+@pytest.mark.catalogue("OP23")
 def test_a_reader_skips_the_repetitions_that_another_has_had(cluster: LocalCluster) -> None:
     fast, slow = (off(cluster, hr.Dataset.range(10), job_name="job").repeat() for _ in range(2))
     with iter(fast) as ahead, iter(slow) as behind:
@@ -342,6 +368,7 @@ def test_a_reader_skips_the_repetitions_that_another_has_had(cluster: LocalClust
         assert len([next(behind) for _ in range(30)]) == 30
 
 
+@pytest.mark.catalogue("OP48")
 def test_a_spec_that_does_not_fit_the_dataset_is_refused(cluster: LocalCluster) -> None:
     dataset_id = register_dataset(cluster.target, hr.Dataset.range(10).batch(2))
     wider = hr.ArraySpec((None,), "int64")

@@ -23,6 +23,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield Site(monkeypatch, stack)
 
 
+@pytest.mark.catalogue("MP1", "LW12")
 def test_without_tags_auto_and_any_read_all_workers_and_local_its_own(site: Site) -> None:
     site.add(1)
     site.add(2, remote=True)
@@ -31,6 +32,7 @@ def test_without_tags_auto_and_any_read_all_workers_and_local_its_own(site: Site
     assert site.read(size=10, target="LOCAL") == list(range(10))
 
 
+@pytest.mark.catalogue("WT1", "WT8")
 @pytest.mark.parametrize("tags", [("COLOCATED",), ("colocated", "COLOCATED_2", "other")])
 def test_tagged_workers_of_other_processes_are_left_to_those(
     site: Site, tags: tuple[str, ...]
@@ -41,6 +43,7 @@ def test_tagged_workers_of_other_processes_are_left_to_those(
     assert sorted(site.read(target="ANY")) == sorted(3 * list(range(100)))
 
 
+@pytest.mark.catalogue("WT2", "WT4")
 def test_an_untagged_worker_elsewhere_is_read_as_well(site: Site) -> None:
     site.add(1, "COLOCATED")
     site.add(2, "COLOCATED", remote=True)
@@ -49,17 +52,20 @@ def test_an_untagged_worker_elsewhere_is_read_as_well(site: Site) -> None:
     assert sorted(site.read(DYNAMIC)) == list(range(100))
 
 
+@pytest.mark.catalogue("WT3")
 def test_the_own_worker_needs_no_tag(site: Site) -> None:
     site.add(2, "COLOCATED", remote=True)
     site.add(1)
     assert site.read() == list(range(100))
 
 
+@pytest.mark.catalogue("WT9")
 def test_other_tags_change_nothing(site: Site) -> None:
     site.add(2, "Unused tag 1", "Unused tag 2", remote=True)
     assert sorted(site.read(size=10)) == sorted(2 * list(range(10)))
 
 
+@pytest.mark.catalogue("WT7")
 def test_workers_that_join_are_read_or_left_alone_by_their_tags(site: Site) -> None:
     site.add(1, "COLOCATED")
     site.add(1, "COLOCATED", remote=True)

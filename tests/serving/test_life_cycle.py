@@ -41,6 +41,7 @@ OPENED = ["open first", "open second", "open third"]
 CLOSED = ["close third", "close second", "close first"]
 
 
+@pytest.mark.catalogue("SL7", "SL9", "SL11")
 def test_it_starts_once_and_closes_in_reverse_once() -> None:
     story: list[str] = []
     lamp = Lamp(story)

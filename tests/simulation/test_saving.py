@@ -21,6 +21,7 @@ _FIXED = 6
 _RANDOM = 2 * int(os.environ.get("SIMULATION_ROUNDS", "0"))
 
 
+@pytest.mark.catalogue("SF11", "SF14", "SF15", "SF17")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("block", range(_FIXED + _RANDOM))
 def test_each_element_is_saved_once(block: int) -> None:

@@ -147,6 +147,7 @@ def test_of_a_job_with_another_dataset_the_step_that_differs_is_named(
         scene.open("b", other, job_name="job")
 
 
+@pytest.mark.catalogue("FT15")
 def test_a_job_means_the_same_after_a_restart(scene: Scenario) -> None:
     scene.open("a", job_name="test")
     scene.restart()

@@ -374,6 +374,7 @@ def test_a_tick_that_is_a_little_late_is_no_pause(scene: Scenario) -> None:
     assert not scene.state.workers
 
 
+@pytest.mark.catalogue("OP32")
 def test_a_silent_client_leaves_and_its_own_job_goes(scene: Scenario) -> None:
     begun(scene, "w")
     for _ in range(31):
@@ -391,6 +392,7 @@ def test_a_client_that_sends_heartbeats_stays(scene: Scenario) -> None:
         scene.heartbeat("c")
 
 
+@pytest.mark.catalogue("OP27", "OP28", "OP31")
 def test_an_iteration_without_clients_is_collected_and_begins_afresh() -> None:
     scene = Scenario(gc_timeout=1.0)
     begun(scene, "w", job_name="job")
@@ -405,6 +407,7 @@ def test_an_iteration_without_clients_is_collected_and_begins_afresh() -> None:
     scene.check()
 
 
+@pytest.mark.catalogue("OP29", "OP30")
 def test_a_dynamic_iteration_is_collected_only_if_asked_for() -> None:
     for gc_dynamic in (False, True):
         scene = Scenario(gc_timeout=1.0, gc_dynamic=gc_dynamic)
@@ -443,6 +446,7 @@ def test_a_finished_task_stays_with_its_worker_while_clients_are_left(scene: Sce
     assert scene.beat("w", task) == (task,)
 
 
+@pytest.mark.catalogue("OP33")
 def test_after_a_restart_everyone_was_heard_from_just_now(scene: Scenario) -> None:
     begun(scene, "w", job_name="job")
     scene.now = 1000.0

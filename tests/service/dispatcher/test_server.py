@@ -63,6 +63,7 @@ def kept_in(path: Path, **fields: Any) -> DispatcherConfig:
     return DispatcherConfig(work_dir=path, fault_tolerant_mode=True, **fields)
 
 
+@pytest.mark.catalogue("SL1", "SL6", "SL10", "SL12")
 def test_a_server_starts_and_stops_once_and_any_number_of_calls_is_fine() -> None:
     server = DispatchServer(start=False)
     server.start()
@@ -78,6 +79,7 @@ def test_a_server_starts_and_stops_once_and_any_number_of_calls_is_fine() -> Non
         server.start()
 
 
+@pytest.mark.catalogue("SL2")
 def test_a_server_listens_at_the_port_it_was_told() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -88,6 +90,7 @@ def test_a_server_listens_at_the_port_it_was_told() -> None:
             DispatchServer(DispatcherConfig(port))
 
 
+@pytest.mark.catalogue("SL14", "SL15")
 def test_join_returns_when_another_thread_stops_the_server() -> None:
     server = DispatchServer()
     stopper = threading.Thread(target=server.stop)
@@ -188,6 +191,7 @@ def test_an_error_of_one_request_fails_that_one_only() -> None:
         assert server.num_workers() == 4
 
 
+@pytest.mark.catalogue("SL3", "SL4")
 def test_a_dispatcher_that_starts_again_goes_on_where_it_ended(tmp_path: Path) -> None:
     port = 0
     name = uuid.uuid4().hex

@@ -123,6 +123,7 @@ def read_all(datasets: list[hr.Dataset]) -> list[list[Any]]:
     return found
 
 
+@pytest.mark.catalogue("CR1", "WT6")
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("number", [1, 2, 5])
 @pytest.mark.parametrize("mode", BOTH)
@@ -151,6 +152,7 @@ def test_workers_take_turns(cluster: LocalCluster) -> None:
     two.close()
 
 
+@pytest.mark.catalogue("CR4", "CR5")
 @pytest.mark.parametrize("mode", BOTH)
 def test_finite_data_ends_for_all_after_the_same_number_of_rounds(
     cluster: LocalCluster, mode: ShardingPolicy
@@ -294,6 +296,7 @@ def test_a_consumer_that_leaves_ends_the_reading_of_the_others_with_its_name(
     one.close()
 
 
+@pytest.mark.catalogue("CR2")
 def test_a_second_set_of_consumers_is_refused_while_the_first_reads(cluster: LocalCluster) -> None:
     data = hr.Dataset.counter()
     first = [iter(each) for each in consumers(cluster, data, 3)]
@@ -381,6 +384,7 @@ def test_one_request_at_a_time_is_enough(cluster: LocalCluster) -> None:
     assert found[1] == [each for x in range(1, 20, 2) for each in (x, x)]
 
 
+@pytest.mark.catalogue("CR3")
 def test_rounds_of_bucketed_batches_are_of_one_bucket(cluster: LocalCluster) -> None:
     for _ in range(3):
         cluster.add_worker()
@@ -428,6 +432,7 @@ def read_until(
     return found
 
 
+@pytest.mark.catalogue("CF1")
 @pytest.mark.parametrize("added", [1, 3])
 def test_workers_that_join_get_into_the_rotation_and_no_round_is_torn(
     cluster: LocalCluster, added: int
@@ -444,6 +449,7 @@ def test_workers_that_join_get_into_the_rotation_and_no_round_is_torn(
         each.close()
 
 
+@pytest.mark.catalogue("CF2", "CF3")
 @pytest.mark.parametrize("mode", BOTH)
 def test_workers_stop_and_come_again_and_the_dispatcher_restarts(
     mode: ShardingPolicy, tmp_path: Path

@@ -76,12 +76,14 @@ def take(iterator: Iterator[Any], count: int) -> list[int]:
     return [int(value) for value in itertools.islice(iterator, count)]
 
 
+@pytest.mark.catalogue("CT1")
 def test_each_trainer_reads_from_the_first_element() -> None:
     with service() as (dispatcher, _):
         assert first(shared(dispatcher, "one"), 10) == list(range(10))
         assert first(shared(dispatcher, "two"), 10) == list(range(10))
 
 
+@pytest.mark.catalogue("CT2")
 def test_trainers_read_a_dataset_of_which_they_have_the_id() -> None:
     with service() as (dispatcher, _):
         for trainer in ("one", "two"):
@@ -96,12 +98,14 @@ def test_trainers_read_a_dataset_of_which_they_have_the_id() -> None:
             assert first(dataset, 10) == list(range(10))
 
 
+@pytest.mark.catalogue("CT3")
 def test_without_a_cache_the_second_client_gets_what_the_first_did_not() -> None:
     with service() as (dispatcher, _), iter(shared(dispatcher, None)) as one:
         assert take(one, 10) == list(range(10))
         assert first(shared(dispatcher, None), 1)[0] >= 10
 
 
+@pytest.mark.catalogue("CT4")
 def test_trainers_side_by_side_read_the_same_at_each_step_through_a_small_window() -> None:
     with service(cache=28 * 150) as (dispatcher, _), contextlib.ExitStack() as stack:
         readers = [
@@ -114,6 +118,7 @@ def test_trainers_side_by_side_read_the_same_at_each_step_through_a_small_window
             assert [int(next(each)) for each in readers] == [step] * 20
 
 
+@pytest.mark.catalogue("CT5")
 def test_a_slow_trainer_skips_what_left_the_window_and_is_warned_with_numbers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -128,12 +133,14 @@ def test_a_slow_trainer_skips_what_left_the_window_and_is_warned_with_numbers(
         assert first(shared(dispatcher, "late"), 200)[0] > 0
 
 
+@pytest.mark.catalogue("CT6")
 def test_trainers_one_after_the_other_read_through_a_small_window() -> None:
     with service(cache=500) as (dispatcher, _):
         for number in range(20):
             assert len(first(shared(dispatcher, f"trainer {number}"), 200)) == 200
 
 
+@pytest.mark.catalogue("CT7")
 def test_trainers_see_the_same_order_of_a_shuffle() -> None:
     with service() as (dispatcher, _):
         shuffled = ENDLESS.shuffle(100)
@@ -142,6 +149,7 @@ def test_trainers_see_the_same_order_of_a_shuffle() -> None:
         )
 
 
+@pytest.mark.catalogue("CT8")
 def test_clients_of_one_trainer_share_its_elements() -> None:
     with service() as (dispatcher, _):
         assert first(shared(dispatcher, "same"), 10) == list(range(10))
@@ -156,12 +164,14 @@ def test_a_trainer_that_comes_back_goes_on_where_it_was() -> None:
         assert before[-1] < after[0] < 100
 
 
+@pytest.mark.catalogue("CT9")
 def test_jobs_of_different_names_share_nothing() -> None:
     with service() as (dispatcher, _):
         assert first(shared(dispatcher, "one", job_name="job1"), 10) == list(range(10))
         assert first(shared(dispatcher, "one", job_name="job2"), 10) == list(range(10))
 
 
+@pytest.mark.catalogue("CT10")
 def test_dealt_units_are_made_once_for_all_trainers() -> None:
     with service(workers=2) as (dispatcher, _):
         one = first(shared(dispatcher, "one", mode=ShardingPolicy.DYNAMIC), 100)
@@ -209,12 +219,14 @@ def test_an_element_is_computed_once_however_many_trainers_read_it() -> None:
     assert len(MADE) == len(set(MADE)) >= 500
 
 
+@pytest.mark.catalogue("CT11")
 def test_compression_none_on_both_sides() -> None:
     with service() as (dispatcher, _):
         for trainer in ("one", "two"):
             assert first(shared(dispatcher, trainer, compression=None), 10) == list(range(10))
 
 
+@pytest.mark.catalogue("CT12", "CT18")
 def test_a_job_is_read_with_one_compression_and_with_or_without_a_cache() -> None:
     with service() as (dispatcher, _), iter(shared(dispatcher, "one")) as one:
         next(one)
@@ -227,6 +239,7 @@ def test_a_job_is_read_with_one_compression_and_with_or_without_a_cache() -> Non
             first(shared(dispatcher, None), 1)
 
 
+@pytest.mark.catalogue("CT14")
 def test_a_dataset_that_is_known_to_end_is_refused() -> None:
     with service() as (dispatcher, _):
         with pytest.raises(
@@ -257,6 +270,7 @@ def test_a_dataset_that_ends_all_the_same_is_an_error_for_each_trainer_where_it_
                     next(iterator)
 
 
+@pytest.mark.catalogue("CT15")
 def test_the_third_iteration_over_one_dataset_is_refused() -> None:
     with service() as (dispatcher, _):
         dataset = shared(dispatcher, "one")
@@ -270,6 +284,7 @@ def test_the_third_iteration_over_one_dataset_is_refused() -> None:
             first(dataset, 10)
 
 
+@pytest.mark.catalogue("CT19")
 @pytest.mark.parametrize("trainer", ["", None])
 def test_a_trainer_needs_a_name(trainer: Any) -> None:
     with pytest.raises(ValueError, match="requires a non-empty trainer ID"):
@@ -281,6 +296,7 @@ def test_other_values_are_no_cache() -> None:
         distribute("parallel_epochs", "a:1", job_name="j", cross_trainer_cache="t")  # type: ignore[arg-type]
 
 
+@pytest.mark.catalogue("CX1")
 def test_a_worker_that_starts_again_begins_with_the_first_element() -> None:
     with service(workers=0, worker_timeout_ms=1000) as (dispatcher, _):
         server = worker(dispatcher)
@@ -293,6 +309,7 @@ def test_a_worker_that_starts_again_begins_with_the_first_element() -> None:
                 assert take(iterator, 100) == list(range(1, 101))
 
 
+@pytest.mark.catalogue("CX2")
 def test_a_dispatcher_that_starts_again_is_not_noticed(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=True)
     dispatcher = DispatchServer(config)

@@ -60,6 +60,7 @@ def saved(dataset: Any, path: Path, cluster: LocalCluster, **options: Any) -> An
 # --- what is saved ------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("SV1")
 @pytest.mark.parametrize("size", [0, 1, 10, 1000])
 def test_each_element_is_there_once(tmp_path: Path, cluster: LocalCluster, size: int) -> None:
     found = saved(Dataset.range(size).map(lambda x: x + 1), tmp_path / "d", cluster)
@@ -67,11 +68,13 @@ def test_each_element_is_there_once(tmp_path: Path, cluster: LocalCluster, size:
     assert found.cardinality() == size
 
 
+@pytest.mark.catalogue("SV3")
 def test_every_pass_of_a_repeated_dataset_is_saved(tmp_path: Path, cluster: LocalCluster) -> None:
     found = saved(Dataset.range(100).repeat(5), tmp_path / "d", cluster)
     assert sorted(numbers(found)) == sorted([*range(100)] * 5)
 
 
+@pytest.mark.catalogue("SV9")
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -112,6 +115,7 @@ def test_structures_keep_their_spec(tmp_path: Path, cluster: LocalCluster) -> No
     assert sorted(str(row["y"]) for row in found) == [f"s{n}" for n in range(10)]
 
 
+@pytest.mark.catalogue("SV4", "SV5")
 def test_choices_among_datasets_are_saved(tmp_path: Path, cluster: LocalCluster) -> None:
     choice = Dataset.range(3).repeat()
     letters = [Dataset.from_tensors(each).repeat(5) for each in ("a", "b", "c")]
@@ -121,12 +125,14 @@ def test_choices_among_datasets_are_saved(tmp_path: Path, cluster: LocalCluster)
     assert sorted(found) == sorted("abc" * 5)
 
 
+@pytest.mark.catalogue("LD8")
 def test_elements_are_numbered_as_in_one_process(tmp_path: Path, cluster: LocalCluster) -> None:
     letters = Dataset.from_tensor_slices(np.array(["a", "b", "c"])).repeat(3).enumerate()
     found = saved(letters, tmp_path / "d", cluster)
     assert sorted((int(n), str(x)) for n, x in found) == [(n, "abc"[n % 3]) for n in range(9)]
 
 
+@pytest.mark.catalogue("LD6", "LD7")
 def test_samples_of_what_was_saved_and_what_was_sampled(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:
@@ -150,6 +156,7 @@ def test_a_dataset_is_saved_by_url(tmp_path: Path, cluster: LocalCluster) -> Non
         distributed_save(Dataset.range(3), url, cluster.target)
 
 
+@pytest.mark.catalogue("SV6")
 def test_several_saves_go_on_at_a_time(tmp_path: Path, cluster: LocalCluster) -> None:
     datasets = {n: Dataset.range(n, n + 200) for n in range(0, 5000, 1000)}
     saves = {
@@ -163,6 +170,7 @@ def test_several_saves_go_on_at_a_time(tmp_path: Path, cluster: LocalCluster) ->
 # --- loading ------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("LD1")
 def test_it_is_loaded_while_it_is_saved(tmp_path: Path, cluster: LocalCluster) -> None:
     dataset = Dataset.range(2000).map(slow)
     save = distributed_save(dataset, tmp_path / "d", cluster.target, chunk_bytes=400)
@@ -174,6 +182,7 @@ def test_it_is_loaded_while_it_is_saved(tmp_path: Path, cluster: LocalCluster) -
     assert numbers(Dataset.load(tmp_path / "d", wait=True)) == numbers(Dataset.load(tmp_path / "d"))
 
 
+@pytest.mark.catalogue("LD2")
 def test_whoever_loads_may_begin_first(tmp_path: Path, cluster: LocalCluster) -> None:
     found: list[int] = []
     reader = threading.Thread(
@@ -185,6 +194,7 @@ def test_whoever_loads_may_begin_first(tmp_path: Path, cluster: LocalCluster) ->
     assert sorted(found) == list(range(10))
 
 
+@pytest.mark.catalogue("LD3")
 def test_repetitions_have_one_order(tmp_path: Path, cluster: LocalCluster) -> None:
     distributed_save(Dataset.range(10).shuffle(10), tmp_path / "d", cluster.target, chunk_bytes=1)
     found = numbers(Dataset.load(tmp_path / "d", wait=True).repeat(4))
@@ -193,6 +203,7 @@ def test_repetitions_have_one_order(tmp_path: Path, cluster: LocalCluster) -> No
     assert sorted(passes[0]) == list(range(10))
 
 
+@pytest.mark.catalogue("SV8", "LD5")
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 3), (ShardingPolicy.DYNAMIC, 1)])
 def test_what_was_saved_is_distributed(
@@ -207,6 +218,7 @@ def test_what_was_saved_is_distributed(
     )
 
 
+@pytest.mark.catalogue("SV7", "LD4")
 @pytest.mark.parametrize("wait", [False, True])
 def test_reader_func_gets_the_streams_that_were_written(
     tmp_path: Path, cluster: LocalCluster, wait: bool
@@ -225,6 +237,7 @@ def test_reader_func_gets_the_streams_that_were_written(
     assert 1 <= counted[0] <= 3
 
 
+@pytest.mark.catalogue("SV18", "LD16")
 def test_a_position_in_it_is_restored(tmp_path: Path, cluster: LocalCluster) -> None:
     saved(Dataset.range(30), tmp_path / "d", cluster, chunk_bytes=1)
     for wait in (False, True):
@@ -245,6 +258,7 @@ def test_a_position_in_it_is_restored(tmp_path: Path, cluster: LocalCluster) -> 
 # --- what is refused, and what fails ----------------------------------------------------------
 
 
+@pytest.mark.catalogue("SV13", "SV14")
 def test_wrong_arguments_are_refused(tmp_path: Path, cluster: LocalCluster) -> None:
     for service, text in ((1, "must be a string"), ("", "must not be empty")):
         with pytest.raises(ValueError, match=text):
@@ -257,6 +271,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path, cluster: LocalCluster) -> N
         distributed_save(Dataset.range(3).repeat(), tmp_path, cluster.target)
 
 
+@pytest.mark.catalogue("SV17")
 def test_a_dispatcher_without_a_journal_saves_nothing(tmp_path: Path) -> None:
     with (
         DispatchServer() as dispatcher,
@@ -265,6 +280,7 @@ def test_a_dispatcher_without_a_journal_saves_nothing(tmp_path: Path) -> None:
         distributed_save(Dataset.range(3), tmp_path, dispatcher.target)
 
 
+@pytest.mark.catalogue("SV11", "SF2")
 def test_a_path_that_is_used_is_refused(tmp_path: Path, own_cluster: LocalCluster) -> None:
     cluster = own_cluster
     saved(Dataset.range(3), tmp_path / "d", cluster)
@@ -294,6 +310,7 @@ def has_no_open_file(directory: Path) -> bool:
         return False
 
 
+@pytest.mark.catalogue("SV12", "LD9")
 def test_a_function_that_raises_fails_the_save_for_all(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:
@@ -323,6 +340,7 @@ def test_a_wait_has_an_end(tmp_path: Path, cluster: LocalCluster) -> None:
     save.wait(SECONDS)
 
 
+@pytest.mark.catalogue("SF3-10")
 def test_stray_files_do_no_harm(tmp_path: Path, own_cluster: LocalCluster) -> None:
     cluster = own_cluster
     (tmp_path / "d").mkdir()
@@ -347,6 +365,7 @@ def test_one_that_is_not_known_is_named(tmp_path: Path, cluster: LocalCluster) -
 # --- faults -------------------------------------------------------------------------------------
 
 
+@pytest.mark.catalogue("SF1", "SF13")
 def test_workers_and_the_dispatcher_are_restarted_midway(tmp_path: Path) -> None:
     with LocalCluster(2, processes=False, work_dir=tmp_path / "j") as cluster:
         save = distributed_save(
@@ -368,6 +387,7 @@ def test_workers_and_the_dispatcher_are_restarted_midway(tmp_path: Path) -> None
     assert not [each for each in (tmp_path / "d").iterdir() if each.name.endswith(".partial")]
 
 
+@pytest.mark.catalogue("LF1")
 @pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 2), (ShardingPolicy.DYNAMIC, 1)])
 def test_what_is_being_saved_is_read_through_a_restart(
     tmp_path: Path, own_cluster: LocalCluster, mode: ShardingPolicy, copies: int
@@ -381,6 +401,7 @@ def test_what_is_being_saved_is_read_through_a_restart(
     assert sorted([first, *numbers(reader)]) == sorted([*range(200)] * 4 * copies)
 
 
+@pytest.mark.catalogue("LF2-4")
 @pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 2), (ShardingPolicy.DYNAMIC, 1)])
 def test_what_was_saved_is_read_whoever_stops_and_joins(
     tmp_path: Path, own_cluster: LocalCluster, mode: ShardingPolicy, copies: int
@@ -403,6 +424,7 @@ def test_what_was_saved_is_read_whoever_stops_and_joins(
     ]
 
 
+@pytest.mark.catalogue("SF14", "SF15", "SF17", "SF18")
 @pytest.mark.parametrize("steps", ["map", "interleave", "shuffle"])
 def test_workers_are_killed_midway(tmp_path: Path, steps: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)

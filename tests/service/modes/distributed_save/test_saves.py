@@ -90,6 +90,7 @@ def test_workers_get_tasks_once_the_directory_is_begun(scene: Scenario) -> None:
     assert (scene.split(mine, want=3), scene.split(other, want=3)) == ((0, 3), (3, 6))
 
 
+@pytest.mark.catalogue("SF11")
 def test_a_worker_that_joins_later_writes_too(scene: Scenario) -> None:
     written(scene)
     scene.add_worker("w")
@@ -290,6 +291,7 @@ def test_without_a_journal_nothing_is_saved() -> None:
         begin(scene)
 
 
+@pytest.mark.catalogue("SF12")
 def test_a_worker_writes_for_so_many_saves_at_a_time(scene: Scenario) -> None:
     scene.limits = scene.dispatcher.limits = Limits(keeps_journal=True, saves_at_once=2)
     names = [f"{number:016x}" for number in range(5)]

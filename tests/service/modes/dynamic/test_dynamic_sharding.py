@@ -34,6 +34,7 @@ def single(value: Any) -> hr.Dataset:
     return hr.Dataset.from_tensors(value)
 
 
+@pytest.mark.catalogue("DS1-6", "DS8", "DS12", "DS23")
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
@@ -64,18 +65,21 @@ def test_two_workers_deliver_each_element_once(
     assert sorted(numbers(dynamic(cluster, plan(), job_name=job_name))) == expected
 
 
+@pytest.mark.catalogue("DS26")
 def test_the_old_name_means_the_same(cluster: LocalCluster) -> None:
     cluster.add_worker()
     dataset = Range(100).apply(distribute("distributed_epoch", cluster.target))
     assert sorted(numbers(dataset)) == list(range(100))
 
 
+@pytest.mark.catalogue("DS9")
 def test_repeat_after_distribute_deals_anew(cluster: LocalCluster) -> None:
     cluster.add_worker()
     dataset = dynamic(cluster, Range(20)).repeat(5)
     assert sorted(numbers(dataset)) == sorted(list(range(20)) * 5)
 
 
+@pytest.mark.catalogue("DS10")
 def test_an_endless_dataset_comes_evenly(cluster: LocalCluster) -> None:
     cluster.add_worker()
     with iter(dynamic(cluster, Range(20).repeat())) as reader:
@@ -84,6 +88,7 @@ def test_an_endless_dataset_comes_evenly(cluster: LocalCluster) -> None:
     assert len(seen) == 20
 
 
+@pytest.mark.catalogue("DS11")
 def test_workers_that_get_nothing_of_a_repetition_go_on_to_the_next(
     cluster: LocalCluster,
 ) -> None:
@@ -96,11 +101,13 @@ def test_workers_that_get_nothing_of_a_repetition_go_on_to_the_next(
         assert {int(next(reader)) for _ in range(20)} == {0}
 
 
+@pytest.mark.catalogue("DS13")
 def test_zipped_sources_are_dealt_in_step_to_one_worker(cluster: LocalCluster) -> None:
     pairs = list(dynamic(cluster, hr.Dataset.zip(Range(10), Range(10))))
     assert [(int(a), int(b)) for a, b in pairs] == [(i, i) for i in range(10)]
 
 
+@pytest.mark.catalogue("DS14")
 def test_a_zip_within_a_zip_is_dealt_in_step(cluster: LocalCluster) -> None:
     a = Range(10)
     rows = list(dynamic(cluster, hr.Dataset.zip(a, a, hr.Dataset.zip(a, a), a)))
@@ -108,6 +115,7 @@ def test_a_zip_within_a_zip_is_dealt_in_step(cluster: LocalCluster) -> None:
     assert flat == [(i,) * 5 for i in range(10)]
 
 
+@pytest.mark.catalogue("DS15", "DS16")
 @pytest.mark.parametrize("times", [1, 3])
 def test_what_the_longer_side_has_left_is_dropped_in_each_repetition(
     cluster: LocalCluster, times: int
@@ -117,6 +125,7 @@ def test_what_the_longer_side_has_left_is_dropped_in_each_repetition(
     assert pairs == [(i, i) for i in range(200)] * times
 
 
+@pytest.mark.catalogue("DS17")
 def test_three_workers_zip_as_many_as_the_shorter_side_has(cluster: LocalCluster) -> None:
     cluster.add_worker()
     cluster.add_worker()
@@ -129,6 +138,7 @@ def test_one_worker_keeps_the_order_of_what_is_joined(cluster: LocalCluster) -> 
     assert numbers(dynamic(cluster, plan)) == list(range(200))
 
 
+@pytest.mark.catalogue("DS27")
 def test_a_dataset_inside_a_function_is_not_dealt(cluster: LocalCluster) -> None:
     cluster.add_worker()
     cluster.add_worker()
@@ -136,6 +146,7 @@ def test_a_dataset_inside_a_function_is_not_dealt(cluster: LocalCluster) -> None
     assert Counter(map(str, dynamic(cluster, plan))) == {"a": 50, "b": 50, "c": 50}
 
 
+@pytest.mark.catalogue("DS25")
 def test_what_cannot_be_split_is_refused_with_advice(cluster: LocalCluster) -> None:
     # Said where it is written: workers would read a service that nobody could deal out.
     with pytest.raises(hr.errors.FailedPreconditionError, match="apply `distribute` once"):
@@ -148,6 +159,7 @@ def test_a_generator_is_run_by_one_of_the_workers(cluster: LocalCluster) -> None
     assert numbers(dynamic(cluster, generated)) == list(range(30))
 
 
+@pytest.mark.catalogue("DS7")
 def test_windows_are_gathered_on_each_worker_and_datasets_in_them_are_whole(
     cluster: LocalCluster,
 ) -> None:
@@ -175,12 +187,14 @@ def test_padded_batches_over_rows_are_those_of_one_process(cluster: LocalCluster
     assert got == sorted(batch.tolist() for batch in batches)
 
 
+@pytest.mark.catalogue("DS20", "DS21")
 def test_a_mixture_is_read_by_one_worker_in_its_order(cluster: LocalCluster) -> None:
     cluster.add_worker()
     mixed = hr.Dataset.sample_from_datasets([Range(20), Range(100, 130)], [0.3, 0.7], seed=5)
     assert numbers(dynamic(cluster, mixed)) == numbers(mixed)
 
 
+@pytest.mark.catalogue("DS18", "DS19")
 @pytest.mark.parametrize(
     ("plan", "count"),
     [
@@ -198,6 +212,7 @@ def test_sources_of_different_rates_are_zipped_as_in_one_process(
     assert sorted((int(a), int(b)) for a, b in dynamic(cluster, plan())) == expected
 
 
+@pytest.mark.catalogue("DS22")
 def test_numbers_of_enumerate_are_those_of_one_process(cluster: LocalCluster) -> None:
     cluster.add_worker()
     plan = hr.Dataset.from_tensor_slices(["a", "b", "c"]).repeat(10).enumerate()
@@ -221,6 +236,7 @@ def test_numbers_of_enumerate_after_map_are_those_of_one_process(cluster: LocalC
         list(plan.enumerate().apply(share))
 
 
+@pytest.mark.catalogue("DS28")
 def test_shuffled_files_are_dealt_once(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.add_worker()
     for number in range(5):

@@ -76,6 +76,7 @@ TWO_OF_EACH = records(*((n, r) for n in range(10) for r in (3, 8)))
 IN_TURN = records(*((n, r) for r in range(10) for n in (3, 8)))
 
 
+@pytest.mark.catalogue("AS1", "AS2", "AS24-26")
 def test_a_range_is_shared_by_elements(read: Read) -> None:
     for mode in (DATA, EITHER):
         assert read(Dataset.range(20), mode, 1) == [1, 6, 11, 16]
@@ -85,29 +86,34 @@ def test_a_range_is_shared_by_elements(read: Read) -> None:
         read(Dataset.range(20), FILE, 1)
 
 
+@pytest.mark.catalogue("AS20")
 def test_batches_are_shared_whole(read: Read) -> None:
     for mode in (DATA, EITHER):
         assert read(Dataset.range(20).batch(3), mode, 1) == [[3, 4, 5], [18, 19]]
 
 
+@pytest.mark.catalogue("AS3")
 @pytest.mark.parametrize("index", [SHARD_HINT, 0, 5])
 def test_a_hint_stands_for_the_workers_place_whatever_its_index(read: Read, index: int) -> None:
     hinted = Dataset.range(20).shard(num_shards=SHARD_HINT, index=index)
     assert read(hinted, HINT, 1) == [1, 6, 11, 16]
 
 
+@pytest.mark.catalogue("AS4", "AS5")
 def test_a_shard_that_is_no_hint_is_as_it_is_written(read: Read) -> None:
     assert read(Dataset.range(20).shard(1, 0), HINT, 1) == list(range(20))
     with pytest.raises(ValueError, match="index"):
         Dataset.range(20).shard(5, index=SHARD_HINT)
 
 
+@pytest.mark.catalogue("AS6")
 @pytest.mark.parametrize("mode", [OFF, EITHER])
 def test_a_hint_belongs_to_one_policy(read: Read, mode: ShardingPolicy) -> None:
     with pytest.raises(FailedPreconditionError, match="HINT"):
         read(Dataset.range(20).shard(SHARD_HINT, 0), mode, 1, target_workers="LOCAL")
 
 
+@pytest.mark.catalogue("AS7", "AS15")
 def test_without_a_policy_each_worker_has_all(read: Read, files: str) -> None:
     assert read(Dataset.range(20), OFF, 1, target_workers="LOCAL") == list(range(20))
     everything = Dataset.list_files(files, shuffle=False).flat_map(hr.TFRecordDataset)
@@ -115,6 +121,7 @@ def test_without_a_policy_each_worker_has_all(read: Read, files: str) -> None:
     assert found == records(*((n, r) for n in range(10) for r in range(10)))
 
 
+@pytest.mark.catalogue("AS10-12")
 def test_files_are_shared_before_they_are_shuffled(read: Read, files: str) -> None:
     in_order = Dataset.list_files(files, shuffle=False).flat_map(hr.TFRecordDataset)
     shuffled = Dataset.list_files(files, shuffle=True).flat_map(hr.TFRecordDataset)
@@ -124,6 +131,7 @@ def test_files_are_shared_before_they_are_shuffled(read: Read, files: str) -> No
     assert read(in_order, DATA, 3) == TWO_OF_EACH
 
 
+@pytest.mark.catalogue("AS13", "AS14")
 def test_hints_say_whether_files_or_elements_are_shared(read: Read, files: str) -> None:
     names = Dataset.list_files(files, shuffle=False)
     by_element = names.flat_map(hr.TFRecordDataset).shard(SHARD_HINT, SHARD_HINT)
@@ -132,6 +140,7 @@ def test_hints_say_whether_files_or_elements_are_shared(read: Read, files: str) 
     assert read(by_file, HINT, 3) == TWO_FILES
 
 
+@pytest.mark.catalogue("AS17", "AS19")
 def test_too_few_files_are_an_error_that_names_both_numbers(read: Read, files: str) -> None:
     few = Dataset.list_files(files, shuffle=False).take(4)
     for mode in (FILE, EITHER):
@@ -142,6 +151,7 @@ def test_too_few_files_are_an_error_that_names_both_numbers(read: Read, files: s
     assert read(few.flat_map(hr.TFRecordDataset), DATA, 3) == expected
 
 
+@pytest.mark.catalogue("AS21-23")
 def test_plans_of_several_branches_share_each(read: Read, files: str) -> None:
     def branch() -> Dataset:
         return (
@@ -156,12 +166,14 @@ def test_plans_of_several_branches_share_each(read: Read, files: str) -> None:
     assert read(branch().concatenate(branch()), EITHER, 3) == IN_TURN * 2
 
 
+@pytest.mark.catalogue("AS32")
 def test_every_policy_reads_to_the_end(read: Read, files: str) -> None:
     data = Dataset.list_files(files, shuffle=False).flat_map(hr.TFRecordDataset)
     for mode in ShardingPolicy:
         assert read(data, mode, 3, target_workers="LOCAL")
 
 
+@pytest.mark.catalogue("AS8")
 def test_one_worker_has_it_all() -> None:
     with DispatchServer(DispatcherConfig(worker_addresses=["localhost"])) as dispatcher:
         address = dispatcher.target.removeprefix("tcp://")

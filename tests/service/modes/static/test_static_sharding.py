@@ -72,6 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{folder}/*.tfrecord"
 
 
+@pytest.mark.catalogue("AS9", "AS16")
 def test_all_shards_together_are_the_dataset_once(files: str) -> None:
     records = Dataset.list_files(files, shuffle=True).flat_map(hr.TFRecordDataset)
     with service() as dispatcher:
@@ -121,6 +122,7 @@ def test_a_hint_is_for_hint_alone(mode: ShardingPolicy) -> None:
         every(read(hinted, mode, dispatcher))
 
 
+@pytest.mark.catalogue("AS27", "AS29")
 def test_workers_that_are_not_listed_are_refused() -> None:
     for listed in (["localhost:worker"], ["elsewhere:%port%"]):
         with (
@@ -130,6 +132,7 @@ def test_workers_that_are_not_listed_are_refused() -> None:
             worker_of(dispatcher)
 
 
+@pytest.mark.catalogue("AS30")
 def test_one_worker_too_many_waits_for_a_lease_and_is_refused() -> None:
     with (
         service(workers=1, addresses=["localhost:%port%"]) as dispatcher,
@@ -138,6 +141,7 @@ def test_one_worker_too_many_waits_for_a_lease_and_is_refused() -> None:
         worker_of(dispatcher)
 
 
+@pytest.mark.catalogue("AS28")
 def test_without_a_list_static_policies_are_refused() -> None:
     with (
         service(workers=1, addresses=[]) as dispatcher,
@@ -217,6 +221,7 @@ def elsewhere(address: str) -> Iterator[None]:
         worker.stop()
 
 
+@pytest.mark.catalogue("WT5")
 def test_auto_reads_the_worker_of_the_own_process_if_there_is_one() -> None:
     for mode in (None, "COLOCATED"):
         with mixed(deployment_mode=mode) as dispatcher:
@@ -226,6 +231,7 @@ def test_auto_reads_the_worker_of_the_own_process_if_there_is_one() -> None:
             assert sorted(int(x) for x in whole) == list(range(20))
 
 
+@pytest.mark.catalogue("AS9", "AS16")
 def test_auto_reads_all_workers_of_a_remote_deployment() -> None:
     with mixed(deployment_mode="REMOTE") as dispatcher:
         found = sorted(int(x) for x in read(Dataset.range(20), DATA, dispatcher))
@@ -234,6 +240,7 @@ def test_auto_reads_all_workers_of_a_remote_deployment() -> None:
         assert [int(x) for x in local] == [1, 6, 11, 16]
 
 
+@pytest.mark.catalogue("AS31")
 def test_without_a_local_worker_a_colocated_deployment_is_an_error() -> None:
     with (
         service(workers=0, addresses=["localhost"], deployment_mode="COLOCATED") as dispatcher,
