@@ -2,7 +2,9 @@
 
 What it remembers, as facts that add up to a state:
 
+    fact           the base class of facts
     updates        facts, in the past tense
+    mode_state     base classes of what a reading mode adds to the state
     state          what they add up to, with its invariants
     apply          the only code that changes a state
     apply_units    its part about units: dealt, returned, missing
@@ -32,6 +34,7 @@ What one run of the process knows beside that:
 Who decides; each reads, and never writes:
 
     decision       what a decider is given, and what it gives back
+    slots          which worker takes which slot of a fixed list
     registration   datasets and workers become known
     plans          plans arrive and leave, in parts
     jobs           jobs and their iterations begin

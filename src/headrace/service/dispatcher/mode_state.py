@@ -1,4 +1,4 @@
-"""What a reading mode adds to the records of the dispatcher's state: base classes without fields.
+"""Base classes for the fields that a reading mode adds to iterations and tasks.
 
 A mode that needs fields of its own defines subclasses in `modes/<mode>/records.py`; `state` names
 them in `IterationMode` and `TaskMode`, so that journals can be read. `apply` calls the methods, and
@@ -21,24 +21,24 @@ __all__ = ["IterationModeState", "TaskModeState"]
 
 
 class IterationModeState(msgspec.Struct, tag=True):
-    """What the mode adds to an iteration."""
+    """Base class of the fields that a mode adds to an iteration."""
 
     def task_created(self, task: Task) -> None:
-        """Check a task that begins."""
+        """Check a new task."""
 
     def client_joined(self, iteration: Iteration, client_id: str, index: int | None) -> None:
-        """Note a client that begins to read, perhaps as the consumer with an index."""
+        """Record a client that joins, as consumer `index` if that is given."""
 
     def client_left(self, iteration: Iteration, tasks: Sequence[Task], client_id: str) -> None:
-        """Note a client that has left, while its tasks may still wait for its report."""
+        """Record that a client has left; `unsettled` of its tasks still names it."""
 
 
 class TaskModeState(msgspec.Struct, tag=True):
-    """What the mode adds to a task."""
+    """Base class of the fields that a mode adds to a task."""
 
     def address(self, address: TaskAddress) -> TaskAddress:
-        """Return what clients hear of the task, with what the mode adds."""
+        """Add the fields of the mode to the address that clients receive."""
         return address
 
     def gone(self, iteration: Iteration, task: Task) -> None:
-        """Note that the task's worker is lost or has left, or that the task failed."""
+        """Record that the worker is lost or has left, or that the task failed."""

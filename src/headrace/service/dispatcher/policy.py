@@ -78,7 +78,7 @@ class Policy(ABC):
         return None
 
     def iteration_mode(self, terms: Terms) -> IterationMode | None:
-        """Return what the mode adds to an iteration that begins."""
+        """Return the fields that the mode adds to a new iteration."""
         return None
 
     def seed(self, state: DispatcherState, iteration: Iteration, task: Task) -> int:
@@ -97,13 +97,13 @@ class Policy(ABC):
         return None
 
     def opened(self, reply: IterationOpened, iteration: Iteration) -> IterationOpened:
-        """Return what a client hears that joins, with what the mode adds."""
+        """Add the fields of the mode to the reply to a client that joins."""
         return reply
 
     def definition(
         self, definition: TaskDefinition, state: DispatcherState, task: Task
     ) -> TaskDefinition:
-        """Return what a worker hears of a task, with what the mode adds."""
+        """Add the fields of the mode to the definition that a worker receives."""
         return definition
 
     def heartbeat(
@@ -124,7 +124,7 @@ class Policy(ABC):
         request: ClientHeartbeat,
         moment: Moment,
     ) -> ClientUpdate:
-        """Return what a client hears, with what the mode adds."""
+        """Add the fields of the mode to the reply to a heartbeat."""
         return update
 
     def affected_by_task(self, state: DispatcherState, iteration: Iteration) -> list[int]:
@@ -194,15 +194,15 @@ class Policy(ABC):
         request: GetSplit,
         moment: Moment,
     ) -> Decision:
-        """Return what follows where nothing is there for a task: it waits, or ends."""
+        """Return the decision for a task for which no split is left: it waits, or ends."""
         return decision
 
     def done(self, task: Task, request: GetSplit) -> int:
-        """Return how many units of a task are done, in dealt order, when it asks for more."""
+        """Return how many splits of a task are done when it asks for more."""
         return request.done
 
     def incomplete(self, task: Task, left: int) -> str:
-        """Return why a task that ends with units left has failed; empty: it has not."""
+        """Return why a task that ends with splits left has failed; empty: it has not."""
         return ""
 
     def must_flush(

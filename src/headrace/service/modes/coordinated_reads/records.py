@@ -1,4 +1,4 @@
-"""Coordinated reads in the records of the dispatcher's state, and the facts that change them."""
+"""What the dispatcher remembers of coordinated reads, and the facts that change it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Consumers", "RoundsOpened", "RoundsSettled", "TaskRounds", "consumer
 
 
 class Consumers(IterationModeState):
-    """Who reads an iteration in rounds, and how far."""
+    """The consumers of an iteration that is read in rounds."""
 
     number: int
     #: Of its clients that said so: which consumer each is.
@@ -31,20 +31,20 @@ class Consumers(IterationModeState):
     horizon: int = 0
 
     def task_created(self, task: Task) -> None:
-        """Check that no consumer is beyond the first round of a task."""
+        """Check that no consumer is beyond the first round of the task."""
         rounds = rounds_of(task.mode)
         require(rounds is not None, "it does not say at which round it begins")
         require(rounds.first >= self.horizon, "consumers may be beyond that round")
 
     def client_joined(self, iteration: Iteration, client_id: str, index: int | None) -> None:
-        """Note which consumer a client is."""
+        """Record which consumer a client is."""
         if index is not None:
             taken = {*self.present.values(), *self.departed}
             require(iteration.finished or index not in taken, "another is that consumer")
             self.present[client_id] = index
 
     def client_left(self, iteration: Iteration, tasks: Sequence[Task], client_id: str) -> None:
-        """Note a consumer that left before the end, or before it said what it received."""
+        """Record a consumer that left before the end, or before it reported what it received."""
         index = self.present.pop(client_id, None)
         is_missed = not iteration.finished
         for task in tasks:
@@ -57,7 +57,7 @@ class Consumers(IterationModeState):
 
 
 class TaskRounds(TaskModeState):
-    """How far a task is read in rounds."""
+    """The rounds of a task."""
 
     first: int
     """The round at which it joined."""
@@ -67,7 +67,7 @@ class TaskRounds(TaskModeState):
     torn: bool = False
 
     def address(self, address: TaskAddress) -> TaskAddress:
-        """Add from which round on it is read."""
+        """Add the first round."""
         return msgspec.structs.replace(address, starting_round=self.first)
 
     def gone(self, iteration: Iteration, task: Task) -> None:

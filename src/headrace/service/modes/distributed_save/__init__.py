@@ -2,6 +2,7 @@
 
 policy     the dispatcher assigns splits, as in dynamic sharding
 saves      saves begin and end, and their files count
+records    what the dispatcher remembers of saves
 apply      changes of the dispatcher's state
 publisher  updates the directory
 delivery   the worker reports files in place of elements

@@ -1,4 +1,4 @@
-"""Distributed saves in the records of the dispatcher's state, and the facts that change them."""
+"""What the dispatcher remembers of distributed saves, and the facts that change it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Ordered reading: elements are delivered in the order of the plan.
 
+policy             the dispatcher assigns splits
 backups            a split that a slow task holds is given to an idle one as well
 plan_cut           which steps of the plan run at the workers, and which at the client
 reader             the client's steps, over what arrives

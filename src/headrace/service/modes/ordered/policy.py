@@ -1,7 +1,7 @@
 """Ordered reading: each element comes once, in the order of the plan.
 
-Units are dealt as for `ExactDealing`. One slow worker keeps all that comes after its unit, so
-another may be dealt that too (`backups`).
+Splits are assigned as by `ExactDealing`. A slow worker delays every element after its split, so
+such a split is assigned to a second worker as well (`backups`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["OrderedDealing"]
 
 
 class OrderedDealing(ExactDealing):
-    """Units are dealt, and what a slow task holds is dealt to another too."""
+    """Dynamic sharding in which splits of a slow task are assigned a second time."""
 
     def heartbeat(
         self,
@@ -29,7 +29,7 @@ class OrderedDealing(ExactDealing):
         request: ClientHeartbeat,
         moment: Moment,
     ) -> tuple[Update, ...]:
-        """Take over what the task holds that this client waits for, if that is slow."""
+        """Assign the split that this client waits for a second time, if its task is slow."""
         taken = overdue_for_client(state, iteration, request.wanted, moment)
         return () if taken is None else (taken,)
 
@@ -41,7 +41,7 @@ class OrderedDealing(ExactDealing):
         request: ClientHeartbeat,
         moment: Moment,
     ) -> ClientUpdate:
-        """Add whom to ask for the unit that the client waits for, and what does not come."""
+        """Add the tasks to ask for the split that the client waits for, and splits given up."""
         return msgspec.structs.replace(
             update,
             helpers=helpers(state, iteration, request.wanted, moment),
@@ -56,7 +56,7 @@ class OrderedDealing(ExactDealing):
         request: GetSplit,
         moment: Moment,
     ) -> Decision:
-        """Let a task take over what another is slow with, and wait for that."""
+        """Assign splits of a slow task to an idle one."""
         iteration = state.iterations[task.iteration_id]
         taken = overdue(state, iteration, task, request.done, moment)
         got_on = GotOn(task.task_id, request.done)

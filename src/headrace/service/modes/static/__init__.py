@@ -1,5 +1,5 @@
 """Static sharding (FILE, DATA, FILE_OR_DATA, HINT): each worker of a list reads its own share.
 
 policy   the dispatcher gives each slot of the list a task for its share
-slots    which worker takes which slot
+records  the shard of a task, in the dispatcher's state
 """

@@ -1,4 +1,4 @@
-"""Static sharding in the records of the dispatcher's state."""
+"""What the dispatcher remembers of static sharding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Shard", "shard_of"]
 
 
 class Shard(TaskModeState):
-    """Which part of the dataset a task reads."""
+    """The part of the dataset that a task reads."""
 
     index: int
     of: int
