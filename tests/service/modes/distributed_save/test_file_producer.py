@@ -283,6 +283,31 @@ def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     assert session.failure == "its plan cannot be opened: ValueError: no such thing"
 
 
+def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
+    closed: list[bool] = []
+
+    class Empty(ElementIterator):
+        def next_chunk(self, limit: int) -> None:
+            return None
+
+        def get_state(self) -> None: ...
+
+        def set_state(self, state: object) -> None: ...
+
+        def close(self) -> None:
+            closed.append(True)
+
+    session = Session(tmp_path, hr.Dataset.range(3))
+    session.grant((0, 3), None)
+    session.end()
+    session.ended_.clear()
+    order = SaveOrder(SAVE, str(tmp_path), b"")
+    FileProducer("task-2", lambda _: Empty(), Feed(2, session), order=order, stream=5).start()
+    session.end()
+    assert session.failure is None
+    assert closed == [True]
+
+
 def test_one_that_is_closed_leaves_nothing_half_written(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(1 << 20))
     session.grant((0, 1 << 18))
