@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace as hr
@@ -125,6 +126,14 @@ def test_files_of_a_good_size_are_said(tmp_path: Path) -> None:
     assert len(session.said) > 3
     assert [each.done_from for each in session.said[1:]] == [e.done_to for e in session.said[:-1]]
     assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
+
+
+def test_elements_without_bytes_are_written(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.from_tensor_slices(np.zeros((5, 0))))
+    session.grant((0, 5), None)
+    session.end()
+    assert session.failure is None
+    assert sum(each.count for each in session.said) == 5
 
 
 def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path) -> None:
