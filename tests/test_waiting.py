@@ -125,6 +125,18 @@ def test_a_call_that_is_stopped_begins_no_other_try(clock: ManualClock):
     assert peer.timeouts == []
 
 
+def test_a_call_that_may_be_stopped_waits_between_tries(clock: ManualClock):
+    peer = ScriptedPeer(clock, *[(0, UnavailableError("gone"))] * 2, (0, 4))
+    began = clock()
+
+    def stop(seconds: float) -> bool:
+        clock.advance(seconds)
+        return False
+
+    assert call(peer, stop=stop) == 4
+    assert clock() - began == pytest.approx(0.05 + 0.065)
+
+
 def test_who_waits_is_warned_once_within_two_seconds(clock: ManualClock):
     gone = UnavailableError("connection refused")
     said = []

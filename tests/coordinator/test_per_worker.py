@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import time
 from typing import Any
 
@@ -15,7 +16,9 @@ from headrace.coordinator import (
     RemoteValueStatus,
     get_current_worker_index,
 )
+from headrace.coordinator.current import Resources, Running, running
 from headrace.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     OutOfRangeError,
     UserFunctionError,
@@ -192,6 +195,16 @@ def test_values_for_each_worker(coordinator: ClusterCoordinator):
         totals[worker] = total
     assert sum(totals.values()) == 10 + 10 + 10
     assert made.statuses == (RemoteValueStatus.READY,) * 2
+
+
+def test_a_worker_without_a_value_of_its_own_says_so():
+    values = pickle.dumps(PerWorkerValues(["first", "second"]))
+    token = running.set(Running(2, Resources(), is_alone=True))
+    try:
+        with pytest.raises(FailedPreconditionError, match="has 2 values, and none for worker 2"):
+            pickle.loads(values)
+    finally:
+        running.reset(token)
 
 
 def test_threads_of_a_worker_share_an_iterator():

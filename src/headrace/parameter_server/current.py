@@ -271,7 +271,7 @@ def naming_clusters() -> list[Cluster]:
         return [
             cluster
             for entered in _clusters.values()
-            for cluster in entered[:1]
+            for cluster in entered
             if cluster.optimizers.numbers
         ]
 

@@ -101,6 +101,16 @@ def test_what_is_taken_in_order_wakes_the_thread_only_where_few_answers_are_on_t
     assert rung == [0, 1, 2]
 
 
+def test_the_thread_looks_at_once_when_other_tasks_may_be_asked() -> None:
+    shell, bell = shell_of(Session("c", "d:1", 16, 0.0, wants_all=True)), Bell()
+    shell._runner._connections = bell  # type: ignore[assignment]
+    rung = []
+    for allowed in ({1}, {1}, {1, 2}, None):
+        shell.allow(allowed, None)
+        rung.append(bell.rung)
+    assert rung == [1, 1, 2, 3]
+
+
 def test_a_wait_in_order_is_one_however_much_comes_of_what_is_later() -> None:
     session = Session("c", "d:1", 16, time.monotonic(), wants_all=True)
     shell = shell_of(session)

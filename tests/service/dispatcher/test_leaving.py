@@ -52,13 +52,16 @@ def test_a_worker_that_delivered_and_left_takes_nothing_with_it(scene: Scenario)
     assert (update.finished, update.lost) == (True, ())
 
 
-def test_a_leaving_worker_alone_does_not_end_what_is_not_dealt(scene: Scenario) -> None:
-    (task,) = begun(scene, "v")
-    scene.split(task, want=10)
+@pytest.mark.parametrize("positions", [2, 100])
+def test_a_leaving_worker_alone_does_not_end_what_is_not_dealt(
+    positions: int, scene: Scenario
+) -> None:
+    (task,) = begun(scene, "v", positions=positions)
+    units = scene.split(task, want=10)
     scene.leaving("v")
     scene.finish("v", task)
     scene.left("v")
-    scene.settle("c", task, (0, 10))
+    scene.settle("c", task, units)
     assert not scene.heartbeat("c").finished
     scene.add_worker("w")
     deal_all(scene, running(scene)["w"])

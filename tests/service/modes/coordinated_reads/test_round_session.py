@@ -142,6 +142,9 @@ def test_it_asks_to_go_on_before_it_gets_to_the_horizon() -> None:
     assert actions.asks == []
     (beat,) = [each for each in actions.calls if isinstance(each, ClientHeartbeat)]
     assert beat.horizon >= 16
+    further = ClientUpdate((address(1),), finished=False, version=1, horizon=2)
+    session.heard(ClientHeartbeat("client"), further, 0.1)
+    assert asked(session, 0.1) == [(1, 0), (1, 1)]
 
 
 def test_a_wait_for_another_consumer_ends_at_the_deadline_and_names_it() -> None:

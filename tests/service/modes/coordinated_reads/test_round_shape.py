@@ -116,6 +116,14 @@ def test_rows_of_different_shapes_are_refused_with_what_would_do() -> None:
     assert "pad_to_bucket_boundary=True" in str(first)
 
 
+@pytest.mark.parametrize("element", [5, np.int64(5), {}])
+def test_elements_without_rows_cannot_be_shared(element: Any) -> None:
+    shaped = ShapedRounds(Given(element), 2, remainder="end_together")
+    (first, second) = read(shaped)
+    assert isinstance(first, InvalidArgumentError)
+    assert isinstance(second, InvalidArgumentError)
+
+
 def test_units_count_with_the_last_element_of_a_round() -> None:
     shaped = ShapedRounds(Given(rows(1), rows(2), rows(3), rows(4)), 2, remainder="pad")
     states = []

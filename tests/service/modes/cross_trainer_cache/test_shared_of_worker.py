@@ -269,6 +269,18 @@ def test_a_task_that_was_asked_to_end_gives_each_trainer_what_there_is_and_no_er
     assert {who for who, _ in trainers.shared.finish()} == {"fast", "slow"}
 
 
+def test_a_task_finishes_without_a_trainer_that_left_before_the_end() -> None:
+    trainers = Trainers()
+    trainers.read_elements("stays", 3)
+    trainers.read_elements("leaves", 1)
+    trainers.shared.conclude(failed=False, cut=True)
+    trainers.shared.exhaust()
+    trainers.ask("stays")
+    assert not trainers.shared.may_finish
+    trainers.shared.depart("leaves")
+    assert trainers.shared.may_finish
+
+
 def test_every_trainer_hears_why_a_task_failed() -> None:
     trainers = Trainers()
     trainers.ask("a")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace as hr
@@ -125,6 +126,14 @@ def test_files_of_a_good_size_are_said(tmp_path: Path) -> None:
     assert len(session.said) > 3
     assert [each.done_from for each in session.said[1:]] == [e.done_to for e in session.said[:-1]]
     assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
+
+
+def test_elements_without_bytes_are_written(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.from_tensor_slices(np.zeros((5, 0))))
+    session.grant((0, 5), None)
+    session.end()
+    assert session.failure is None
+    assert sum(each.count for each in session.said) == 5
 
 
 def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path) -> None:
@@ -281,6 +290,31 @@ def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     FileProducer("task-2", refuse, Feed(2, session), order=order, stream=5).start()
     session.end()
     assert session.failure == "its plan cannot be opened: ValueError: no such thing"
+
+
+def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
+    closed: list[bool] = []
+
+    class Empty(ElementIterator):
+        def next_chunk(self, limit: int) -> None:
+            return None
+
+        def get_state(self) -> None: ...
+
+        def set_state(self, state: object) -> None: ...
+
+        def close(self) -> None:
+            closed.append(True)
+
+    session = Session(tmp_path, hr.Dataset.range(3))
+    session.grant((0, 3), None)
+    session.end()
+    session.ended_.clear()
+    order = SaveOrder(SAVE, str(tmp_path), b"")
+    FileProducer("task-2", lambda _: Empty(), Feed(2, session), order=order, stream=5).start()
+    session.end()
+    assert session.failure is None
+    assert closed == [True]
 
 
 def test_one_that_is_closed_leaves_nothing_half_written(tmp_path: Path) -> None:

@@ -87,7 +87,6 @@ class FileProducer(TaskThread[FileOutlet]):
         self._bytes = 0
         #: Units that are whole with what was said.
         self._units_said = 0
-        self._elements_said = 0
         self._failure: BaseException | None = None
 
     def hand_over(self) -> None:
@@ -198,12 +197,10 @@ class FileProducer(TaskThread[FileOutlet]):
         if not files and self._units == self._units_said:
             return
         before, self._units_said = self._units_said, self._units
-        count = sum(file.elements for file in files)
-        first, self._elements_said = self._elements_said, self._elements_said + count
         self._outlet.put(
             Portion(
-                first=first,
-                count=count,
+                first=0,  # No client reads it.
+                count=sum(file.elements for file in files),
                 size=sum(file.bytes for file in files),
                 done_from=before,
                 done_to=self._units,

@@ -92,8 +92,8 @@ class WholeReader:
             if found:
                 break  # what comes next may have to be waited for
         if not found and self._has_ended and self._round:
-            last = shared_out(self._round, consumers, self._turn.remainder)
-            if len(last) > self._turn.index and self._turn.remainder != "drop":
+            if self._turn.remainder != "drop":
+                last = shared_out(self._round, consumers, self._turn.remainder)
                 found.append(last[self._turn.index])
                 self._end_round(self._input.get_position(), places)
             self._round = []

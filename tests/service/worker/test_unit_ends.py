@@ -1,0 +1,20 @@
+"""In order, a unit's end is said once all of it was said."""
+
+from __future__ import annotations
+
+from headrace.service.worker.unit_ends import UnitEnds
+
+
+def test_in_order_an_end_waits_for_what_is_before_it() -> None:
+    ends = UnitEnds(in_order=True)
+    assert ends.due(((0, 3, 0, 2),), 1) == ((0, 1, 0, 2),)
+    assert ends.due(((4, 1, 0, 5),), 1) == ()
+    assert ends.due((), 3) == ((1, 2, 0, 2),)
+    assert ends.due((), 5) == ((4, 1, 0, 5),)
+    assert ends.due((), 9) == ()
+
+
+def test_in_any_order_an_end_is_said_at_once() -> None:
+    ends = UnitEnds(in_order=False)
+    assert ends.due(((4, 1, 0, 5),), 0) == ((4, 1, 0, 5),)
+    assert ends.due((), 9) == ()
