@@ -19,10 +19,11 @@ import pytest
 import headrace as hr
 from headrace.errors import DataLossError, NotFoundError
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.operations import Count, WriteKey
+from headrace.parameter_server.operations import Count
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from headrace.parameter_server.server import ParameterServer
+from headrace.parameter_server.specs import WriteKey
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from tests.parameter_server.small_cluster import cluster, resolver_of, servers
 

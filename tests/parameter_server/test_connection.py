@@ -18,6 +18,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.parameter_server import operations as ops
+from headrace.parameter_server import specs
 from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.connection import Ask, Servers, may_be_repeated
 from headrace.parameter_server.messages import Elsewhere, SaveShards, ServerRequest
@@ -29,12 +30,12 @@ from headrace.parameter_server.store import Store
 from headrace.transport import zeromq
 from tests.parameter_server.small_cluster import servers as started
 
-KEY = ops.WriteKey(incarnation=1, closure=1, worker=0, number=0)
-STEP = ops.Step(iteration=0, learning_rate=0.1)
+KEY = specs.WriteKey(incarnation=1, closure=1, worker=0, number=0)
+STEP = specs.Step(iteration=0, learning_rate=0.1)
 
 
 def spec(name="w", shape=(4,), dtype="float32"):
-    return ops.ShardSpec(name=name, variable=name, shape=shape, dtype=dtype, variable_shape=shape)
+    return specs.ShardSpec(name=name, variable=name, shape=shape, dtype=dtype, variable_shape=shape)
 
 
 @pytest.fixture
@@ -56,13 +57,13 @@ def two():
         (ops.Scatter("w", "update"), True),
         (ops.Scatter("w", "mul"), False),
         (ops.Scatter("w", "mul", KEY), True),
-        (ops.Apply("w", "SGD", ops.SgdRule(), STEP), False),
-        (ops.Apply("w", "SGD", ops.SgdRule(), STEP, KEY), True),
+        (ops.Apply("w", "SGD", specs.SgdRule(), STEP), False),
+        (ops.Apply("w", "SGD", specs.SgdRule(), STEP, KEY), True),
         (ops.Count("n"), False),
         (ops.Count("n", 0), True),
         (ops.Count("n", 1, KEY), True),
         (ops.Lookup("t"), True),
-        (ops.ApplyIds("t", "SGD", ops.SgdRule(), STEP), False),
+        (ops.ApplyIds("t", "SGD", specs.SgdRule(), STEP), False),
         (ops.Describe(), True),
         (ops.Settle(1), True),
     ],
@@ -405,7 +406,7 @@ def test_arguments_that_make_no_sense_are_refused(addresses, timeout, kind):
 def test_a_server_that_came_back_is_told_which_coordinators_are_over(two):
     both, servers = two
     desk = ClosureServers(servers, 7)
-    late = ops.WriteKey(incarnation=6, closure=1, worker=0, number=0)
+    late = specs.WriteKey(incarnation=6, closure=1, worker=0, number=0)
     with pytest.raises(AbortedError):
         servers.ask(0, ops.Count("n", 1, late))
     port = int(both[0].address.rpartition(":")[2])

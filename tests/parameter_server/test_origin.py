@@ -5,8 +5,8 @@ import threading
 
 from headrace.distribute.context import here
 from headrace.distribute.mirrored import MirroredStrategy
-from headrace.parameter_server.operations import WriteKey
 from headrace.parameter_server.origin import Origin, in_closure, next_key, writing_as
+from headrace.parameter_server.specs import WriteKey
 
 
 def test_outside_of_closures_writes_have_no_key():

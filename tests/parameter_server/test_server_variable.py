@@ -10,7 +10,6 @@ import pytest
 import headrace as hr
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.current import leave
-from headrace.parameter_server.operations import Normal, Uniform, Zeros
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import (
     FixedShardsPartitioner,
@@ -18,6 +17,7 @@ from headrace.parameter_server.partitioners import (
     MinSizePartitioner,
 )
 from headrace.parameter_server.pickling import pickle_for_workers
+from headrace.parameter_server.specs import Normal, Uniform, Zeros
 from tests.parameter_server.small_cluster import cluster
 
 F32 = np.float32

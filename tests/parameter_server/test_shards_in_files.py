@@ -12,7 +12,6 @@ from headrace.errors import DataLossError, NotFoundError
 from headrace.parameter_server.checkpoint_format import TensorFile, standing, write_tensors
 from headrace.parameter_server.gradients import shard_of_ids
 from headrace.parameter_server.operations import (
-    AdamRule,
     Apply,
     ApplyIds,
     Assign,
@@ -20,17 +19,20 @@ from headrace.parameter_server.operations import (
     CreateTable,
     Evict,
     Lookup,
-    Normal,
     Read,
     Scatter,
+)
+from headrace.parameter_server.partitioners import ranges_of_rows
+from headrace.parameter_server.shard_writer import put_shards, read_shards, write_shards
+from headrace.parameter_server.specs import (
+    AdamRule,
+    Normal,
     SgdRule,
     ShardSpec,
     Step,
     TableSpec,
     WriteKey,
 )
-from headrace.parameter_server.partitioners import ranges_of_rows
-from headrace.parameter_server.shard_writer import put_shards, read_shards, write_shards
 from headrace.parameter_server.store import Holding, Store, holdings
 from headrace.storage.files import open_folder
 

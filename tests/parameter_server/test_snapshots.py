@@ -9,7 +9,6 @@ import pytest
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.parameter_server.gradients import shard_of_ids
 from headrace.parameter_server.operations import (
-    AdamRule,
     Apply,
     ApplyIds,
     Assign,
@@ -19,13 +18,7 @@ from headrace.parameter_server.operations import (
     Export,
     Lookup,
     Read,
-    RowWiseAdagradRule,
     Scatter,
-    SgdRule,
-    ShardSpec,
-    Step,
-    TableSpec,
-    Uniform,
 )
 from headrace.parameter_server.partitioners import ranges_of_rows
 from headrace.parameter_server.saved import (
@@ -38,6 +31,15 @@ from headrace.parameter_server.saved import (
     deal_tables,
     join_shards,
     join_tables,
+)
+from headrace.parameter_server.specs import (
+    AdamRule,
+    RowWiseAdagradRule,
+    SgdRule,
+    ShardSpec,
+    Step,
+    TableSpec,
+    Uniform,
 )
 from headrace.parameter_server.store import (
     Holding,

@@ -9,23 +9,24 @@ import pytest
 
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server.operations import (
-    AdamRule,
     Apply,
     Assign,
-    Constant,
     Count,
     Counted,
     Create,
     Created,
     CreateTable,
     Describe,
-    Done,
     Fence,
     Gather,
     Operation,
     Read,
     Scatter,
     Settle,
+)
+from headrace.parameter_server.specs import (
+    AdamRule,
+    Constant,
     SgdRule,
     ShardSpec,
     Step,
@@ -33,6 +34,7 @@ from headrace.parameter_server.operations import (
     Uniform,
 )
 from headrace.parameter_server.store import Store
+from headrace.serving.call import Done
 
 F = np.float32
 STEP = Step(iteration=0, learning_rate=1.0)

@@ -10,7 +10,6 @@ from headrace.parameter_server.operations import (
     Apply,
     ApplyIds,
     Assign,
-    Constant,
     Count,
     Create,
     CreateTable,
@@ -21,13 +20,9 @@ from headrace.parameter_server.operations import (
     Read,
     Scatter,
     Settle,
-    SgdRule,
-    ShardSpec,
-    Step,
-    TableSpec,
-    WriteKey,
 )
 from headrace.parameter_server.saved import SavedServer
+from headrace.parameter_server.specs import Constant, SgdRule, ShardSpec, Step, TableSpec, WriteKey
 from headrace.parameter_server.store import (
     Store,
     holdings,

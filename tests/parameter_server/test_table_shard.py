@@ -7,16 +7,18 @@ import pytest
 
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server.operations import (
-    AdamRule,
     ApplyIds,
     AssignIds,
-    Constant,
     CreateTable,
     Describe,
     Evict,
     Export,
     GatherIds,
     Lookup,
+)
+from headrace.parameter_server.specs import (
+    AdamRule,
+    Constant,
     RowWiseAdagradRule,
     SgdRule,
     Step,

@@ -12,15 +12,14 @@ from headrace.parameter_server.operations import (
     Counted,
     Create,
     Describe,
-    Done,
     Fence,
     Read,
     Settle,
-    ShardSpec,
-    WriteKey,
 )
+from headrace.parameter_server.specs import ShardSpec, WriteKey
 from headrace.parameter_server.store import Store
 from headrace.parameter_server.write_keys import WriteKeys
+from headrace.serving.call import Done
 
 ONE = np.float32([1])
 

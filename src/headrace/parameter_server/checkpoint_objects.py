@@ -68,10 +68,10 @@ from headrace.parameter_server.checkpoint_tree import (
 )
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.messages import Phase, RestoreShards, SaveShards, ShardsSaved
-from headrace.parameter_server.operations import ShardSpec, TableSpec
 from headrace.parameter_server.optimizer import COUNTING_SERVER, Optimizer, counters_of, steps_of
 from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.shard_writer import assembled_shard
+from headrace.parameter_server.specs import ShardSpec, TableSpec
 from headrace.parameter_server.table import EmbeddingTable
 from headrace.parameter_server.variable import ServerVariable
 from headrace.storage.files import Folder

@@ -46,8 +46,9 @@ from headrace.parameter_server.gradients import (
     clip_by_value,
     refuse_non_finite,
 )
-from headrace.parameter_server.operations import Answer, Count, Counted, OptimizerRule
+from headrace.parameter_server.operations import Answer, Count, Counted
 from headrace.parameter_server.origin import Attempt, Begun, beginning, in_closure, next_key
+from headrace.parameter_server.specs import OptimizerRule
 
 __all__ = [
     "COUNTING_SERVER",

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from headrace.distribute.context import OnReplica, before_replicas, here
-from headrace.parameter_server.operations import WriteKey
+from headrace.parameter_server.specs import WriteKey
 
 __all__ = [
     "Attempt",

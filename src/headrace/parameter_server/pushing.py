@@ -31,18 +31,11 @@ from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.connection import Answered, Ask, Servers, UnderWay
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.gradients import refuse_non_finite, sum_rows, sum_shared
-from headrace.parameter_server.operations import (
-    AdamaxRule,
-    AdamRule,
-    Fence,
-    NadamRule,
-    OptimizerRule,
-    Settle,
-    Step,
-)
+from headrace.parameter_server.operations import Fence, Settle
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import Attempt, Origin, gathering, writing_as
 from headrace.parameter_server.seats import Acknowledged
+from headrace.parameter_server.specs import AdamaxRule, AdamRule, NadamRule, OptimizerRule, Step
 
 __all__ = [
     "BegunStep",

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.gradients import shard_of_ids
-from headrace.parameter_server.operations import ShardSpec, TableSpec
+from headrace.parameter_server.specs import ShardSpec, TableSpec
 from headrace.parameter_server.write_keys import KeyState
 
 __all__ = [

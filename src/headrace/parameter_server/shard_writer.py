@@ -27,9 +27,9 @@ from headrace.parameter_server.checkpoint_format import (
     write_tensors,
 )
 from headrace.parameter_server.gradients import shard_of_ids
-from headrace.parameter_server.operations import Counted, ShardSpec, TableSpec
+from headrace.parameter_server.operations import Counted
 from headrace.parameter_server.saved import Saved, SavedShard, SavedTable
-from headrace.parameter_server.specs import dtype_named
+from headrace.parameter_server.specs import ShardSpec, TableSpec, dtype_named
 from headrace.parameter_server.store import (
     Holding,
     Store,

@@ -44,6 +44,7 @@ from headrace.parameter_server.specs import dtype_named
 from headrace.parameter_server.table_rows import fill
 from headrace.parameter_server.table_shard import TableShard, slot_column
 from headrace.parameter_server.write_keys import WriteKeys
+from headrace.serving.call import Done
 
 __all__ = [
     "Holding",
@@ -66,7 +67,7 @@ __all__ = [
 Arrays = Sequence[NDArray[Any]]
 Carried = tuple[ops.Answer, Arrays]
 
-_DONE = ops.Done()
+_DONE = Done()
 
 
 class Store:
@@ -118,12 +119,12 @@ class Store:
         if answer is not None:
             return self._repeat(operation, arrays, answer)
         answered, out = carry_out(self, operation, arrays)
-        assert isinstance(answered, ops.Done | ops.Counted)
+        assert isinstance(answered, Done | ops.Counted)
         self.keys.remember(key, target, answered)
         return answered, out
 
     def _repeat(
-        self, operation: ops.Operation, arrays: Arrays, answer: ops.Done | ops.Counted
+        self, operation: ops.Operation, arrays: Arrays, answer: Done | ops.Counted
     ) -> Carried:
         if isinstance(operation, ops.Lookup):
             return self._lookup(operation, arrays, count=False)

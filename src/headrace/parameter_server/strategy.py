@@ -34,13 +34,13 @@ from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.creation import Initial, VariableRecord, cut, make
 from headrace.parameter_server.current import Cluster, cluster_of, enter
-from headrace.parameter_server.operations import Describe, Described, TableSpec
+from headrace.parameter_server.operations import Describe, Described
 from headrace.parameter_server.optimizer import COUNTING_SERVER, steps_of
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.partitioners import placement as placement_named
 from headrace.parameter_server.pickling import PerWorkerInput
 from headrace.parameter_server.pushing import ClosureServers
-from headrace.parameter_server.specs import name_of
+from headrace.parameter_server.specs import TableSpec, name_of
 from headrace.parameter_server.table import PlacedTable, TableRecord
 from headrace.parameter_server.variable import ServerVariable
 from headrace.transport.security import Security, check_security

@@ -33,19 +33,11 @@ from headrace.parameter_server.gradients import check_ids, distinct_ids, split_b
 from headrace.parameter_server.operations import (
     ApplyIds,
     AssignIds,
-    Constant,
     CreateTable,
     Export,
     Exported,
     GatherIds,
-    Initializer,
     Lookup,
-    Normal,
-    OptimizerRule,
-    Step,
-    TableSpec,
-    Uniform,
-    Zeros,
 )
 from headrace.parameter_server.origin import in_closure, next_key
 from headrace.parameter_server.pushing import (
@@ -56,6 +48,14 @@ from headrace.parameter_server.pushing import (
 )
 from headrace.parameter_server.read_cache import ask_together
 from headrace.parameter_server.specs import (
+    Constant,
+    Initializer,
+    Normal,
+    OptimizerRule,
+    Step,
+    TableSpec,
+    Uniform,
+    Zeros,
     adding_dtype,
     as_dtype,
     dtype_named,

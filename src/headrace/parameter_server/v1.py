@@ -24,8 +24,8 @@ from headrace.errors import AlreadyExistsError, DeadlineExceededError
 from headrace.parameter_server.connection import Ask, Servers
 from headrace.parameter_server.creation import Initial, PlacedShard, VariableRecord, cut, make
 from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.operations import Describe, Described, ShardSpec
-from headrace.parameter_server.specs import name_of
+from headrace.parameter_server.operations import Describe, Described
+from headrace.parameter_server.specs import ShardSpec, name_of
 from headrace.parameter_server.strategy import ParameterServerStrategy as WithCoordinator
 from headrace.parameter_server.strategy import placed_beside
 from headrace.transport.security import Security

@@ -43,7 +43,6 @@ from headrace.parameter_server.connection import Ask
 from headrace.parameter_server.creation import PlacedShard, Sharded, VariableRecord, initial
 from headrace.parameter_server.current import Cluster, Handle
 from headrace.parameter_server.gradients import Batch
-from headrace.parameter_server.operations import OptimizerRule, Step
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.pushing import (
@@ -54,7 +53,13 @@ from headrace.parameter_server.pushing import (
 )
 from headrace.parameter_server.read_cache import cached_reads
 from headrace.parameter_server.rules import slots_of
-from headrace.parameter_server.specs import adding_dtype, dtype_named, working_dtype
+from headrace.parameter_server.specs import (
+    OptimizerRule,
+    Step,
+    adding_dtype,
+    dtype_named,
+    working_dtype,
+)
 
 __all__ = ["ServerVariable", "Shard"]
 
