@@ -181,7 +181,7 @@ def test_a_server_that_came_back_is_reported_once_and_restored_by_who_asked_for_
         told.append(server)
         servers.ask(server, ops.Create(spec()), value * 10)
 
-    servers.on_return(restore)
+    servers.lives.on_return(restore)
     port = int(both[0].address.rpartition(":")[2])
     both[0].stop()
     again = ParameterServer(0, port=port)

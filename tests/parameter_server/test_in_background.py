@@ -237,7 +237,7 @@ def test_a_step_that_was_begun_long_ago_waits_for_its_server_as_others_do(
 
 def test_an_answer_of_a_life_that_is_over_brings_it_back_for_nobody(unsteady, strategy, variable):
     returned: list[int] = []
-    strategy.cluster.servers.on_return(returned.append)
+    strategy.cluster.servers.lives.on_return(returned.append)
     with writing_as(ORIGIN) as attempt:
         in_background().apply_gradients([(ONES, variable)])
         while not unsteady.store.counters:

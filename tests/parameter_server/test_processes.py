@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -14,12 +15,15 @@ import headrace as hr
 from headrace.errors import AbortedError
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
+from headrace.parameter_server.pushing import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from tests.parameter_server.server_process import Process
 from tests.parameter_server.small_cluster import resolver_of
 
 F32 = np.float32
 MIB = 1 << 20
+#: Of coordinators: the servers are those of several tests, and refuse earlier ones.
+INCARNATIONS = itertools.count(1)
 
 pytestmark = pytest.mark.system
 
@@ -123,14 +127,14 @@ def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes,
         )
         for _ in range(2)
     )
-    start = np.arange(8, dtype=F32)
+    start, incarnation = np.arange(8, dtype=F32), next(INCARNATIONS)
     with strategy.scope():
         v = hr.Variable(start, name="killed")
     mortal.kill()
     found = []
 
     def train():
-        with writing_as(Origin(strategy.incarnation, 1, 0)):
+        with writing_as(Origin(incarnation, 1, 0)):
             v.assign_add(np.ones(8))
             found.append(v.read())
 
@@ -138,7 +142,7 @@ def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes,
         with other.scope():
             hr.Variable(start * 10, name="killed")
 
-    strategy.cluster.servers.on_return(restore)
+    strategy.cluster.servers.lives.on_return(restore)
     thread = threading.Thread(target=train)
     with caplog.at_level(logging.WARNING):
         thread.start()
@@ -164,12 +168,12 @@ def test_a_server_that_is_killed_in_the_middle_of_training_goes_back_to_the_last
     sgd = hr.optimizers.SGD(1.0, name="trained")
     manager = hr.CheckpointManager(hr.Checkpoint(w=w, sgd=sgd), tmp_path, incremental_seconds=0.1)
     done = threading.Event()
-    steps = 0
+    steps, incarnation = 0, next(INCARNATIONS)
 
     def train():
         nonlocal steps
         while not done.is_set():
-            with writing_as(Origin(strategy.incarnation, steps, 0)):
+            with writing_as(Origin(incarnation, steps, 0)):
                 sgd.apply_gradients([(np.ones((1000, 64), F32), w)])
             steps += 1
 
@@ -209,24 +213,24 @@ def test_a_new_coordinator_restores_the_servers_and_fences_the_one_before(proces
         ParameterServerStrategy(resolver_of(*(each.address for each in processes)))
         for _ in range(2)
     )
-    new.incarnation = old.incarnation + 1
+    before, now = next(INCARNATIONS), next(INCARNATIONS)
     with old.scope():
         v = hr.Variable(np.zeros(4, F32), name="fenced")
-    assert old.closure_servers
+    ClosureServers(old.cluster.servers, before)
     v.assign(np.full(4, 7))
     hr.CheckpointManager(hr.Checkpoint(v=v), tmp_path).save()
-    with writing_as(Origin(old.incarnation, 5, 0)):
+    with writing_as(Origin(before, 5, 0)):
         v.assign_add(np.ones(4))
-    assert new.closure_servers
+    ClosureServers(new.cluster.servers, now)
     with new.scope():
         again = hr.Variable(np.zeros(4, F32), name="fenced")
     hr.CheckpointManager(hr.Checkpoint(v=again), tmp_path).restore_or_initialize()
     with (
-        writing_as(Origin(old.incarnation, 6, 0)),
+        writing_as(Origin(before, 6, 0)),
         pytest.raises(AbortedError, match="incarnation"),
     ):
         v.assign_add(np.ones(4))
-    with writing_as(Origin(new.incarnation, 5, 0)):
+    with writing_as(Origin(now, 5, 0)):
         again.assign_add(np.ones(4))
     assert again.read().tolist() == [8] * 4
     old.close()

@@ -3,11 +3,11 @@ from __future__ import annotations
 import copy
 import pickle
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.coordinator.packing import pack, unpack
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.current import leave
 from headrace.parameter_server.origin import Origin, writing_as
@@ -16,7 +16,6 @@ from headrace.parameter_server.partitioners import (
     MaxSizePartitioner,
     MinSizePartitioner,
 )
-from headrace.parameter_server.pickling import pickle_for_workers
 from headrace.parameter_server.specs import Normal, Uniform, Zeros
 from tests.parameter_server.small_cluster import cluster
 
@@ -501,7 +500,7 @@ def test_a_handle_means_the_variable_that_it_was_made_of(table):
     assert pickle.loads(pickle.dumps(table)) is table
     assert copy.deepcopy(table) is table
     assert copy.copy(table) is table
-    captured = cloudpickle.loads(pickle_for_workers(lambda: table.assign_add(table.read())))
+    captured = unpack(pack(lambda: table.assign_add(table.read())))
     captured()
     assert whole(table)[0] == [2, 4]
 
@@ -519,10 +518,10 @@ def test_a_local_variable_in_a_function_for_workers_is_named(strategy):
     with strategy.scope():
         placed = hr.Variable(0.0)
     with pytest.raises(FailedPreconditionError, match="'local one', which was made outside"):
-        pickle_for_workers(lambda: placed.assign(local.read()[0]))
+        pack(lambda: placed.assign(local.read()[0]))
     with pytest.raises(FailedPreconditionError, match="'local one'"):
-        pickle_for_workers(((local,), {}))
-    assert cloudpickle.loads(pickle_for_workers((placed, 1)))[0] is placed
+        pack(((local,), {}))
+    assert unpack(pack((placed, 1)))[0] is placed
 
 
 def test_a_variable_is_not_made_in_a_closure(strategy):
@@ -533,7 +532,7 @@ def test_a_variable_is_not_made_in_a_closure(strategy):
 
 def test_writes_of_a_closure_that_is_tried_again_are_done_once(strategy, table):
     for worker in (0, 1):
-        with writing_as(Origin(strategy.incarnation, 4, worker)):
+        with writing_as(Origin(1, 4, worker)):
             table.assign_add(np.ones((8, 2)))
             table.scatter_add([0, 7], np.ones((2, 2)))
             table.scatter_mul([0], [[2.0, 2.0]])

@@ -27,6 +27,7 @@ from headrace.parameter_server.shard_writer import put_shards, read_shards, writ
 from headrace.parameter_server.specs import (
     AdamRule,
     Normal,
+    RowWiseAdagradRule,
     SgdRule,
     ShardSpec,
     Step,
@@ -363,14 +364,29 @@ def test_keys_are_of_the_moment_of_their_shard(folder):
     assert written.incarnation == 1
 
 
-def test_numbers_without_rows_and_values_that_are_empty(folder):
+def test_a_slot_that_only_some_shards_have_is_kept_and_others_get_first_values(folder):
     store = Store()
-    for shape in ((), (0, 3)):
-        spec = ShardSpec(name="v", variable="v", shape=shape, dtype="int64", variable_shape=shape)
-        store.shards.clear()
-        store.carry_out(Create(spec), [np.full(shape, 7)])
-        back = restored(folder, saved(store, folder).pieces, [spec])
-        assert np.array_equal(back.carry_out(Read("v"))[1][0], np.full(shape, 7))
+    for spec in shard_specs(10, 2):
+        store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    rule = RowWiseAdagradRule(initial_accumulator_value=0.5)
+    step = Step(iteration=0, learning_rate=0.1)
+    store.carry_out(Apply("v/1", "o", rule, step), [np.array([7]), np.ones((1, 3), F)])
+    back = restored(folder, saved(store, folder).pieces, shard_specs(10, 1))
+    slot = back.shards["v/0"].slots["o/accumulator"]
+    assert slot.tolist() == [0.5] * 7 + [1.5] + [0.5] * 2
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 2), (3, 0)])
+def test_numbers_without_rows_and_values_that_are_empty(folder, shape):
+    store = Store()
+    spec = ShardSpec(name="v", variable="v", shape=shape, dtype="float32", variable_shape=shape)
+    store.carry_out(Create(spec), [np.full(shape, 7, F)])
+    step = Step(iteration=0, learning_rate=0.5)
+    store.carry_out(Apply("v", "o", ADAM, step), [np.ones(shape, F)])
+    back = restored(folder, saved(store, folder).pieces, [spec])
+    assert np.array_equal(back.carry_out(Read("v"))[1][0], store.shards["v"].value)
+    for name, slot in store.shards["v"].slots.items():  # without rows, none is made before a step
+        assert np.array_equal(back.shards["v"].slots.get(name, np.empty((0, *shape[1:]))), slot)
 
 
 def test_pieces_before_one_that_begins_do_not_count(folder):

@@ -326,7 +326,7 @@ class Shell:
                 worker, question, (_, answer, buffers) = event
                 if self._servers is not None and isinstance(answer, Ran):
                     # Before servers are told that it has ended, by whom it may be forgotten.
-                    self._servers.learn(answer.acknowledged)
+                    self._servers.servers.lives.learn(answer.acknowledged)
                 core.answered(worker, question, answer, buffers, now)
             while self._released:
                 core.release(self._released.popleft())
@@ -362,7 +362,8 @@ class Shell:
                 return
             connections.add(call.worker, self._connect(contact.address))
         if self._servers is not None and isinstance(message, Greet):
-            message = msgspec.structs.replace(message, acknowledged=self._servers.acknowledged())
+            acknowledged = self._servers.servers.acknowledged()
+            message = msgspec.structs.replace(message, acknowledged=acknowledged)
         try:
             connections.send(call.worker, message, call.message, call.buffers)
         except (HeadraceError, ValueError, OSError) as error:

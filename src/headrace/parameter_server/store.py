@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server import operations as ops
-from headrace.parameter_server.array_shard import ArrayShard, check_place, check_value, first_value
+from headrace.parameter_server.array_shard import ArrayShard, check_place, check_value
 from headrace.parameter_server.saved import (
     Changes,
     Saved,
@@ -152,7 +152,8 @@ class Store:
                 + ("both" if arrays else "neither")
             )
         if operation.initializer is None:
-            value = first_value(spec, arrays[0])
+            check_value(spec, arrays[0])
+            value = np.array(arrays[0], order="C", copy=True)
         else:
             value = np.empty(spec.shape, dtype_named(spec.dtype))
             fill(value, operation.initializer, spec.row)
@@ -502,11 +503,10 @@ def part_of_saved(saved: Saved[Any]) -> ArrayShard | TableShard:
 
 def put(store: Store, part: ArrayShard | TableShard) -> None:
     """Have a store keep a shard or table, in place of what is there under its name."""
+    part.touched = Touched(store.period)
     if isinstance(part, ArrayShard):
-        part.touched = Touched(store.period)
         store.shards[part.spec.name] = part
     else:
-        part.touched = Touched(store.period)
         part.begin(store.period)
         store.tables[part.spec.name] = part
 
