@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +21,7 @@ from headrace.parameter_server.store import Store
 from headrace.serving.call import Done
 from headrace.transport.channel import Request
 from headrace.transport.security import Security, new_keys
+from tests.parameter_server.small_cluster import until
 
 SPEC = specs.ShardSpec(name="w", variable="w", shape=(3,), dtype="float32", variable_shape=(3,))
 
@@ -188,8 +191,7 @@ def test_a_status_waits_for_no_operation_and_sees_what_is_kept_after_it():
     assert desk.status().shards == 1, "as it was"
     core.go_on.set()
     assert evict.answered.wait(10)
-    while desk.status().shards < 2:
-        time.sleep(0.001)
+    until(lambda: desk.status().shards == 2)
     desk.close()
 
 
@@ -219,18 +221,13 @@ def test_what_is_short_what_is_long_and_what_saves_never_overlap(applying):
     desk = applying(core)
     short = [Asked(CarryOut((ops.Count("n"),), ((),))) for _ in range(400)]
     long = [Asked(CarryOut((ops.CreateTable(None),), ((),))) for _ in range(100)]
-    savers = [
-        threading.Thread(target=lambda: [desk.between(core.look) for _ in range(100)])
-        for _ in range(2)
-    ]
-    for thread in savers:
-        thread.start()
-    for number, request in enumerate(short):  # this is the transport's thread
-        desk.handle([request])
-        if number % 4 == 0:
-            desk.handle([long[number // 4]])
-    for thread in savers:
-        thread.join(20)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):
+            threads.submit(lambda: [desk.between(core.look) for _ in range(100)])
+        for number, request in enumerate(short):  # this is the transport's thread
+            desk.handle([request])
+            if number % 4 == 0:
+                desk.handle([long[number // 4]])
     assert all(request.answered.wait(20) for request in (*short, *long))
     assert (core.together, core.count) == (0, 400 + 100 + 200)
 
@@ -270,22 +267,17 @@ def test_it_stops_within_a_second_whatever_it_is_asked():
     stop = threading.Event()
 
     def ask():
-        while not stop.is_set():
-            try:
+        with contextlib.suppress(ConnectionError):
+            while not stop.is_set():
                 servers.ask(0, ops.Count("n", 0))
-            except ConnectionError:
-                break
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    began = time.monotonic()
-    server.stop()
-    assert time.monotonic() - began < 1.0
-    stop.set()
-    for thread in threads:
-        thread.join()
-    servers.close()
+    with contextlib.closing(servers), ThreadPoolExecutor(3) as threads:
+        for _ in range(3):
+            threads.submit(ask)
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 1.0
+        stop.set()
     with pytest.raises(RuntimeError):
         server.start()
 

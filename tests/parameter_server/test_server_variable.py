@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
@@ -198,16 +199,14 @@ def test_names_are_unique_in_a_strategy(strategy):
 def test_a_program_that_starts_again_finds_its_variables_with_their_values(strategy, caplog):
     with strategy.scope():
         hr.Variable([1.0, 2.0], name="w").assign([5.0, 6.0])
-    again = hr.distribute.ParameterServerStrategy(
-        strategy.cluster_resolver, FixedShardsPartitioner(3)
+    again, other = (
+        contextlib.closing(hr.distribute.ParameterServerStrategy(strategy.cluster_resolver, how))
+        for how in (FixedShardsPartitioner(3), None)
     )
-    with again.scope():
+    with again as made, made.scope():
         assert whole(hr.Variable([1.0, 2.0], name="w")) == [5.0, 6.0]
-    other = hr.distribute.ParameterServerStrategy(strategy.cluster_resolver)
-    with other.scope(), pytest.raises(AlreadyExistsError):
+    with other as made, made.scope(), pytest.raises(AlreadyExistsError):
         hr.Variable([1, 2], name="w")
-    again.close()
-    other.close()
     assert "it keeps its value" in caplog.text
 
 
@@ -430,12 +429,7 @@ def test_rows_are_changed_as_those_of_one_array(strategy, how):
 
 def test_uneven_shards_and_doubled_rows(strategy):
     with strategy.scope():
-        v = hr.Variable(np.zeros((32, 2)))
         small = hr.Variable(np.zeros((9, 1)))
-    rows = [0, 10, 11, 12, 30, 31]
-    v.scatter_add(rows, np.arange(6.0)[:, None] * np.ones((1, 2)))
-    assert v.read()[rows, 0].tolist() == [0, 1, 2, 3, 4, 5]
-    assert v.read().sum() == 30
     small.scatter_add(hr.IndexedSlices(np.array([[1.0], [1], [10]]), [0, 0, 8]))
     assert small.read()[:, 0].tolist() == [2, 0, 0, 0, 0, 0, 0, 0, 10]
     small.scatter_update([1, 2], 5.0)
@@ -475,9 +469,6 @@ def test_it_is_sliced_as_numpy_slices(table):
 def test_an_index_out_of_bounds_is_one(table, key):
     with pytest.raises(IndexError, match=r"out of bounds|too many"):
         table[key]
-
-
-def test_a_step_of_zero_is_refused(table):
     with pytest.raises(ValueError, match="slice step cannot be zero"):
         table[::0]
 

@@ -17,7 +17,6 @@ from headrace.parameter_server.operations import (
     Lookup,
 )
 from headrace.parameter_server.saved import (
-    Saved,
     SavedServer,
     SavedShard,
     SavedTable,
@@ -82,12 +81,6 @@ def contents(store):
             ids = "waiting_ids" if name.startswith("waiting") else "ids"
             found.append((name, array[order.get(ids, ...)].tolist()))
     return found
-
-
-def test_a_server_comes_back_with_counters_and_keys():
-    store = Store()
-    restore(store, Saved(SavedServer(counters={"steps": 4}), {}))
-    assert store.counters == {"steps": 4}
 
 
 def test_a_restored_store_has_all_and_shares_no_memory_with_what_was_saved(store):

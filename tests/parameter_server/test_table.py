@@ -14,12 +14,6 @@ F32 = np.float32
 
 
 @pytest.fixture
-def strategy():
-    with cluster(2) as made:
-        yield made
-
-
-@pytest.fixture
 def table(strategy):
     with strategy.scope():
         return hr.EmbeddingTable(4, name="users")
