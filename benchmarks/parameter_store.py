@@ -52,7 +52,8 @@ def _gradient() -> NDArray[np.float32]:
 
 
 def _store_of(value: NDArray[Any]) -> Any:
-    from headrace.parameter_server.operations import Create, ShardSpec
+    from headrace.parameter_server.operations import Create
+    from headrace.parameter_server.specs import ShardSpec
     from headrace.parameter_server.store import Store
 
     store = Store()
@@ -65,14 +66,15 @@ def _store_of(value: NDArray[Any]) -> Any:
 
 def _sparse_adam(_: Path, __: ExitStack) -> Pipeline:
     from headrace.parameter_server import operations as ops
+    from headrace.parameter_server import specs
 
     store, gradient, numbers = _store_of(np.zeros((_ROWS, _DIM), np.float32)), _gradient(), count()
 
     def step(rows: NDArray[np.int64]) -> Any:
         store.carry_out(
             ops.Apply(
-                shard="v", optimizer="Adam", rule=ops.AdamRule(),
-                step=ops.Step(iteration=next(numbers), learning_rate=0.01),
+                shard="v", optimizer="Adam", rule=specs.AdamRule(),
+                step=specs.Step(iteration=next(numbers), learning_rate=0.01),
             ),
             [rows, gradient],
         )  # fmt: skip
@@ -108,11 +110,12 @@ def _check_adam(elements: Elements) -> None:
 
 def _dense_sgd(_: Path, __: ExitStack) -> Pipeline:
     from headrace.parameter_server import operations as ops
+    from headrace.parameter_server import specs
 
     store, gradient = _store_of(np.zeros(_DENSE, np.float32)), np.ones(_DENSE, np.float32)
     sgd = ops.Apply(
-        shard="v", optimizer="SGD", rule=ops.SgdRule(),
-        step=ops.Step(iteration=0, learning_rate=0.01),
+        shard="v", optimizer="SGD", rule=specs.SgdRule(),
+        step=specs.Step(iteration=0, learning_rate=0.01),
     )  # fmt: skip
 
     def results() -> Iterator[Any]:
@@ -172,10 +175,11 @@ def _check_gather(elements: Elements) -> None:
 def _table(rows: int) -> Build:
     def build(_: Path, __: ExitStack) -> Pipeline:
         from headrace.parameter_server import operations as ops
+        from headrace.parameter_server import specs
         from headrace.parameter_server.store import Store
 
         store, gradient, numbers = Store(), _gradient(), count()
-        store.carry_out(ops.CreateTable(table=ops.TableSpec(name="t", table="t", dim=_DIM)))
+        store.carry_out(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_DIM)))
         chance = np.random.default_rng(1)
         ids = np.unique(chance.integers(-(2**63), 2**63 - 1, rows))
         mixed = chance.permutation(ids)
@@ -186,8 +190,8 @@ def _table(rows: int) -> Build:
             _, (found,) = store.carry_out(ops.Lookup(table="t"), [batch])
             store.carry_out(
                 ops.ApplyIds(
-                    table="t", optimizer="Adam", rule=ops.AdamRule(),
-                    step=ops.Step(iteration=next(numbers), learning_rate=0.01),
+                    table="t", optimizer="Adam", rule=specs.AdamRule(),
+                    step=specs.Step(iteration=next(numbers), learning_rate=0.01),
                 ),
                 [batch, gradient],
             )  # fmt: skip
@@ -203,10 +207,11 @@ def _lookups(rows: int) -> Build:
 
     def build(_: Path, __: ExitStack) -> Pipeline:
         from headrace.parameter_server import operations as ops
+        from headrace.parameter_server import specs
         from headrace.parameter_server.store import Store
 
         store, lookup = Store(), ops.Lookup(table="t")
-        store.carry_out(ops.CreateTable(table=ops.TableSpec(name="t", table="t", dim=_SHORT_DIM)))
+        store.carry_out(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_SHORT_DIM)))
         # All differ, and are in no order: the factor is odd.
         ids = (np.arange(rows, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)).view(np.int64)
         for start in range(0, rows, _AT_A_TIME):

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.coordinator import ClusterCoordinator
-from tests.coordinator.in_process import coordinating
+from tests.coordinator.in_process import coordinating, noted
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_noted() -> Iterator[None]:
+    yield
+    noted.clear()
 
 
 @pytest.fixture

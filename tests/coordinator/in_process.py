@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from headrace.cluster.resolver import SimpleClusterResolver
+from headrace.cluster.spec import ClusterSpec
 from headrace.coordinator import ClosureWorker, ClusterCoordinator
 from headrace.coordinator.cluster import Workers
+from headrace.parameter_server.server import ParameterServer
+from headrace.parameter_server.strategy import ParameterServerStrategy
 
 SECONDS = 30.0
 
@@ -21,8 +25,28 @@ def coordinating(num_workers: int = 2, **options: Any) -> Iterator[ClusterCoordi
         yield stack.enter_context(ClusterCoordinator(strategy, **options))
 
 
-def wait_until(is_met: Any) -> None:
-    deadline = time.monotonic() + SECONDS
+@contextmanager
+def with_servers(
+    num_workers: int = 2, num_ps: int = 2, partitioner: Any = None, **options: Any
+) -> Iterator[tuple[Any, ClusterCoordinator]]:
+    """Yield a strategy over parameter servers of this process, and its coordinator."""
+    with ExitStack() as stack:
+        tasks = {
+            "worker": [stack.enter_context(ClosureWorker(index)) for index in range(num_workers)],
+            "ps": [stack.enter_context(ParameterServer(index)) for index in range(num_ps)],
+        }
+        resolver = resolver_of({kind: [each.address for each in of] for kind, of in tasks.items()})
+        strategy = ParameterServerStrategy(resolver, partitioner, **options)
+        stack.callback(strategy.close)
+        yield strategy, stack.enter_context(ClusterCoordinator(strategy))
+
+
+def resolver_of(tasks: dict[str, list[str]]) -> SimpleClusterResolver:
+    return SimpleClusterResolver(ClusterSpec(tasks), task_type=None)
+
+
+def wait_until(is_met: Callable[[], object], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
     while not is_met():
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -16,15 +16,17 @@ from typing import Self
 ROOT = Path(__file__).parents[2]
 
 _SUPERVISOR = """
-import subprocess, sys
+import signal, subprocess, sys
 child = None
 for line in sys.stdin:
     if line == "start\\n":
         child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
-    elif child is not None:
+    elif line == "kill\\n":
         child.kill()
         child.wait()
         print("killed", flush=True)
+    else:
+        child.send_signal(getattr(signal, line.strip()))
 if child is not None:
     child.kill()
     child.wait()
@@ -78,12 +80,23 @@ class Task:
         assert self._supervisor.stdout is not None
         return self._supervisor.stdout.readline().strip()
 
+    def start(self) -> None:
+        """Start it, at its address, and wait until it is ready."""
+        self.begin()
+        self.wait_until_ready()
+
     def begin(self) -> None:
         """Start it, at its address; see `wait_until_ready`."""
         self._say("start")
 
     def wait_until_ready(self) -> None:
         assert self._hear() == self.address
+
+    def pause(self) -> None:
+        self._say("SIGSTOP")
+
+    def resume(self) -> None:
+        self._say("SIGCONT")
 
     def kill(self) -> None:
         """Kill it (SIGKILL), once it is ready, and wait for its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +92,8 @@ def test_fetch_takes_values_out_of_structures(coordinator: ClusterCoordinator):
         "b": (4, "as it is"),
         "c": Point(9, 7),
     }
+    ordered = coordinator.fetch(OrderedDict(a=values[1]))
+    assert (ordered, type(ordered)) == ({"a": 1}, OrderedDict)
     assert values[0].get() == 0
     assert values[0].status is RemoteValueStatus.READY
 
@@ -324,8 +327,9 @@ def test_methods_of_an_object_that_holds_its_coordinator_run(coordinator: Cluste
 def test_wrong_arguments_are_refused_at_once(coordinator: ClusterCoordinator):
     with pytest.raises(TypeError, match="`fn` must be a function"):
         coordinator.schedule(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"for one value write args=\(value,\)"):
-        coordinator.schedule(divide, 3)  # type: ignore[arg-type]
+    for wrong in (3, np.zeros(3)):
+        with pytest.raises(TypeError, match=r"`args` must be a tuple.*write args=\(value,\)"):
+            coordinator.schedule(divide, wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`kwargs`"):
         coordinator.schedule(divide, (), [1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`retries`"):

@@ -9,19 +9,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.coordinator import ClosureWorker, ClusterCoordinator
+from headrace.coordinator import ClusterCoordinator
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.server import ParameterServer
+from tests.coordinator.in_process import SECONDS, with_servers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12: threads
 
-SECONDS = 30.0
 CPU_SECONDS = 2.0
 OF_THE_COORDINATOR = "this coordinator was made before a fork"
 OF_THE_STRATEGY = "was forked from the one that made the strategy"
@@ -70,18 +68,6 @@ def _one() -> int:
 
 
 @contextmanager
-def _cluster() -> Iterator[tuple[Any, ClusterCoordinator]]:
-    with ClosureWorker(0) as worker, ParameterServer(0) as server:
-        spec = hr.distribute.ClusterSpec({"worker": [worker.address], "ps": [server.address]})
-        strategy = hr.distribute.ParameterServerStrategy(
-            hr.distribute.SimpleClusterResolver(spec, task_type=None)
-        )
-        with ClusterCoordinator(strategy) as coordinator:
-            yield strategy, coordinator
-        strategy.close()
-
-
-@contextmanager
 def _another_thread_that_has(use: Callable[[], object]) -> Iterator[None]:
     """Keep a thread that has used something: what it keeps for itself is dropped in a child."""
     used, ended = threading.Event(), threading.Event()
@@ -102,7 +88,7 @@ def _another_thread_that_has(use: Callable[[], object]) -> Iterator[None]:
 
 
 def test_a_forked_child_is_refused_all_of_a_cluster_and_closes_it_at_once():
-    with _cluster() as (strategy, coordinator):
+    with with_servers(1, 1) as (strategy, coordinator):
         with strategy.scope():
             variable = hr.Variable(np.zeros(4), name="v")
             table = hr.EmbeddingTable(4, name="t")
@@ -161,7 +147,10 @@ def test_a_forked_child_is_refused_all_of_a_cluster_and_closes_it_at_once():
 
 
 def test_work_that_was_under_way_is_not_waited_for_in_a_child():
-    with _cluster() as (strategy, _), _another_thread_that_has(strategy.cluster.servers.greet):
+    with (
+        with_servers(1, 1) as (strategy, _),
+        _another_thread_that_has(strategy.cluster.servers.greet),
+    ):
         goes_on = threading.Event()
         work = strategy.cluster.background.submit(lambda: goes_on.wait(SECONDS))
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.coordinator import ClosureWorker, ClusterCoordinator
 from headrace.coordinator import packing as functions
-from headrace.coordinator.cluster import Workers
 from headrace.coordinator.packing import Loads
-from tests.coordinator.in_process import SECONDS
+from tests.coordinator.in_process import SECONDS, coordinating
 
 SIZE = 1 << 20
 
@@ -46,11 +44,7 @@ def test_one_function_is_kept_however_large_it_is():
 @pytest.mark.parametrize("threads", [1, 3])
 def test_functions_that_a_worker_forgot_are_sent_again(monkeypatch, threads):
     monkeypatch.setattr(functions, "_MAX_LOADED_BYTES", SIZE)  # of these, one is kept
-    with ClosureWorker(0) as worker:
-        coordinator = ClusterCoordinator(
-            Workers([worker.address]), closures_in_flight=4, threads_per_worker=threads
-        )
+    with coordinating(1, closures_in_flight=4, threads_per_worker=threads) as coordinator:
         made = [capturing(number) for number in range(5)]
         values = [(n, coordinator.schedule(made[n])) for _ in range(6) for n in range(5)]
         assert [value.fetch(SECONDS) for _, value in values] == [float(n) for n, _ in values]
-        coordinator.close()

@@ -10,20 +10,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.cluster.resolver import SimpleClusterResolver
-from headrace.cluster.spec import ClusterSpec
 from headrace.coordinator import ClusterCoordinator
 from headrace.errors import FailedPreconditionError
+from tests.coordinator.in_process import resolver_of, wait_until
 from tests.coordinator.processes import Task
+from tests.parameter_server.small_cluster import is_whole
 
 pytestmark = pytest.mark.system
+
+HALVES = hr.distribute.partitioners.FixedShardsPartitioner(2)
 
 
 class Tasks:
@@ -35,15 +37,15 @@ class Tasks:
         for each in (*self.workers, *self.servers):
             each.wait_until_ready()
 
-    def strategy(self, **options: Any) -> Any:
-        spec = ClusterSpec(
-            {
-                "worker": [each.address for each in self.workers],
-                "ps": [each.address for each in self.servers],
-            }
-        )
-        resolver = SimpleClusterResolver(spec, task_type=None)
-        return hr.distribute.ParameterServerStrategy(resolver, **options)
+    @contextmanager
+    def running(self, in_flight: int | None = None, **options: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield a strategy and its coordinator."""
+        tasks = {"worker": self.workers, "ps": self.servers}
+        resolver = resolver_of({kind: [each.address for each in of] for kind, of in tasks.items()})
+        strategy = hr.distribute.ParameterServerStrategy(resolver, **options)
+        with ClusterCoordinator(strategy, closures_in_flight=in_flight) as coordinator:
+            yield strategy, coordinator
+        strategy.close()
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +56,6 @@ def tasks() -> Iterator[Tasks]:
 
 def _num_ready(values: list[Any]) -> int:
     return sum(value.status.name == "READY" for value in values)
-
-
-def _wait_until(is_met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_met():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def _step(variable: Any, rows: Any, seconds: float) -> int:
@@ -74,26 +69,21 @@ def _step(variable: Any, rows: Any, seconds: float) -> int:
 
 @pytest.mark.catalogue("2.8.15", "3.2.1", "3.2.2", "3.3.6", "4.3.14")
 def test_a_killed_worker_loses_nothing_and_doubles_nothing(tasks: Tasks) -> None:
-    strategy = tasks.strategy(
-        variable_partitioner=hr.distribute.partitioners.FixedShardsPartitioner(2)
-    )
-    with strategy.scope():
-        counts = hr.Variable(np.zeros((41, 2)), name="counts")
-    with ClusterCoordinator(strategy, closures_in_flight=4) as coordinator:
+    with tasks.running(in_flight=4, variable_partitioner=HALVES) as (strategy, coordinator):
+        with strategy.scope():
+            counts = hr.Variable(np.zeros((41, 2)), name="counts")
         values = [
             coordinator.schedule(_step, (counts, [1 + number, 40 - number], 0.002))
             for number in range(40)
         ]
         for ended in (4, 24):
-            _wait_until(lambda ended=ended: _num_ready(values) >= ended)
+            wait_until(lambda ended=ended: _num_ready(values) >= ended)
             tasks.workers[1].kill()
-            tasks.workers[1].begin()
-            tasks.workers[1].wait_until_ready()
+            tasks.workers[1].start()
         coordinator.join(60)
         at = Counter(coordinator.fetch(values))
         assert set(at) <= {0, 1}
         result = counts.read()
-    strategy.close()
     assert result[0].tolist() == [40.0, 40.0]
     assert result[1:].tolist() == [[2.0, 2.0]] * 40
 
@@ -106,14 +96,13 @@ def _draw(iterator: Any, seconds: float) -> tuple[int, int]:
 
 @pytest.mark.catalogue("2.8.19", "4.3.18")
 def test_an_iterator_goes_on_after_its_worker_was_killed(tasks: Tasks) -> None:
-    strategy = tasks.strategy()
-    with ClusterCoordinator(strategy) as coordinator:
+    with tasks.running() as (_, coordinator):
         dataset = coordinator.create_per_worker_dataset(
             lambda: hr.Dataset.range(10_000).shuffle(50, seed=7)
         )
         iterator = iter(dataset)
         values = [coordinator.schedule(_draw, (iterator, 0.002)) for _ in range(120)]
-        _wait_until(lambda: _num_ready(values) >= 40)
+        wait_until(lambda: _num_ready(values) >= 40)
         tasks.workers[0].kill()
         tasks.workers[0].begin()
         coordinator.join(60)
@@ -123,31 +112,28 @@ def test_an_iterator_goes_on_after_its_worker_was_killed(tasks: Tasks) -> None:
         drawn: dict[int, list[int]] = {0: [], 1: []}
         for worker, element in coordinator.fetch(values):
             drawn[worker].append(element)
-    strategy.close()
     expected = [int(each) for each in hr.Dataset.range(10_000).shuffle(50, seed=7).take(180)]
     for elements in drawn.values():
         assert sorted(elements) == sorted(expected[: len(elements)])
 
 
 def test_a_shared_dataset_visits_each_element_once_though_a_worker_is_killed(tasks: Tasks) -> None:
-    strategy = tasks.strategy()
-    with strategy.scope():
-        visits = hr.Variable(np.zeros((300, 1)), name="visits")
+    with tasks.running() as (strategy, coordinator):
+        with strategy.scope():
+            visits = hr.Variable(np.zeros((300, 1)), name="visits")
 
-    def visit(elements: Any, visits: Any) -> None:
-        for _ in range(7):
-            visits.scatter_add([int(next(elements))], np.ones((1, 1)))
-            time.sleep(0.001)
+        def visit(elements: Any, visits: Any) -> None:
+            for _ in range(7):
+                visits.scatter_add([int(next(elements))], np.ones((1, 1)))
+                time.sleep(0.001)
 
-    with ClusterCoordinator(strategy) as coordinator:
         shared = coordinator.create_shared_dataset(hr.Dataset.range(300))
         worker = tasks.workers[0]
 
         def strike() -> None:
-            _wait_until(lambda: visits.read().sum() >= 50)
+            wait_until(lambda: visits.read().sum() >= 50)
             worker.kill()
-            worker.begin()
-            worker.wait_until_ready()
+            worker.start()
 
         thread = threading.Thread(target=strike)
         thread.start()
@@ -156,30 +142,26 @@ def test_a_shared_dataset_visits_each_element_once_though_a_worker_is_killed(tas
         finally:
             thread.join()
         result = visits.read()
-    strategy.close()
     assert 40 <= steps <= 42
     assert result.ravel().tolist() == [1.0] * 300
 
 
 @pytest.mark.catalogue("2.8.9", "3.2.6", "3.3.18", "3.3.19")
 def test_a_result_can_be_fetched_after_its_worker_was_killed(tasks: Tasks) -> None:
-    strategy = tasks.strategy()
-    with ClusterCoordinator(strategy) as coordinator:
+    with tasks.running() as (_, coordinator):
         values = [coordinator.schedule(np.ones, ((400, 1000),)) for _ in range(4)]
         coordinator.join(30)
         tasks.workers[0].kill()
         tasks.workers[0].begin()
         assert all(value.fetch().sum() == 400_000 for value in values)
         tasks.workers[0].wait_until_ready()
-    strategy.close()
 
 
 @pytest.mark.catalogue("2.8.22", "3.2.3-5")
 def test_a_lost_parameter_server_is_waited_for_and_then_named(tasks: Tasks) -> None:
-    strategy = tasks.strategy(server_timeout=1.0)
-    with strategy.scope():
-        variable = hr.Variable(np.zeros(3), name="lost")
-    with ClusterCoordinator(strategy) as coordinator:
+    with tasks.running(server_timeout=1.0) as (strategy, coordinator):
+        with strategy.scope():
+            variable = hr.Variable(np.zeros(3), name="lost")
         coordinator.schedule(lambda: variable.assign_add(np.ones(3)))
         coordinator.join(30)
         server = tasks.servers[0]
@@ -187,24 +169,21 @@ def test_a_lost_parameter_server_is_waited_for_and_then_named(tasks: Tasks) -> N
         coordinator.schedule(lambda: variable.assign_add(np.ones(3)))
         with pytest.raises(hr.errors.UnavailableError, match="parameter server 0 at"):
             coordinator.join(60)
-        server.begin()
-        server.wait_until_ready()
+        server.start()
         assert coordinator.schedule(lambda: 3).fetch(30) == 3
-    strategy.close()
 
 
 def test_a_write_on_a_thread_that_a_function_started_is_refused_or_has_its_key(
     tasks: Tasks,
 ) -> None:
-    strategy = tasks.strategy()
-    with strategy.scope():
-        total = hr.Variable(0, name="written on threads")
+    with tasks.running() as (strategy, coordinator):
+        with strategy.scope():
+            total = hr.Variable(0, name="written on threads")
 
-    def on_a_thread(call: Callable[..., Any]) -> None:
-        with ThreadPoolExecutor(1) as threads:
-            threads.submit(call, total.assign_add, 1).result()
+        def on_a_thread(call: Callable[..., Any]) -> None:
+            with ThreadPoolExecutor(1) as threads:
+                threads.submit(call, total.assign_add, 1).result()
 
-    with ClusterCoordinator(strategy) as coordinator:
         plain = coordinator.schedule(on_a_thread, (_call,))
         with pytest.raises(FailedPreconditionError, match="on a thread that it started"):
             plain.fetch(30)
@@ -212,35 +191,32 @@ def test_a_write_on_a_thread_that_a_function_started_is_refused_or_has_its_key(
             coordinator.join(30)
         coordinator.schedule(_in_context, (on_a_thread,)).fetch(30)
         assert total.read() == 1
-    strategy.close()
 
 
 def test_a_process_that_a_function_forks_is_refused_at_once(tasks: Tasks) -> None:
-    strategy = tasks.strategy()
-    with strategy.scope():
-        total = hr.Variable(0, name="written by a fork")
+    with tasks.running() as (strategy, coordinator):
+        with strategy.scope():
+            total = hr.Variable(0, name="written by a fork")
 
-    def fork() -> list[str]:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            for call in (functools.partial(total.assign_add, 1), total.read):
-                try:
-                    call()
-                except FailedPreconditionError as error:
-                    os.write(writer, f"{error}\n".encode())
-            os._exit(0)
-        os.close(writer)
-        os.waitpid(child, 0)
-        with os.fdopen(reader) as words:
-            return words.readlines()
+        def fork() -> list[str]:
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                for call in (functools.partial(total.assign_add, 1), total.read):
+                    try:
+                        call()
+                    except FailedPreconditionError as error:
+                        os.write(writer, f"{error}\n".encode())
+                os._exit(0)
+            os.close(writer)
+            os.waitpid(child, 0)
+            with os.fdopen(reader) as words:
+                return words.readlines()
 
-    with ClusterCoordinator(strategy) as coordinator:
         refusals = coordinator.schedule(fork).fetch(30)
         assert ["was forked inside a function" in each for each in refusals] == [True, True]
         coordinator.schedule(lambda: total.assign_add(2) and None).fetch(30)
         assert total.read() == 2
-    strategy.close()
 
 
 def _call(function: Callable[..., Any], *args: Any) -> None:
@@ -264,39 +240,34 @@ def _train(counts: Any, weights: Any, optimizer: Any, number: int) -> int:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks, waits: bool) -> None:
-    strategy = tasks.strategy(
-        replication=2,
-        variable_partitioner=hr.distribute.partitioners.FixedShardsPartitioner(2),
-    )
-    with strategy.scope():
-        counts = hr.Variable(np.zeros((10, 2)), name=f"replicated counts, {waits}")
-        weights = hr.Variable(np.zeros(3), name=f"replicated weights, {waits}")
-        optimizer: Any = hr.optimizers.SGD(1.0, name=f"replicated, {waits}")
-        if not waits:
-            optimizer = hr.optimizers.InBackground(optimizer)
-    servers = strategy.cluster.servers
+    options = {"replication": 2, "variable_partitioner": HALVES}
+    with tasks.running(in_flight=4, **options) as (strategy, coordinator):
+        with strategy.scope():
+            counts = hr.Variable(np.zeros((10, 2)), name=f"replicated counts, {waits}")
+            weights = hr.Variable(np.zeros(3), name=f"replicated weights, {waits}")
+            optimizer: Any = hr.optimizers.SGD(1.0, name=f"replicated, {waits}")
+            if not waits:
+                optimizer = hr.optimizers.InBackground(optimizer)
+        servers = strategy.cluster.servers
 
-    def is_whole() -> bool:
-        words = [servers.status(index).seats for index in range(2)]
-        return all({each.get(store) for each in words} == {"leads", "follows"} for store in (0, 1))
+        def are_whole() -> bool:
+            return is_whole([servers.status(index).seats for index in range(2)])
 
-    scheduled, longest = 0, 0.0
-    with ClusterCoordinator(strategy, closures_in_flight=4) as coordinator:
+        scheduled, longest = 0, 0.0
         values: list[Any] = []
         for lost in (0, 1, 0):
-            _wait_until(is_whole)
+            wait_until(are_whole)
             batch = [
                 coordinator.schedule(_train, (counts, weights, optimizer, number % 10))
                 for number in range(scheduled, scheduled + 60)
             ]
             scheduled += 60
-            _wait_until(lambda batch=batch: _num_ready(batch) >= 10)
+            wait_until(lambda batch=batch: _num_ready(batch) >= 10)
             tasks.servers[lost].kill()
             began, done = time.monotonic(), _num_ready(batch)
-            _wait_until(lambda batch=batch, done=done: _num_ready(batch) > done + 9)
+            wait_until(lambda batch=batch, done=done: _num_ready(batch) > done + 9)
             longest = max(longest, time.monotonic() - began)
-            tasks.servers[lost].begin()
-            tasks.servers[lost].wait_until_ready()
+            tasks.servers[lost].start()
             values += batch
         coordinator.join(60)
         numbers = coordinator.fetch(values)
@@ -304,25 +275,23 @@ def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks, w
         assert (counts.read() == scheduled + scheduled // 10).all()
         assert weights.read().tolist() == [-2.0 * sum(numbers)] * 3
         assert optimizer.iterations == 2 * scheduled
-    strategy.close()
     assert longest < 10.0
 
 
 def test_rounds_count_the_closures_of_a_killed_worker_once(tasks: Tasks) -> None:
-    strategy = tasks.strategy(mode="sync", round_size=4)
-    with strategy.scope():
-        weights = hr.Variable(np.zeros(3), name="of rounds")
-        optimizer = hr.optimizers.SGD(1.0, name="of rounds")
+    with tasks.running(mode="sync", round_size=4) as (strategy, coordinator):
+        with strategy.scope():
+            weights = hr.Variable(np.zeros(3), name="of rounds")
+            optimizer = hr.optimizers.SGD(1.0, name="of rounds")
 
-    def step(number: int) -> float:
-        before = float(weights.read()[0])
-        optimizer.apply_gradients([(np.full(3, 4.0 * number), weights)])
-        time.sleep(0.005)
-        return before
+        def step(number: int) -> float:
+            before = float(weights.read()[0])
+            optimizer.apply_gradients([(np.full(3, 4.0 * number), weights)])
+            time.sleep(0.005)
+            return before
 
-    with ClusterCoordinator(strategy) as coordinator:
         values = [coordinator.schedule(step, (number,)) for number in range(60)]
-        _wait_until(lambda: _num_ready(values) >= 10)
+        wait_until(lambda: _num_ready(values) >= 10)
         tasks.workers[0].kill()
         tasks.workers[0].begin()
         coordinator.join(60)
@@ -331,4 +300,3 @@ def test_rounds_count_the_closures_of_a_killed_worker_once(tasks: Tasks) -> None
         assert coordinator.fetch(values) == sums
         assert weights.read().tolist() == [-float(sum(range(60)))] * 3
         assert optimizer.iterations == 15
-    strategy.close()

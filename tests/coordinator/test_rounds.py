@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.cluster.resolver import SimpleClusterResolver
-from headrace.cluster.spec import ClusterSpec
-from headrace.coordinator import ClosureWorker, ClusterCoordinator
+from headrace.coordinator import ClusterCoordinator
 from headrace.coordinator.closure import Closure
 from headrace.coordinator.closure_queue import Rounds
 from headrace.errors import CancelledError, InvalidArgumentError, UserFunctionError
 from headrace.parameter_server.operations import Describe
-from headrace.parameter_server.server import ParameterServer
+from tests.coordinator.in_process import SECONDS, shared_here, wait_until, with_servers
 
-SECONDS = 30.0
 STEPS = 20
 
 
@@ -75,52 +71,17 @@ def test_a_round_that_is_cut_ends_early_and_the_next_one_begins_there():
 # --- with workers and servers --------------------------------------------------------------------
 
 
-class Running(NamedTuple):
-    strategy: Any
-    coordinator: ClusterCoordinator
-
-
-class Tasks:
-    """Two workers and two servers of this process."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._workers = [stack.enter_context(ClosureWorker(index)) for index in range(2)]
-        self._servers = [stack.enter_context(ParameterServer(index)) for index in range(2)]
-
-    def strategy(self, **options: Any) -> Any:
-        spec = ClusterSpec(
-            {
-                "worker": [each.address for each in self._workers],
-                "ps": [each.address for each in self._servers],
-            }
-        )
-        resolver = SimpleClusterResolver(spec, task_type=None)
-        return hr.distribute.ParameterServerStrategy(resolver, mode="sync", **options)
-
-
-@pytest.fixture(scope="module")
-def tasks() -> Iterator[Tasks]:
-    with ExitStack() as stack:
-        yield Tasks(stack)
-
-
-_number = iter(range(1000))
-
-
 @pytest.fixture
-def run(tasks: Tasks) -> Iterator[Callable[..., Running]]:
+def run() -> Iterator[Callable[..., tuple[Any, ClusterCoordinator]]]:
+    """Begins a strategy in rounds, and its coordinator."""
     with ExitStack() as stack:
-
-        def begin(**options: Any) -> Running:
-            strategy = tasks.strategy(**options)
-            stack.callback(strategy.close)
-            return Running(strategy, stack.enter_context(ClusterCoordinator(strategy)))
-
-        yield begin
+        yield lambda **options: stack.enter_context(with_servers(mode="sync", **options))
 
 
-def _name() -> str:
-    return f"of_rounds_{next(_number)}"
+def _made(strategy: Any, value: Any = 0.0) -> tuple[Any, Any]:
+    """Return a variable, and an optimizer that takes the gradient away."""
+    with strategy.scope():
+        return hr.Variable(value), hr.optimizers.SGD(1.0)
 
 
 class Reference:
@@ -150,13 +111,13 @@ class Reference:
 def test_rounds_are_steps_of_one_big_batch(run: Any, kind: str, dtype: str) -> None:
     chance = np.random.default_rng(5)
     partitioner = hr.distribute.partitioners.FixedShardsPartitioner(2)
-    strategy, coordinator = run(round_size=3, variable_partitioner=partitioner)
+    strategy, coordinator = run(round_size=3, partitioner=partitioner)
     first = chance.normal(size=(6, 4))
     with strategy.scope():
-        optimizer = getattr(hr.optimizers, kind)(0.1, name=_name())
-        dense = hr.Variable(first.astype(dtype), name=_name())
-        sparse = hr.Variable(first.astype(dtype), name=_name())
-        table = hr.EmbeddingTable(4, name=_name(), initializer="zeros", dtype=dtype)
+        optimizer = getattr(hr.optimizers, kind)(0.1)
+        dense = hr.Variable(first.astype(dtype))
+        sparse = hr.Variable(first.astype(dtype))
+        table = hr.EmbeddingTable(4, name="table", initializer="zeros", dtype=dtype)
 
     def function(inputs: Any, rows: Any) -> None:
         # Half of the square of inputs @ w: its gradient reads what is there.
@@ -193,9 +154,7 @@ def test_rounds_are_steps_of_one_big_batch(run: Any, kind: str, dtype: str) -> N
 
 def test_what_a_round_reads_is_from_before_it_and_join_closes_a_short_one(run: Any) -> None:
     strategy, coordinator = run()
-    with strategy.scope():
-        v = hr.Variable(0.0, name=_name())
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
+    v, optimizer = _made(strategy)
 
     def function(gradient: float) -> tuple[float, int]:
         before = float(v.read())
@@ -216,22 +175,17 @@ def test_what_a_round_reads_is_from_before_it_and_join_closes_a_short_one(run: A
 
 def test_done_closes_a_short_round_too(run: Any) -> None:
     strategy, coordinator = run()
-    with strategy.scope():
-        v = hr.Variable(0.0, name=_name())
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
+    v, optimizer = _made(strategy)
     coordinator.schedule(lambda: optimizer.apply_gradients([(np.float64(2.0), v)]))
-    until = time.monotonic() + SECONDS
-    while not coordinator.done():
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    wait_until(coordinator.done)
     assert float(v.read()) == -2.0
 
 
 def test_a_function_that_pushes_nothing_has_no_part_in_the_mean(run: Any) -> None:
     strategy, coordinator = run(round_size=3)
     with strategy.scope():
-        v, w = (hr.Variable(np.zeros(2), name=_name()) for _ in range(2))
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
+        v, w = (hr.Variable(np.zeros(2)) for _ in range(2))
+        optimizer = hr.optimizers.SGD(1.0)
 
     def both() -> None:
         optimizer.apply_gradients([(np.full(2, 4.0), v), (np.full(2, 4.0), w)])
@@ -251,9 +205,7 @@ def test_a_function_that_pushes_nothing_has_no_part_in_the_mean(run: Any) -> Non
 
 def test_second_pushes_of_functions_are_a_second_step(run: Any) -> None:
     strategy, coordinator = run()
-    with strategy.scope():
-        v = hr.Variable(0.0, name=_name())
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
+    v, optimizer = _made(strategy)
 
     def function(first: float, second: float | None) -> list[int]:
         gradient = np.array(first)
@@ -272,9 +224,7 @@ def test_second_pushes_of_functions_are_a_second_step(run: Any) -> None:
 
 def test_a_function_that_fails_or_is_cancelled_contributes_nothing(run: Any) -> None:
     strategy, coordinator = run(round_size=2)
-    with strategy.scope():
-        v = hr.Variable(0.0, name=_name())
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
+    v, optimizer = _made(strategy)
 
     def function(gradient: float, fails: bool = False) -> None:
         optimizer.apply_gradients([(np.array(gradient), v)])
@@ -288,48 +238,41 @@ def test_a_function_that_fails_or_is_cancelled_contributes_nothing(run: Any) -> 
         coordinator.join(SECONDS)
     assert float(v.read()) == -5.0, "what the others brought is applied"
 
-    _shared["began"], _shared["go_on"] = threading.Event(), threading.Event()
+    shared_here.update(began=threading.Event(), go_on=threading.Event())
     cancelled = coordinator.schedule(_wait_and_push, (optimizer, v))
-    assert _shared["began"].wait(SECONDS)
+    assert shared_here["began"].wait(SECONDS)
     coordinator.schedule(function, (1.0,))
     assert cancelled.cancel()
     coordinator.join(SECONDS)
-    _shared["go_on"].set()
+    shared_here["go_on"].set()
     with pytest.raises(CancelledError):
         cancelled.fetch()
     assert float(v.read()) == -6.0
 
 
-_shared: dict[str, Any] = {}
-
-
 def _wait_and_push(optimizer: Any, variable: Any) -> None:
-    _shared["began"].set()
-    _shared["go_on"].wait(SECONDS)
+    shared_here["began"].set()
+    shared_here["go_on"].wait(SECONDS)
     optimizer.apply_gradients([(np.array(50.0), variable)])
 
 
 def test_a_function_that_takes_long_holds_its_round_and_no_other_goes_ahead(run: Any) -> None:
     strategy, coordinator = run()
-    with strategy.scope():
-        v = hr.Variable(0.0, name=_name())
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
-    _shared["began"], _shared["go_on"] = threading.Event(), threading.Event()
+    v, optimizer = _made(strategy)
+    shared_here.update(began=threading.Event(), go_on=threading.Event())
     coordinator.schedule(_wait_and_push, (optimizer, v))
     quick = coordinator.schedule(lambda: optimizer.apply_gradients([(np.array(2.0), v)]))
     later = coordinator.schedule(lambda: float(v.read()))
     assert quick.fetch(SECONDS) == 1
-    assert _shared["began"].wait(SECONDS)
+    assert shared_here["began"].wait(SECONDS)
     assert (later.status.name, float(v.read())) == ("NOT_READY", 0.0)
-    _shared["go_on"].set()
+    shared_here["go_on"].set()
     assert later.fetch(SECONDS) == -26.0
 
 
 def test_what_is_no_gradient_is_written_at_once_and_keys_are_forgotten(run: Any) -> None:
     strategy, coordinator = run(round_size=2)
-    with strategy.scope():
-        v = hr.Variable(np.zeros(2), name=_name())
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
+    v, optimizer = _made(strategy, np.zeros(2))
 
     def function() -> float:
         v.assign_add(np.ones(2))
@@ -349,10 +292,10 @@ def test_what_is_no_gradient_is_written_at_once_and_keys_are_forgotten(run: Any)
 def test_clipping_and_non_finite_gradients_are_judged_for_the_mean(run: Any) -> None:
     strategy, coordinator = run()
     with strategy.scope():
-        v = hr.Variable(np.zeros(2), name=_name())
-        clipped = hr.optimizers.SGD(1.0, clipnorm=1.0, name=_name())
-        skips = hr.optimizers.SGD(1.0, non_finite="skip", name=_name())
-        raises = hr.optimizers.SGD(1.0, name=_name())
+        v = hr.Variable(np.zeros(2))
+        clipped = hr.optimizers.SGD(1.0, clipnorm=1.0)
+        skips = hr.optimizers.SGD(1.0, non_finite="skip")
+        raises = hr.optimizers.SGD(1.0)
 
     def function(optimizer: Any, gradient: Any) -> None:
         optimizer.apply_gradients([(np.array(gradient), v)])
@@ -373,9 +316,7 @@ def test_clipping_and_non_finite_gradients_are_judged_for_the_mean(run: Any) -> 
 
 def test_a_round_that_cannot_be_pushed_is_an_error_and_the_next_one_is_not(run: Any) -> None:
     strategy, coordinator = run()
-    with strategy.scope():
-        v = hr.Variable(np.zeros((3, 2)), name=_name())
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
+    v, optimizer = _made(strategy, np.zeros((3, 2)))
 
     def sparse() -> None:
         optimizer.apply_gradients([(hr.IndexedSlices(np.ones((1, 2)), [1]), v)])
@@ -391,9 +332,7 @@ def test_a_round_that_cannot_be_pushed_is_an_error_and_the_next_one_is_not(run: 
 
 def test_an_epoch_of_a_shared_dataset_ends_with_a_short_round(run: Any) -> None:
     strategy, coordinator = run(round_size=4)
-    with strategy.scope():
-        v = hr.Variable(0.0, name=_name())
-        optimizer = hr.optimizers.SGD(1.0, name=_name())
+    v, optimizer = _made(strategy)
     dataset = coordinator.create_shared_dataset(hr.Dataset.range(10))
 
     def function(elements: Any) -> None:

@@ -1,4 +1,7 @@
-"""Servers are told of several ends at a time, and at once where somebody waits."""
+"""Servers are told of several ends at a time, and at once where somebody waits.
+
+Of staleness, errors and what was called off `invariants` says more, after each event.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,28 @@ import pytest
 
 from headrace.coordinator.closure import NEVER, Closure, Phase
 from headrace.coordinator.closure_queue import Settling
-from headrace.errors import UserFunctionError
+from headrace.coordinator.shell import ServerTalk
 from tests.coordinator.test_closure_queue import Driver
 
 
-def _driver(num_workers: int = 1, **options: object) -> Driver:
-    return Driver(num_workers, settle_within=0.1, **options)
-
-
-def _told(driver: Driver) -> list[int]:
-    return driver.last.settles
-
-
 def test_of_ends_that_nobody_waits_for_servers_are_told_together():
-    driver = _driver(2)
+    driver = Driver(2, settle_within=0.1)
     first, second, third = (driver.schedule() for _ in range(3))
     driver.ends(0, first.number, wrote=True)
-    assert _told(driver) == []
+    assert driver.last.settles == []
     assert driver.last.wake_in == pytest.approx(0.1)
     driver.decide(after=0.05)
     driver.ends(1, second.number, wrote=True)
-    assert _told(driver) == []
+    assert driver.last.settles == []
     driver.decide(after=0.05)
-    assert _told(driver) == [first.number, second.number]
+    assert driver.last.settles == [first.number, second.number]
     assert driver.last.wake_in == NEVER
     driver.ends(0, third.number, wrote=True)
     assert driver.last.wake_in == pytest.approx(0.1), "counted from the first end after that"
 
 
 def test_values_and_workers_do_not_wait_until_servers_are_told():
-    driver = _driver()
+    driver = Driver(1, settle_within=0.1)
     first, second = driver.schedule(), driver.schedule()
     waits = driver.schedule(inputs=(second.result,))
     driver.ends(0, first.number, wrote=True)
@@ -43,104 +38,46 @@ def test_values_and_workers_do_not_wait_until_servers_are_told():
     assert driver.at[0] == [second.number]
     driver.ends(0, second.number, wrote=True)
     assert driver.at[0] == [waits.number]
-    assert _told(driver) == []
+    assert driver.last.settles == []
 
 
 def test_who_joins_waits_for_no_clock():
-    driver = _driver(2)
+    driver = Driver(2, settle_within=0.1)
     first, second = driver.schedule(), driver.schedule()
     driver.ends(0, first.number, wrote=True)
     last = driver.queue.end_round()
     driver.decide()
-    assert _told(driver) == [], "the other one still runs, and is told of with it"
+    assert driver.last.settles == [], "the other one still runs, and is told of with it"
     driver.ends(1, second.number, wrote=True)
-    assert _told(driver) == [first.number, second.number]
-    driver.settle()
-    assert driver.queue.is_over(last)
-
-
-def test_who_joins_after_all_has_ended_waits_for_no_clock():
-    driver = _driver()
-    closure = driver.schedule()
-    driver.ends(0, closure.number, wrote=True)
-    driver.queue.end_round()
-    driver.decide()
-    assert _told(driver) == [closure.number]
-
-
-def test_who_joins_does_not_wait_for_what_others_schedule_later():
-    driver = _driver(3)
-    first, second = driver.schedule(), driver.schedule()
-    last = driver.queue.end_round()
-    later = driver.schedule()
-    driver.ends(2, later.number, wrote=True)
-    driver.ends(0, first.number, wrote=True)
-    assert _told(driver) == []
-    driver.schedule()
-    driver.ends(1, second.number, wrote=True)
-    assert sorted(_told(driver)) == [first.number, second.number, later.number]
+    assert driver.last.settles == [first.number, second.number]
     driver.settle()
     assert driver.queue.is_over(last)
 
 
 def test_who_joins_is_not_held_back_by_who_joins_later():
-    driver = _driver(2)
+    driver = Driver(2, settle_within=0.1)
     first = driver.schedule()
     driver.queue.end_round()
     driver.schedule()
     driver.queue.end_round()
     driver.ends(0, first.number, wrote=True)
-    assert _told(driver) == [first.number]
+    assert driver.last.settles == [first.number]
 
 
 def test_what_follows_a_join_is_held_back_again():
-    driver = _driver()
+    driver = Driver(1, settle_within=0.1)
     first = driver.schedule()
     driver.queue.end_round()
     driver.ends(0, first.number, wrote=True)
-    assert _told(driver) == [first.number]
+    assert driver.last.settles == [first.number]
     driver.settle()
     second = driver.schedule()
     driver.ends(0, second.number, wrote=True)
-    assert _told(driver) == []
-
-
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_with_a_bound_on_staleness_servers_are_told_at_once(staleness):
-    driver = _driver(staleness=staleness)
-    closure = driver.schedule()
-    driver.ends(0, closure.number, wrote=True)
-    assert _told(driver) == [closure.number]
-
-
-def test_after_an_error_servers_are_told_at_once():
-    driver = _driver(2)
-    first, second = driver.schedule(), driver.schedule()
-    driver.ends(0, first.number, wrote=True)
-    driver.ends(1, second.number, UserFunctionError("no"), wrote=True)
-    assert _told(driver) == [first.number, second.number]
-
-
-def test_of_what_was_called_off_servers_are_told_at_once():
-    driver = _driver(2)
-    first, second = driver.schedule(), driver.schedule()
-    driver.ends(0, first.number, wrote=True)
-    driver.queue.cancel(second, driver.now)
-    driver.decide()
-    driver.dropped(1, second.number)
-    assert _told(driver) == [first.number, second.number]
-
-
-def test_what_wrote_nothing_is_over_at_once():
-    driver = _driver()
-    closure = driver.schedule()
-    driver.ends(0, closure.number)
-    assert closure.phase is Phase.OVER
-    assert driver.queue.is_drained
+    assert driver.last.settles == []
 
 
 def test_what_a_function_was_given_is_let_go_of_when_it_has_ended():
-    driver = _driver()
+    driver = Driver(1, settle_within=0.1)
     value = driver.schedule(work="data")
     driver.ends(0, value.number, wrote=True)
     assert value.phase is Phase.SETTLING
@@ -148,7 +85,7 @@ def test_what_a_function_was_given_is_let_go_of_when_it_has_ended():
 
 
 def test_the_first_that_has_not_ended_is_not_held_back():
-    driver = _driver(2)
+    driver = Driver(2, settle_within=0.1)
     first, second, _ = (driver.schedule() for _ in range(3))
     assert driver.queue.first == first.number
     driver.ends(1, second.number, wrote=True)
@@ -165,3 +102,42 @@ def test_of_many_ends_servers_are_told_though_nobody_waits():
     settling.add(Closure("step", number=256))
     assert settling.take(0.0, first=257, at_once=False) == list(range(1, 257))
     assert settling.due == NEVER
+
+
+class Told:
+    """Servers that answer at once, and who hears of it."""
+
+    def __init__(self):
+        self.told = []
+
+    def settle(self, closures, below):
+        self.told.append(("settle", list(closures), below))
+
+    def fence(self, worker):
+        self.told.append(("fence", worker))
+
+    def low(self):
+        return 7
+
+    def fenced(self, session, error):
+        self.told.append(("fenced", session, error))
+
+    def settled(self, closures, error):
+        self.told.append(("settled", list(closures), error))
+
+
+def test_what_was_to_be_told_before_the_end_is_told():
+    told = Told()
+    talk = ServerTalk(told, told)
+    talk.tell([1], [2], None)
+    talk.tell([3], [4], None)
+    talk.end()
+    talk.run()
+    assert told.told == [
+        ("fence", 1),
+        ("fenced", 1, None),
+        ("fence", 3),
+        ("fenced", 3, None),
+        ("settle", [2, 4], 7),
+        ("settled", [2, 4], None),
+    ]

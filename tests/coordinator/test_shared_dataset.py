@@ -31,7 +31,6 @@ from tests.coordinator.in_process import SECONDS, coordinating, note, noted, tak
 def test_an_epoch_deals_out_each_element_once(
     coordinator: ClusterCoordinator, size: int, each: int
 ):
-    noted.clear()
     shared = coordinator.create_shared_dataset(hr.Dataset.range(size))
 
     def take(elements: Any, count: int) -> None:
@@ -43,12 +42,10 @@ def test_an_epoch_deals_out_each_element_once(
         steps = coordinator.run_epoch(take, (shared, each))
         assert sorted(noted) == list(range(size))
         assert size // each - 2 <= steps <= size // each
-    noted.clear()
     assert coordinator.done()
 
 
 def test_what_a_call_leaves_over_is_dealt_to_another(coordinator: ClusterCoordinator):
-    noted.clear()
     shared = coordinator.create_shared_dataset(hr.Dataset.range(60))
 
     def take(elements: Any) -> None:
@@ -61,11 +58,9 @@ def test_what_a_call_leaves_over_is_dealt_to_another(coordinator: ClusterCoordin
 
     assert coordinator.run_epoch(take, (shared,)) >= 15
     assert sorted(noted) == list(range(60))
-    noted.clear()
 
 
 def test_a_function_may_hold_the_dataset(coordinator: ClusterCoordinator):
-    noted.clear()
     shared = coordinator.create_shared_dataset(hr.Dataset.range(40))
 
     def take() -> None:
@@ -74,16 +69,13 @@ def test_a_function_may_hold_the_dataset(coordinator: ClusterCoordinator):
 
     coordinator.run_epoch(take)
     assert sorted(noted) == list(range(40))
-    noted.clear()
 
 
 def test_large_elements_are_dealt_as_they_are(coordinator: ClusterCoordinator):
-    noted.clear()
     rows = np.arange(6 * 40_000, dtype=np.float32).reshape(6, 40_000)
     shared = coordinator.create_shared_dataset(hr.Dataset.from_tensor_slices({"x": rows}))
     coordinator.run_epoch(lambda it: [note(next(it)["x"]) for _ in range(2)], (shared,))
     np.testing.assert_array_equal(sorted(noted, key=lambda row: row[0]), rows)
-    noted.clear()
 
 
 def test_an_error_in_an_epoch_is_raised(coordinator: ClusterCoordinator):
@@ -119,7 +111,6 @@ def _note_until(elements: Any, last: int) -> None:
 def test_an_epoch_that_was_interrupted_goes_on_in_another_program_with_what_was_not_used(
     coordinator: ClusterCoordinator,
 ):
-    noted.clear()
     dataset = hr.Dataset.range(300).shuffle(300, seed=4)
     shared = coordinator.create_shared_dataset(dataset)
     assert shared.get_state() == {"version": 1, "pass": 0}
@@ -140,13 +131,11 @@ def test_an_epoch_that_was_interrupted_goes_on_in_another_program_with_what_was_
         noted.clear()
         assert other.run_epoch(_note_until, (again, -1)) == 300
         assert noted == [int(element) for element in DatasetIterator(dataset.plan, 1)]
-    noted.clear()
 
 
 def test_the_state_of_a_shared_dataset_is_saved_while_an_epoch_runs(
     coordinator: ClusterCoordinator, tmp_path: Any
 ):
-    noted.clear()
     shared = coordinator.create_shared_dataset(hr.Dataset.range(400))
     checkpoint = hr.Checkpoint(data=shared)
     _saves[:] = [lambda: (list(noted), checkpoint.save(tmp_path / "here"))]
@@ -162,7 +151,6 @@ def test_the_state_of_a_shared_dataset_is_saved_while_an_epoch_runs(
     assert steps == len(set(noted))
     with pytest.raises(InvalidArgumentError, match="no state of a shared dataset"):
         again.set_state({"place": 1})
-    noted.clear()
 
 
 _saves: list[Any] = []

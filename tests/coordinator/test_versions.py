@@ -15,11 +15,10 @@ from tests.other_version import MINE, other_version
 
 def test_coordinator_whose_workers_all_run_another_version_raises_at_once():
     with other_version("closure-worker", python="3.99") as worker:
-        coordinator = ClusterCoordinator(Workers([worker]))
         words = rf"runs Python 3\.99 .*coordinator in process .* runs Python {MINE}"
-        with pytest.raises(FailedPreconditionError, match=words):
+        refused = pytest.raises(FailedPreconditionError, match=words)
+        with ClusterCoordinator(Workers([worker])) as coordinator, refused:
             coordinator.schedule(divide, (1, 1)).fetch(SECONDS)
-        coordinator.close()
 
 
 def test_coordinator_goes_on_with_the_workers_that_can_run_its_functions(caplog):

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.cluster.resolver import SimpleClusterResolver
-from headrace.cluster.spec import ClusterSpec
-from headrace.coordinator import ClosureWorker, ClusterCoordinator
 from headrace.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -25,39 +18,12 @@ from headrace.errors import (
     InvalidArgumentError,
 )
 from headrace.parameter_server.operations import Apply, Describe
-from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.store import Store
-
-SECONDS = 30.0
-
-
-@contextmanager
-def _cluster(
-    num_workers: int = 2, num_ps: int = 2, partitioner: Any = None, **options: Any
-) -> Iterator[tuple[Any, ClusterCoordinator]]:
-    """Yield a strategy and its coordinator; all servers live in this process."""
-    with ExitStack() as stack:
-        workers = [stack.enter_context(ClosureWorker(index)) for index in range(num_workers)]
-        servers = [stack.enter_context(ParameterServer(index)) for index in range(num_ps)]
-        spec = ClusterSpec(
-            {"worker": [w.address for w in workers], "ps": [s.address for s in servers]}
-        )
-        strategy = hr.distribute.ParameterServerStrategy(
-            SimpleClusterResolver(spec, task_type=None), partitioner, **options
-        )
-        stack.callback(strategy.close)
-        yield strategy, stack.enter_context(ClusterCoordinator(strategy))
-
-
-def _wait_until(is_met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_met():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+from tests.coordinator.in_process import SECONDS, shared_here, wait_until, with_servers
 
 
 def test_closing_the_strategy_closes_its_coordinator():
-    with _cluster() as (strategy, coordinator):
+    with with_servers() as (strategy, coordinator):
         assert coordinator.schedule(lambda: 1).fetch(SECONDS) == 1
         strategy.close()
         with pytest.raises(CancelledError, match="the coordinator is closed"):
@@ -66,7 +32,7 @@ def test_closing_the_strategy_closes_its_coordinator():
 
 @pytest.mark.catalogue("3.22.2")
 def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
-    with _cluster() as (strategy, coordinator):
+    with with_servers() as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(np.zeros(2, np.float32), name="v")
             first, second = hr.optimizers.Adam(), hr.optimizers.Adam()
@@ -81,7 +47,7 @@ def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
 
 
 def test_the_strategy_of_a_coordinator_that_travels_is_that_of_the_worker():
-    with _cluster() as (strategy, coordinator):
+    with with_servers() as (strategy, coordinator):
 
         def count() -> int:
             return coordinator.strategy.run(lambda: coordinator.strategy.num_replicas_in_sync)
@@ -91,7 +57,7 @@ def test_the_strategy_of_a_coordinator_that_travels_is_that_of_the_worker():
 
 @pytest.mark.catalogue("3.1.18", "3.1.43", "3.1.51", "3.1.52", "3.9.23")
 def test_what_functions_add_is_there_after_join():
-    with _cluster() as (strategy, coordinator):
+    with with_servers() as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(0.0, name="v")
         coordinator.join()
@@ -111,7 +77,7 @@ def test_what_functions_add_is_there_after_join():
 @pytest.mark.catalogue("2.7.4", "3.1.41", "3.9.24")
 def test_a_function_looks_rows_up_in_shards():
     partitioner = hr.distribute.partitioners.FixedShardsPartitioner(3)
-    with _cluster(num_ps=3, partitioner=partitioner) as (strategy, coordinator):
+    with with_servers(num_ps=3, partitioner=partitioner) as (strategy, coordinator):
         with strategy.scope():
             table = hr.Variable(np.arange(1.0, 11.0).reshape(5, 2), name="table")
         rows = coordinator.schedule(lambda ids: table.gather(ids), (np.array([0, 3, 4]),))
@@ -126,7 +92,7 @@ def test_without_staleness_closures_are_those_of_one_process_bit_for_bit():
     data = np.random.default_rng(3).normal(size=(40, 8)).astype(np.float32)
 
     def run(num_workers: int, staleness: int | None) -> Any:
-        with _cluster(num_workers, staleness=staleness) as (strategy, coordinator):
+        with with_servers(num_workers, staleness=staleness) as (strategy, coordinator):
             with strategy.scope():
                 weights = hr.Variable(np.zeros((4, 8), np.float32), name="weights")
                 optimizer = hr.optimizers.Adam(0.05)
@@ -148,7 +114,7 @@ def test_no_function_reads_what_is_staler_than_its_bound(staleness: int):
         applied.scatter_update([number], [1])
         return missing
 
-    with _cluster(3, staleness=staleness) as (strategy, coordinator):
+    with with_servers(3, staleness=staleness) as (strategy, coordinator):
         with strategy.scope():
             applied = hr.Variable(np.zeros(80, np.int64), name="applied")
         values = [coordinator.schedule(step, (number,)) for number in range(80)]
@@ -156,77 +122,55 @@ def test_no_function_reads_what_is_staler_than_its_bound(staleness: int):
     assert 1 <= max(gaps) <= staleness
 
 
-def test_what_a_cancelled_function_writes_later_is_refused():
-    with _cluster(1) as (strategy, coordinator):
+@pytest.mark.parametrize("way", ["cancelled", "took too long"])
+def test_what_a_function_writes_after_it_was_called_off_is_refused(way: str):
+    with with_servers(1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(0.0, name="v")
-        _shared["began"], _shared["go_on"] = threading.Event(), threading.Event()
-        _shared["refused"] = []
-        value = coordinator.schedule(_write_twice, (v,))
-        assert _shared["began"].wait(SECONDS)
-        assert value.cancel()
-        with pytest.raises(CancelledError):
-            value.fetch()
-        assert coordinator.schedule(lambda: v.read()).fetch(SECONDS) == 1.0
-        coordinator.join(SECONDS)
-        _shared["go_on"].set()
-        deadline = time.monotonic() + SECONDS
-        while not _shared["refused"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        assert v.read() == 1.0
-        assert isinstance(_shared["refused"][0], CancelledError)
-
-
-def test_what_a_function_writes_after_its_timeout_is_refused():
-    with _cluster(1) as (strategy, coordinator):
-        with strategy.scope():
-            v = hr.Variable(0.0, name="v")
-        _shared["began"], _shared["go_on"] = threading.Event(), threading.Event()
-        _shared["refused"] = []
-        coordinator.schedule(_write_twice, (v,), timeout=0.1)
-        with pytest.raises(DeadlineExceededError):
+        shared_here.update(began=threading.Event(), go_on=threading.Event(), refused=[])
+        timeout = None if way == "cancelled" else 0.1
+        value = coordinator.schedule(_write_twice, (v,), timeout=timeout)
+        if way == "cancelled":
+            assert shared_here["began"].wait(SECONDS)
+            assert value.cancel()
+            with pytest.raises(CancelledError):
+                value.fetch()
+            assert coordinator.schedule(lambda: v.read()).fetch(SECONDS) == 1.0
             coordinator.join(SECONDS)
-        _shared["go_on"].set()
-        deadline = time.monotonic() + SECONDS
-        while not _shared["refused"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        else:
+            with pytest.raises(DeadlineExceededError):
+                coordinator.join(SECONDS)
+        shared_here["go_on"].set()
+        wait_until(lambda: shared_here["refused"])
         assert v.read() == 1.0
-
-
-#: Reached by functions of this module, which workers of this process import and do not copy.
-_shared: dict[str, Any] = {}
+        assert isinstance(shared_here["refused"][0], CancelledError)
 
 
 def _write_twice(variable: Any) -> None:
     variable.assign_add(1.0)
-    _shared["began"].set()
-    _shared["go_on"].wait(SECONDS)
+    shared_here["began"].set()
+    shared_here["go_on"].wait(SECONDS)
     try:
         variable.assign_add(1.0)
     except CancelledError as error:
-        _shared["refused"].append(error)
+        shared_here["refused"].append(error)
         raise
 
 
 def test_keys_of_functions_that_have_ended_are_forgotten():
-    with _cluster(2, 1) as (strategy, coordinator):
+    with with_servers(2, 1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(0.0, name="v")
         for _ in range(50):
             coordinator.schedule(lambda: v.assign_add(1.0))
         coordinator.join(SECONDS)
-        (described, _) = strategy.cluster.servers.ask(
-            0,
-            Describe(),
-        )
+        described, _ = strategy.cluster.servers.ask(0, Describe())
         assert described.keys == 0
 
 
 @pytest.mark.catalogue("3.1.42")
 def test_a_strategy_runs_a_function_on_the_replicas_of_a_worker():
-    with _cluster(1) as (strategy, coordinator):
+    with with_servers(1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(1.0, name="v")
 
@@ -241,7 +185,7 @@ def test_a_strategy_runs_a_function_on_the_replicas_of_a_worker():
 
 @pytest.mark.catalogue("2.9.8", "3.1.48-52")
 def test_a_dataset_of_the_strategy_is_read_by_workers():
-    with _cluster() as (strategy, coordinator):
+    with with_servers() as (strategy, coordinator):
         per_worker = coordinator.create_per_worker_dataset(
             strategy.distribute_dataset(hr.Dataset.range(1, 11).batch(4))
         )
@@ -257,7 +201,7 @@ def test_a_dataset_of_the_strategy_is_read_by_workers():
 
 @pytest.mark.parametrize("in_scope", [True, False])
 def test_a_variable_made_inside_a_function_is_an_error(in_scope: bool):
-    with _cluster(1) as (strategy, coordinator):
+    with with_servers(1) as (strategy, coordinator):
 
         def make() -> None:
             with strategy.scope() if in_scope else contextlib.nullcontext():
@@ -270,7 +214,7 @@ def test_a_variable_made_inside_a_function_is_an_error(in_scope: bool):
 
 @pytest.mark.catalogue("3.1.20")
 def test_a_variable_made_by_the_function_of_a_dataset_is_an_error():
-    with _cluster(1) as (_, coordinator):
+    with with_servers(1) as (_, coordinator):
 
         def make() -> Any:
             offset = hr.Variable(1, "offset")
@@ -283,7 +227,7 @@ def test_a_variable_made_by_the_function_of_a_dataset_is_an_error():
 
 
 def test_what_a_worker_keeps_for_itself_may_be_a_variable_and_a_function_has_its_own_metrics():
-    with _cluster(1) as (_, coordinator):
+    with with_servers(1) as (_, coordinator):
         calls = coordinator.create_per_worker_values(lambda: hr.Variable(0))
 
         def count(calls: Any) -> float:
@@ -296,7 +240,7 @@ def test_what_a_worker_keeps_for_itself_may_be_a_variable_and_a_function_has_its
 
 @pytest.mark.parametrize("initial_value", [0.0, lambda: np.float64(0)])
 def test_a_variable_of_each_workers_own_is_read_from_all(initial_value: Any):
-    with _cluster(2, 1) as (strategy, coordinator):
+    with with_servers(2, 1) as (strategy, coordinator):
         with strategy.scope():
             own = hr.Variable(initial_value, name="own", per_worker_variable=True)
         assert (own.name, own.shape, own.dtype, own.trainable) == ("own", (), np.float64, False)
@@ -305,7 +249,7 @@ def test_a_variable_of_each_workers_own_is_read_from_all(initial_value: Any):
             variable.assign_add(1.0)
             return hr.coordinator.get_current_worker_index()
 
-        _wait_until(lambda: all(each.is_there for each in coordinator.status().workers))
+        wait_until(lambda: all(each.is_there for each in coordinator.status().workers))
         added = [0, 0]
         for _ in range(10):
             added[coordinator.schedule(add, (own,)).fetch(SECONDS)] += 1
@@ -322,7 +266,7 @@ def test_a_variable_of_each_workers_own_is_read_from_all(initial_value: Any):
 
 
 def test_in_a_caching_scope_a_variable_keeps_the_value_that_was_read_first():
-    with _cluster(1, 2, hr.distribute.partitioners.FixedShardsPartitioner(2)) as (strategy, _):
+    with with_servers(1, 2, hr.distribute.partitioners.FixedShardsPartitioner(2)) as (strategy, _):
         with strategy.scope():
             v = hr.Variable(np.arange(4.0), name="v")
         with hr.distribute.cache_variable_reads():
@@ -341,7 +285,7 @@ def test_in_a_caching_scope_a_variable_keeps_the_value_that_was_read_first():
 
 
 def test_what_workers_make_for_themselves_writes_nothing():
-    with _cluster(1) as (strategy, coordinator):
+    with with_servers(1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(3.0, name="v")
         read = coordinator.create_per_worker_values(lambda: float(v.read()))
@@ -353,7 +297,7 @@ def test_what_workers_make_for_themselves_writes_nothing():
 
 
 def test_a_shared_dataset_trains_a_variable():
-    with _cluster() as (strategy, coordinator):
+    with with_servers() as (strategy, coordinator):
         with strategy.scope():
             seen = hr.Variable(np.zeros(64), name="seen")
 
@@ -368,54 +312,17 @@ def test_a_shared_dataset_trains_a_variable():
             assert seen.read().tolist() == [float(epoch)] * 64
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12 on: threads
-def test_a_forked_child_of_the_coordinators_process_is_refused_and_does_not_wait():
-    with _cluster() as (_, coordinator):
-        value = coordinator.schedule(lambda: 1)
-        assert value.fetch(SECONDS) == 1
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                for call in (lambda: coordinator.schedule(lambda: 2), coordinator.join):
-                    try:
-                        call()
-                    except FailedPreconditionError as error:
-                        os.write(writer, b"refused " if "before a fork" in str(error) else b"?")
-                coordinator.close()
-                os.write(writer, b"closed")
-            os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader) as words:
-            assert words.read() == "refused refused closed"
-        os.waitpid(child, 0)
-        assert coordinator.schedule(lambda: 3).fetch(SECONDS) == 3
-
-
 def test_a_dataset_without_an_end_is_not_evaluated():
     with (
-        _cluster() as (_, coordinator),
+        with_servers() as (_, coordinator),
         pytest.raises(ValueError, match="must be finite"),
     ):
         coordinator.evaluate(len, hr.Dataset.range(3).repeat(), 2, sum)
 
 
-def test_an_array_in_place_of_arguments_is_named():
-    with _cluster() as (_, coordinator), pytest.raises(TypeError, match="`args` must be a tuple"):
-        coordinator.schedule(len, np.zeros(3))  # type: ignore[arg-type]
-
-
-@pytest.mark.catalogue("1.9.7")
-def test_a_structure_that_is_fetched_keeps_its_types():
-    with _cluster() as (_, coordinator):
-        found = coordinator.fetch(OrderedDict(a=coordinator.schedule(lambda: 1)), SECONDS)
-        assert found == {"a": 1}
-        assert type(found) is OrderedDict
-
-
 @pytest.mark.parametrize("options", [{}, {"mode": "sync", "round_size": 2}])
 def test_steps_in_the_background_are_done_when_their_function_is(options: dict[str, Any]) -> None:
-    with _cluster(**options) as (strategy, coordinator):
+    with with_servers(**options) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(np.zeros(2, np.float32), name="v")
             later = hr.optimizers.InBackground(hr.optimizers.SGD(1.0), in_flight=3)
@@ -434,7 +341,7 @@ def test_steps_in_the_background_are_done_when_their_function_is(options: dict[s
 
 
 def test_a_step_in_the_background_that_fails_fails_its_function() -> None:
-    with _cluster() as (strategy, coordinator):
+    with with_servers() as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(np.zeros(2, np.float32), name="v")
             later = hr.optimizers.InBackground(hr.optimizers.SGD(1.0))
@@ -467,7 +374,7 @@ def test_a_step_that_fails_in_the_background_is_told_where_the_data_ended(monkey
         return carry_out(self, operation, arrays)
 
     monkeypatch.setattr(Store, "carry_out", fail)
-    with _cluster(1) as (strategy, coordinator):
+    with with_servers(1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(np.zeros(2, np.float32), name="v")
             later = hr.optimizers.InBackground(hr.optimizers.SGD(1.0), in_flight=9)

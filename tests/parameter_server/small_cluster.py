@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from headrace.cluster.resolver import SimpleClusterResolver
@@ -18,20 +20,75 @@ def resolver_of(*addresses: str, worker: str = "localhost:1") -> SimpleClusterRe
     )
 
 
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def in_threads(count: int, do: Callable[[int], Any]) -> list[Any]:
+    """Call ``do(number)`` in so many threads at the same time; return what each returned."""
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(do, range(count)))
+
+
+def is_whole(seats: list[dict[int, str]]) -> bool:
+    """Whether each store is on two servers, given what seats each server has."""
+    others = [*seats[1:], seats[0]]
+    return all(
+        {here.get(store), there.get(store)} == {"leads", "follows"}
+        for store, (here, there) in enumerate(zip(seats, others, strict=True))
+    )
+
+
+def restarted(server: ParameterServer, **options: Any) -> ParameterServer:
+    """Start a server again, empty, at the address of one that is stopped."""
+    server.stop()
+    port = int(server.address.rpartition(":")[2])
+    return ParameterServer(server.index, port=port, **options)
+
+
 @contextmanager
 def servers(count: int) -> Iterator[list[ParameterServer]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(ParameterServer(index)) for index in range(count)]
+    started = [ParameterServer(index) for index in range(count)]
+    try:
+        yield started
+    finally:
+        for each in started:
+            each.stop()
+
+
+@contextmanager
+def strategy_at(
+    servers: Iterable[Any], partitioner: Any = None, *, worker: str = "localhost:1", **options: Any
+) -> Iterator[Any]:
+    """Yield a strategy over servers that are there."""
+    resolver = resolver_of(*(each.address for each in servers), worker=worker)
+    strategy = ParameterServerStrategy(resolver, partitioner, **options)
+    try:
+        yield strategy
+    finally:
+        strategy.close()
+
+
+@contextmanager
+def restartable(
+    count: int = 1, partitioner: Any = None, **options: Any
+) -> Iterator[tuple[Any, Callable[..., ParameterServer]]]:
+    """Yield a strategy over so many servers, and what starts one of them again, empty."""
+    with servers(count) as started, strategy_at(started, partitioner, **options) as strategy:
+
+        def restart(index: int = 0) -> ParameterServer:
+            started[index] = restarted(started[index])
+            return started[index]
+
+        yield strategy, restart
 
 
 @contextmanager
 def cluster(count: int = 2, partitioner: Any = None, **options: Any) -> Iterator[Any]:
     """Yield a strategy over so many servers."""
-    with servers(count) as started:
-        strategy = ParameterServerStrategy(
-            resolver_of(*(each.address for each in started)), partitioner, **options
-        )
-        try:
-            yield strategy
-        finally:
-            strategy.close()
+    with servers(count) as started, strategy_at(started, partitioner, **options) as strategy:
+        yield strategy

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ import pytest
 import headrace as hr
 from headrace.errors import DataLossError, NotFoundError
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.operations import Count, WriteKey
+from headrace.parameter_server.operations import Count
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
-from headrace.parameter_server.server import ParameterServer
-from headrace.parameter_server.strategy import ParameterServerStrategy
-from tests.parameter_server.small_cluster import cluster, resolver_of, servers
+from headrace.parameter_server.pushing import ClosureServers
+from headrace.parameter_server.specs import WriteKey
+from tests.parameter_server.small_cluster import cluster, restartable, strategy_at, until
 
 F32 = np.float32
 
@@ -33,18 +34,23 @@ def names(paths):
     return [path.rpartition("/")[2] for path in paths]
 
 
-def until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+@contextmanager
+def saving(directory, count=1, value=0.0, **options):
+    """Yield a variable w on so many servers, a manager of its checkpoints, and a way to restart."""
+    partitioner = FixedShardsPartitioner(count)
+    with restartable(count, partitioner, **options) as (strategy, restart):
+        with strategy.scope():
+            w = hr.Variable(np.full(4, value, F32), name="w")
+        with hr.CheckpointManager(hr.Checkpoint(w=w), directory) as manager:
+            yield SimpleNamespace(strategy=strategy, w=w, manager=manager, restart=restart)
 
 
-def restarted(server):
-    """Start a server again, empty, at the address of one that is stopped."""
-    port = int(server.address.rpartition(":")[2])
-    server.stop()
-    return ParameterServer(server.index, port=port)
+def rows_of(table):
+    return {
+        int(i): row.tolist()
+        for ids, rows in table.export()
+        for i, row in zip(ids, rows, strict=True)
+    }
 
 
 def test_checkpoints_are_numbered_and_the_oldest_go(tmp_path):
@@ -103,14 +109,7 @@ def test_increments_continue_a_checkpoint_to_the_live_state(tmp_path):
             path = manager.save_increment()
             assert path == manager.latest_increment
             assert names(manager.checkpoints) == ["ckpt-1"]
-            kept = (
-                w.read(),
-                {
-                    int(i): r.tolist()
-                    for ids, rows in table.export()
-                    for i, r in zip(ids, rows, strict=True)
-                },
-            )
+            kept = w.read(), rows_of(table)
             full = sum(file.stat().st_size for file in tmp_path.glob("ckpt-1.*.safetensors"))
             increments = sum(file.stat().st_size for file in tmp_path.glob("ckpt-1+*.safetensors"))
             assert increments < full / 2
@@ -124,11 +123,7 @@ def test_increments_continue_a_checkpoint_to_the_live_state(tmp_path):
             assert manager.restore_or_initialize() == path
             assert (checkpoint.step, adam.iterations) == (4, 4)
             assert np.array_equal(w.read(), kept[0])
-            assert {
-                int(i): r.tolist()
-                for ids, rows in table.export()
-                for i, r in zip(ids, rows, strict=True)
-            } == kept[1]
+            assert rows_of(table) == kept[1]
             assert names([manager.save()]) == ["ckpt-2"]
             assert {file.name.partition(".")[0] for file in tmp_path.iterdir()} == {"ckpt-2"}
 
@@ -144,19 +139,14 @@ def test_increments_are_saved_by_themselves(tmp_path):
 
 @pytest.mark.catalogue("2.8.22")
 def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tmp_path, caplog):
-    with servers(2) as both:
-        strategy = ParameterServerStrategy(
-            resolver_of(*(each.address for each in both)), FixedShardsPartitioner(2)
-        )
-        with strategy.scope():
-            w = hr.Variable(np.zeros(8, F32), name="w")
-        sgd = hr.optimizers.SGD(1.0)
-        manager = hr.CheckpointManager(hr.Checkpoint(w=w, sgd=sgd), tmp_path)
-        assert strategy.closure_servers, "earlier coordinators are fenced"
+    with saving(tmp_path, 2) as run:
+        w, manager = run.w, run.manager
+        manager.checkpoint.sgd = sgd = hr.optimizers.SGD(1.0)
+        ClosureServers(run.strategy.cluster.servers, 1)  # earlier coordinators are fenced
 
         def push(closure):
-            with writing_as(Origin(strategy.incarnation, closure, 0)):
-                sgd.apply_gradients([(np.ones(8, F32), w)])
+            with writing_as(Origin(1, closure, 0)):
+                sgd.apply_gradients([(np.ones(4, F32), w)])
 
         push(0)
         push(1)
@@ -166,103 +156,76 @@ def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tm
         manager.save_increment()
         push(4)
         push(5)
-        again = restarted(both[0])
+        run.restart()
         with caplog.at_level(logging.WARNING):
             push(6)
             push(3)  # tried again: it is in the increment, so it is not carried out twice
-        assert w.read().tolist() == [-5] * 4 + [-7] * 4
+        assert w.read().tolist() == [-5] * 2 + [-7] * 2
         assert sgd.iterations == 5
         assert manager.lost_updates == 2
         said = " ".join(record.message for record in caplog.records)
         assert "ckpt-1+1; at least 2 updates that came after it are lost" in said
         assert names([manager.save_increment()]) == ["ckpt-1+2"]
-        w.assign(np.zeros(8))
+        w.assign(np.zeros(4))
         hr.Checkpoint(w=w).restore(manager.latest_increment)
-        assert w.read().tolist() == [-5] * 4 + [-7] * 4
-        strategy.close()
-        manager.close()
-        again.stop()
+        assert w.read().tolist() == [-5] * 2 + [-7] * 2
 
 
 def test_a_step_that_is_counted_before_its_server_is_restored_is_neither_lost_nor_doubled(tmp_path):
-    with servers(1) as (server,):
-        strategy = ParameterServerStrategy(resolver_of(server.address))
-        with strategy.scope():
-            w = hr.Variable(np.ones(2, F32), name="w")
+    def counting(closure, seen=0):
+        key = WriteKey(incarnation=1, closure=closure, worker=0, number=0)
+        return Count("SGD/iterations", 1, key, seen)
+
+    with saving(tmp_path) as run, ExitStack() as stack:
+        with run.strategy.scope():
             sgd = hr.optimizers.SGD(1.0)
-        now = strategy.incarnation
-
-        def counting(closure, seen=0):
-            key = WriteKey(incarnation=now, closure=closure, worker=0, number=0)
-            return Count("SGD/iterations", 1, key, seen)
-
         # Of two other programs the first knows where the server has counted to.
-        first, second = (Servers([server.address]) for _ in range(2))
-        manager = hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path)
+        addresses = run.strategy.cluster.servers.addresses
+        first, second = (stack.enter_context(closing(Servers(addresses))) for _ in range(2))
         for closure in range(3):
             first.ask(0, counting(closure))
-        manager.save()
-        strategy.cluster.servers.lives.recover_with(None)  # not yet
-        again = restarted(server)
+        run.manager.save()
+        run.strategy.cluster.servers.lives.recover_with(None)  # not yet
+        run.restart()
         second.ask(0, counting(4))
         second.ask(0, counting(2))  # tried again; it is in the checkpoint
         with ThreadPoolExecutor(1) as threads:
             waits = threads.submit(first.ask, 0, counting(5, seen=3))
             until(lambda: first.lives.came_back(0))
             assert not waits.done()
-            strategy.cluster.servers.lives.recover_with(manager._recover)
+            run.strategy.cluster.servers.lives.recover_with(run.manager._recover)
             assert sgd.iterations >= 4
             counted, _ = waits.result(20)
         assert (counted.before, counted.after) == (4, 5)
         assert sgd.iterations == 5
-        for each in (manager, first, second, strategy):
-            each.close()
-        again.stop()
 
 
 def test_a_save_that_failed_does_not_count_updates_as_lost_that_are_saved(tmp_path):
-    with servers(1) as (server,):
-        strategy = ParameterServerStrategy(resolver_of(server.address))
-        with strategy.scope():
-            w = hr.Variable(np.ones(2, F32), name="w")
-        manager = hr.CheckpointManager(hr.Checkpoint(w=w, broken=0), tmp_path)
+    with saving(tmp_path) as run:
         for _ in range(3):
-            w.assign_add(np.ones(2))
-        manager.save()
-        w.assign_add(np.ones(2))
-        manager.checkpoint.broken = Unsaved()
+            run.w.assign_add(np.ones(4))
+        run.manager.save()
+        run.w.assign_add(np.ones(4))
+        run.manager.checkpoint.broken = Unsaved()
         with pytest.raises(RuntimeError, match="not now"):
-            manager.save()
-        manager.checkpoint.broken = 1
-        again = restarted(server)
-        assert w.read().tolist() == [4, 4]
-        assert manager.lost_updates == 1
-        manager.close()
-        strategy.close()
-        again.stop()
+            run.manager.save()
+        run.manager.checkpoint.broken = 1
+        run.restart()
+        assert run.w.read().tolist() == [3] * 4
+        assert run.manager.lost_updates == 1
 
 
-def test_updates_lost_with_a_server_that_ends_twice_are_counted_once(tmp_path: Path) -> None:
-    with servers(1) as (server,):
-        strategy = ParameterServerStrategy(resolver_of(server.address))
-        with strategy.scope():
-            w = hr.Variable(np.zeros(2, F32), name="w")
-        with hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path) as manager:
-            for _ in range(4):
-                w.assign_add(np.ones(2))
-            manager.save()
-            for _ in range(3):
-                w.assign_add(np.ones(2))
-            second = restarted(server)
-            assert w.read().tolist() == [4, 4]
-            assert manager.lost_updates == 3
-            for _ in range(2):
-                w.assign_add(np.ones(2))
-            third = restarted(second)
-            assert w.read().tolist() == [4, 4]
-            assert manager.lost_updates == 5
-        strategy.close()
-        third.stop()
+def test_updates_lost_with_a_server_that_ends_twice_are_counted_once(tmp_path):
+    with saving(tmp_path) as run:
+        for _ in range(4):
+            run.w.assign_add(np.ones(4))
+        run.manager.save()
+        for further, lost in ((3, 3), (2, 5)):
+            for _ in range(further):
+                run.w.assign_add(np.ones(4))
+            run.restart()
+            assert run.w.read().tolist() == [4] * 4
+            assert run.manager.lost_updates == lost
 
 
 def test_a_disk_that_is_full_leaves_the_checkpoint_before_as_it_was(tmp_path):
@@ -307,20 +270,14 @@ class Unsaved:
 
 
 def test_a_counter_that_no_checkpoint_has_starts_again_once_its_server_is_restored(tmp_path):
-    with servers(1) as (server,):
-        strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=20)
-        with strategy.scope():
-            w = hr.Variable(np.ones(2, F32), name="w")
+    with saving(tmp_path, server_timeout=20) as run:
+        with run.strategy.scope():
             sgd = hr.optimizers.SGD(1.0)
-        manager = hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path)
-        manager.save()
-        sgd.apply_gradients([(np.ones(2, F32), w)])
-        again = restarted(server)
+        run.manager.save()
+        sgd.apply_gradients([(np.ones(4, F32), run.w)])
+        run.restart()
         assert sgd.iterations == 0
-        assert sgd.apply_gradients([(np.ones(2, F32), w)]) == 1
-        manager.close()
-        strategy.close()
-        again.stop()
+        assert sgd.apply_gradients([(np.ones(4, F32), run.w)]) == 1
 
 
 def test_of_a_damaged_checkpoint_the_one_before_it_is_restored(tmp_path, caplog):
@@ -330,96 +287,64 @@ def test_of_a_damaged_checkpoint_the_one_before_it_is_restored(tmp_path, caplog)
         data[-1] ^= 1
         file.write_bytes(data)
 
-    def program(server):
-        strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=20)
-        with strategy.scope():
-            w = hr.Variable(np.zeros(2), name="w")
-        return strategy, w, hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path)
-
-    with servers(1) as (server,):
-        strategy, w, manager = program(server)
+    with saving(tmp_path, server_timeout=20) as run:
+        w, manager = run.w, run.manager
         for _ in range(2):
-            w.assign_add(np.ones(2))
+            w.assign_add(np.ones(4))
             manager.save()
-        w.assign_add(np.ones(2))
+        w.assign_add(np.ones(4))
         manager.save_increment()
         damage("ckpt-2+1")
         damage("ckpt-2")
-        again = restarted(server)
-        assert w.read().tolist() == [1, 1]
+        run.restart()
+        assert w.read().tolist() == [1] * 4
         assert "ckpt-2 cannot be restored, so the one before it is tried" in caplog.text
         assert manager.lost_updates == 2
         assert manager.save_increment().endswith("/ckpt-3"), "no increment of what is damaged"
-        manager.close()
-        strategy.close()
-        damage("ckpt-3")
-        again = restarted(again)
-        strategy, w, manager = program(again)
-        assert manager.restore_or_initialize().endswith("/ckpt-1")
-        assert w.read().tolist() == [1, 1]
+    damage("ckpt-3")
+    with saving(tmp_path) as run:
+        assert run.manager.restore_or_initialize().endswith("/ckpt-1")
+        assert run.w.read().tolist() == [1] * 4
         damage("ckpt-1")
         with pytest.raises(DataLossError, match=r"ckpt-3.*checksum"):
-            manager.restore_or_initialize()
-        manager.close()
-        strategy.close()
-        again.stop()
+            run.manager.restore_or_initialize()
 
 
 def test_a_server_that_came_back_is_noticed_without_anybody_asking(tmp_path):
-    with servers(1) as (server,):
-        strategy = ParameterServerStrategy(resolver_of(server.address))
-        with strategy.scope():
-            w = hr.Variable(np.ones(8, F32), name="w")
-        manager = hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path)
-        manager.save()
-        again = restarted(server)
-        until(lambda: manager._cluster.servers.lives.came_back(0))
-        assert (w.read() == 1).all()
-        strategy.close()
-        manager.close()
-        again.stop()
+    with saving(tmp_path, value=1) as run:
+        run.manager.save()
+        run.restart()
+        until(lambda: run.strategy.cluster.servers.lives.came_back(0))
+        assert (run.w.read() == 1).all()
 
 
 def test_what_was_never_saved_is_said_to_be_lost(tmp_path, caplog):
-    with servers(1) as (server,):
-        strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=0.5)
-        with strategy.scope():
-            w = hr.Variable(np.ones(8, F32), name="w")
-        with hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path):
-            again = restarted(server)
-            with pytest.raises(DataLossError, match="nobody restored what it held"):
-                w.read()
-            assert "saved and restored nothing yet" in caplog.text
-        strategy.close()
-        again.stop()
+    with saving(tmp_path, server_timeout=0.5) as run:
+        run.restart()
+        with pytest.raises(DataLossError, match="nobody restored what it held"):
+            run.w.read()
+        assert "saved and restored nothing yet" in caplog.text
 
 
 def test_what_another_program_made_again_is_not_put_back_to_what_was_saved(
     tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr("headrace.parameter_server.checkpoints._LOOK_SECONDS", 0.02)
-    with servers(1) as (server,):
-        strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=5)
-        with strategy.scope():
-            w = hr.Variable(np.ones(8, F32), name="w")
+    with saving(tmp_path, value=1, server_timeout=5) as run:
         looks = []
-        greet = strategy.cluster.servers.greet
-        monkeypatch.setattr(strategy.cluster.servers, "greet", lambda: (looks.append(1), greet()))
-        with hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path) as manager:
-            again = restarted(server)
-            until(lambda: len(looks) > 20)
-            assert caplog.text.count("trying again") == 1, "once a minute"
-            other = ParameterServerStrategy(resolver_of(again.address))
-            with other.scope():
-                hr.Variable(np.ones(8, F32), name="w")
-            other.close()
-            manager.save()
-            w.assign_add(np.ones(8, F32))
-            seen = len(looks)
-            until(lambda: len(looks) > seen + 2)
-            assert (w.read() == 2).all()
-        strategy.close()
-        again.stop()
+        servers = run.strategy.cluster.servers
+        greet = servers.greet
+        monkeypatch.setattr(servers, "greet", lambda: (looks.append(1), greet()))
+        again = run.restart()
+        until(lambda: len(looks) > 20)
+        assert caplog.text.count("trying again") == 1, "once a minute"
+        with strategy_at([again]) as other, other.scope():
+            hr.Variable(np.ones(4, F32), name="w")
+        run.manager.save()
+        run.w.assign_add(np.ones(4, F32))
+        seen = len(looks)
+        until(lambda: len(looks) > seen + 2)
+        assert (run.w.read() == 2).all()
 
 
 def test_the_iterator_of_checkpoints_yields_what_is_new(tmp_path, caplog):

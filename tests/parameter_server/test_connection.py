@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.parameter_server import operations as ops
+from headrace.parameter_server import specs
 from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.connection import Ask, Servers, may_be_repeated
 from headrace.parameter_server.messages import Elsewhere, SaveShards, ServerRequest
@@ -27,14 +29,15 @@ from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.store import Store
 from headrace.transport import zeromq
+from tests.parameter_server.small_cluster import in_threads, restarted, until
 from tests.parameter_server.small_cluster import servers as started
 
-KEY = ops.WriteKey(incarnation=1, closure=1, worker=0, number=0)
-STEP = ops.Step(iteration=0, learning_rate=0.1)
+KEY = specs.WriteKey(incarnation=1, closure=1, worker=0, number=0)
+STEP = specs.Step(iteration=0, learning_rate=0.1)
 
 
 def spec(name="w", shape=(4,), dtype="float32"):
-    return ops.ShardSpec(name=name, variable=name, shape=shape, dtype=dtype, variable_shape=shape)
+    return specs.ShardSpec(name=name, variable=name, shape=shape, dtype=dtype, variable_shape=shape)
 
 
 @pytest.fixture
@@ -56,13 +59,13 @@ def two():
         (ops.Scatter("w", "update"), True),
         (ops.Scatter("w", "mul"), False),
         (ops.Scatter("w", "mul", KEY), True),
-        (ops.Apply("w", "SGD", ops.SgdRule(), STEP), False),
-        (ops.Apply("w", "SGD", ops.SgdRule(), STEP, KEY), True),
+        (ops.Apply("w", "SGD", specs.SgdRule(), STEP), False),
+        (ops.Apply("w", "SGD", specs.SgdRule(), STEP, KEY), True),
         (ops.Count("n"), False),
         (ops.Count("n", 0), True),
         (ops.Count("n", 1, KEY), True),
         (ops.Lookup("t"), True),
-        (ops.ApplyIds("t", "SGD", ops.SgdRule(), STEP), False),
+        (ops.ApplyIds("t", "SGD", specs.SgdRule(), STEP), False),
         (ops.Describe(), True),
         (ops.Settle(1), True),
     ],
@@ -124,15 +127,11 @@ def test_the_error_of_one_server_leaves_the_others_usable(two):
 def test_many_threads_ask_at_the_same_time(two):
     _, servers = two
 
-    def count():
+    def count(number):
         for _ in range(50):
             servers.ask_all([Ask(0, ops.Count("n")), Ask(1, ops.Count("n"))])
 
-    threads = [threading.Thread(target=count) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(6, count)
     assert servers.ask(0, ops.Count("n", 0))[0].after == 300
     assert servers.ask(1, ops.Count("n", 0))[0].after == 300
 
@@ -140,19 +139,12 @@ def test_many_threads_ask_at_the_same_time(two):
 def test_a_server_that_is_not_there_yet_is_waited_for():
     address = reserved()
     servers = Servers([address], timeout=30)
-    late = []
-
-    def come_late():
+    with ThreadPoolExecutor(1) as threads, contextlib.closing(servers):
+        # May be done only once, and is not sent to nobody: so it is asked again.
+        answer = threads.submit(servers.ask, 0, ops.Count("n"))
         time.sleep(0.3)
-        late.append(ParameterServer(0, port=int(address.rpartition(":")[2])))
-
-    thread = threading.Thread(target=come_late)
-    thread.start()
-    # May be done only once, and was never sent: so it is asked again.
-    assert servers.ask(0, ops.Count("n"))[0].after == 1
-    thread.join()
-    servers.close()
-    late[0].stop()
+        with ParameterServer(0, port=int(address.rpartition(":")[2])):
+            assert answer.result(20)[0].after == 1
 
 
 def reserved() -> str:
@@ -181,10 +173,8 @@ def test_a_server_that_came_back_is_reported_once_and_restored_by_who_asked_for_
         told.append(server)
         servers.ask(server, ops.Create(spec()), value * 10)
 
-    servers.on_return(restore)
-    port = int(both[0].address.rpartition(":")[2])
-    both[0].stop()
-    again = ParameterServer(0, port=port)
+    servers.lives.on_return(restore)
+    again = both[0] = restarted(both[0])
     with caplog.at_level(logging.WARNING):
         assert servers.ask(0, ops.Read("w"))[1][0].tolist() == [0, 10, 20, 30]
         servers.ask(0, ops.Read("w"))
@@ -192,42 +182,30 @@ def test_a_server_that_came_back_is_reported_once_and_restored_by_who_asked_for_
     lost = [record for record in caplog.records if "was started again" in record.message]
     assert len(lost) == 1
     assert again.address in lost[0].message
-    again.stop()
 
 
 def test_what_a_server_lost_is_waited_for_until_somebody_restores_it(two):
     both, servers = two
     value = np.arange(4, dtype=np.float32)
     servers.ask(0, ops.Create(spec()), value)
-    port = int(both[0].address.rpartition(":")[2])
-    both[0].stop()
-    again = ParameterServer(0, port=port)
-    other = Servers([again.address], timeout=20)
-
-    def restore():
+    both[0] = restarted(both[0])
+    other = Servers([both[0].address], timeout=20)
+    with ThreadPoolExecutor(1) as threads, contextlib.closing(other):
+        answer = threads.submit(servers.ask, 0, ops.Read("w"))
         time.sleep(0.3)
         other.ask(0, ops.Create(spec()), value + 1)
-
-    thread = threading.Thread(target=restore)
-    thread.start()
-    assert servers.ask(0, ops.Read("w"))[1][0].tolist() == [1, 2, 3, 4]
-    thread.join()
-    other.close()
-    again.stop()
+        assert answer.result(20)[1][0].tolist() == [1, 2, 3, 4]
 
 
 def test_what_nobody_restores_is_missed_in_the_end_and_what_never_was_at_once(two):
     both, servers = two
     servers.timeout = 0.4
     servers.ask(0, ops.Create(spec()), np.zeros(4, np.float32))
-    port = int(both[0].address.rpartition(":")[2])
-    both[0].stop()
-    again = ParameterServer(0, port=port)
+    both[0] = restarted(both[0])
     with pytest.raises(DataLossError, match="nobody restored"):
         servers.ask(0, ops.Read("w"))
     with pytest.raises(NotFoundError):
         servers.ask(1, ops.Read("w"))
-    again.stop()
 
 
 class Interrupted:
@@ -320,44 +298,24 @@ def test_long_silence_of_a_server_that_saves_is_said_as_well(answering, monkeypa
     monkeypatch.setattr("headrace.parameter_server.server_files._SLICE_SECONDS", 0.02)
 
     servers = answering(lambda message: None, 20)
-    raised = []
-
-    def save():
-        try:
-            ask_for_files(servers, [0], lambda server, life: SaveShards("", "", (), ()))
-        except CancelledError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=save)
-    thread.start()
-    until = time.monotonic() + 10
-    while "has not answered" not in caplog.text and time.monotonic() < until:
-        time.sleep(0.01)
-    servers.close()
-    thread.join(10)
-    assert len(raised) == 1
-    assert "has not answered" in caplog.text
+    save = SaveShards("", "", (), ())
+    with ThreadPoolExecutor(1) as threads:
+        saved = threads.submit(ask_for_files, servers, [0], lambda server, life: save)
+        until(lambda: "has not answered" in caplog.text)
+        servers.close()
+        assert isinstance(saved.exception(10), CancelledError)
     assert "it was asked to save or restore shards" in caplog.text
 
 
 def test_who_waits_is_released_when_the_connection_is_closed(monkeypatch):
     servers = Servers([reserved()], timeout=60)
-    caught = []
     pause, waits = servers.pause, threading.Event()
     monkeypatch.setattr(servers, "pause", lambda seconds: (waits.set(), pause(seconds)))
-
-    def wait():
-        try:
-            servers.greet()
-        except CancelledError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    assert waits.wait(10)
-    servers.close()
-    thread.join(10)
-    assert len(caught) == 1
+    with ThreadPoolExecutor(1) as threads:
+        greeted = threads.submit(servers.greet)
+        assert waits.wait(10)
+        servers.close()
+        assert isinstance(greeted.exception(10), CancelledError)
     with pytest.raises(CancelledError, match="closed"):
         servers.greet()
 
@@ -374,19 +332,14 @@ def test_long_silence_is_said_with_who_and_what(interrupted, caplog, monkeypatch
         return ops.Counted(0, 1), []
 
     server.store.carry_out = stand_still
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(servers.ask(0, ops.Count("n"))))
-    with caplog.at_level(logging.WARNING):
-        thread.start()
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(servers.ask, 0, ops.Count("n"))
         assert begun.wait(10)
-        until = time.monotonic() + 10
-        while "has not answered" not in caplog.text and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: "has not answered" in caplog.text)
         go_on.set()
-        thread.join()
+        assert answer.result(10)[0].after == 1
     assert f"parameter server 0 at {servers.addresses[0]} has not answered" in caplog.text
     assert "Count" in caplog.text
-    assert answers[0][0].after == 1
 
 
 @pytest.mark.parametrize(
@@ -406,23 +359,19 @@ def test_arguments_that_make_no_sense_are_refused(addresses, timeout, kind):
 def test_a_server_that_came_back_is_told_which_coordinators_are_over(two):
     both, servers = two
     desk = ClosureServers(servers, 7)
-    late = ops.WriteKey(incarnation=6, closure=1, worker=0, number=0)
+    late = specs.WriteKey(incarnation=6, closure=1, worker=0, number=0)
     with pytest.raises(AbortedError):
         servers.ask(0, ops.Count("n", 1, late))
-    port = int(both[0].address.rpartition(":")[2])
-    both[0].stop()
-    with ParameterServer(0, port=port):
-        servers.ask(0, ops.Count("n", 0))
-        with pytest.raises(AbortedError):
-            servers.ask(0, ops.Count("n", 1, late))
-        desk.fence(3)
-        with pytest.raises(AbortedError):
-            servers.ask(
-                0, ops.Count("n", 1, msgspec.structs.replace(late, incarnation=7, worker=3))
-            )
-        servers.ask(0, ops.Count("n", 1, msgspec.structs.replace(late, incarnation=7)))
-        desk.settle([], 2)
-        assert servers.ask(0, ops.Describe())[0].keys == 0
+    both[0] = restarted(both[0])
+    servers.ask(0, ops.Count("n", 0))
+    with pytest.raises(AbortedError):
+        servers.ask(0, ops.Count("n", 1, late))
+    desk.fence(3)
+    with pytest.raises(AbortedError):
+        servers.ask(0, ops.Count("n", 1, msgspec.structs.replace(late, incarnation=7, worker=3)))
+    servers.ask(0, ops.Count("n", 1, msgspec.structs.replace(late, incarnation=7)))
+    desk.settle([], 2)
+    assert servers.ask(0, ops.Describe())[0].keys == 0
 
 
 def test_a_closure_waits_for_what_was_lost_also_on_a_server_that_it_meets_first(two, monkeypatch):

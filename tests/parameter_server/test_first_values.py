@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.parameter_server.operations import Constant, Normal, Uniform, Zeros
+from headrace.parameter_server.specs import Constant, Normal, Uniform, Zeros
 from headrace.parameter_server.table_rows import fill, first_rows
 
 F = np.dtype(np.float32)

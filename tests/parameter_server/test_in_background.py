@@ -114,6 +114,19 @@ def in_background(in_flight: int = 2, rate: float = 1.0) -> Any:
     return hr.optimizers.InBackground(hr.optimizers.SGD(rate), in_flight)
 
 
+def fail_steps(unsteady: Unsteady) -> Any:
+    """Have steps fail, until what is returned is put back."""
+    carry_out = unsteady.store.carry_out
+
+    def fail(operation: Any, arrays: Any) -> Any:
+        if isinstance(operation, Apply):
+            raise InvalidArgumentError("no such step")
+        return carry_out(operation, arrays)
+
+    unsteady.store.carry_out = fail  # type: ignore[method-assign]
+    return carry_out
+
+
 def test_a_function_goes_on_before_its_step_is_answered(unsteady, variable, attempt):
     later = in_background()
     unsteady.goes_on.clear()
@@ -152,14 +165,7 @@ def test_what_the_function_reads_has_the_step_in_it(variable, attempt):
 
 
 def test_a_step_that_fails_is_raised_once_when_it_is_waited_for(unsteady, variable, attempt):
-    carry_out = unsteady.store.carry_out
-
-    def fail(operation: Any, arrays: Any) -> Any:
-        if isinstance(operation, Apply):
-            raise InvalidArgumentError("no such step")
-        return carry_out(operation, arrays)
-
-    unsteady.store.carry_out = fail
+    carry_out = fail_steps(unsteady)
     later = in_background()
     later.apply_gradients([(ONES, variable)])
     assert variable.read().tolist() == [0, 0]
@@ -237,7 +243,7 @@ def test_a_step_that_was_begun_long_ago_waits_for_its_server_as_others_do(
 
 def test_an_answer_of_a_life_that_is_over_brings_it_back_for_nobody(unsteady, strategy, variable):
     returned: list[int] = []
-    strategy.cluster.servers.on_return(returned.append)
+    strategy.cluster.servers.lives.on_return(returned.append)
     with writing_as(ORIGIN) as attempt:
         in_background().apply_gradients([(ONES, variable)])
         while not unsteady.store.counters:
@@ -315,15 +321,8 @@ def test_replicas_read_what_was_begun_before_them(unsteady, variable, attempt):
 @pytest.mark.parametrize("fate", ["answer", "lose the answer", "fail"])
 @pytest.mark.parametrize("is_flushed", [True, False])
 def test_gradients_are_let_go_with_their_function(unsteady, variable, fate, is_flushed):
-    carry_out = unsteady.store.carry_out
-
-    def fail(operation: Any, arrays: Any) -> Any:
-        if isinstance(operation, Apply):
-            raise InvalidArgumentError("no such step")
-        return carry_out(operation, arrays)
-
     if fate == "fail":
-        unsteady.store.carry_out = fail
+        fail_steps(unsteady)
     else:
         unsteady.fates = iter([fate])
 

@@ -5,13 +5,9 @@ import threading
 
 from headrace.distribute.context import here
 from headrace.distribute.mirrored import MirroredStrategy
-from headrace.parameter_server.operations import WriteKey
 from headrace.parameter_server.origin import Origin, in_closure, next_key, writing_as
-
-
-def test_outside_of_closures_writes_have_no_key():
-    assert next_key("w") is None
-    assert in_closure() is None
+from headrace.parameter_server.specs import WriteKey
+from tests.parameter_server.small_cluster import in_threads
 
 
 def test_each_write_of_a_closure_to_one_target_has_the_next_number():
@@ -24,14 +20,6 @@ def test_each_write_of_a_closure_to_one_target_has_the_next_number():
     ]
 
 
-def test_another_attempt_elsewhere_counts_again_from_the_start():
-    def attempt(worker):
-        with writing_as(Origin(1, 9, worker)):
-            return [next_key("w").number for _ in range(3)]
-
-    assert attempt(0) == attempt(5) == [0, 1, 2]
-
-
 def test_a_closure_ends_with_its_block_also_inside_another():
     with writing_as(Origin(1, 1, 0)):
         with writing_as(Origin(1, 2, 0)):
@@ -40,21 +28,13 @@ def test_a_closure_ends_with_its_block_also_inside_another():
         assert in_closure().closure == 1
         assert next_key("w").number == 0
     assert in_closure() is None
+    assert next_key("w") is None
 
 
 def test_threads_that_take_the_context_over_count_together():
     with writing_as(Origin(1, 1, 0)):
         context = contextvars.copy_context()
-        found = []
-
-        def write(context):
-            found.append(context.run(next_key, "w"))
-
-        threads = [threading.Thread(target=write, args=[context.copy()]) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        found = in_threads(8, lambda number: context.copy().run(next_key, "w"))
     assert sorted(key.number for key in found) == list(range(8))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.parameter_server.lives import Leaders, Lives
 from headrace.parameter_server.messages import CarryOut
-from headrace.parameter_server.seats import START, Admission, Role, Seat, has_all, joined
+from headrace.parameter_server.seats import Admission, Role, Seat
 
 
 class Server:
@@ -206,11 +206,3 @@ def test_what_was_acknowledged_is_never_missing_without_an_error(first_seed: int
             assert storm.acknowledged > carried_out + 10
     assert acknowledged > 1000
     assert outdated > 10
-
-
-def test_positions_of_replicas_that_parted_do_not_include_each_other() -> None:
-    assert has_all((3, 2), (3, 2))
-    assert has_all((3, 2), START)
-    assert not has_all((4, 0), (3, 2))
-    assert not has_all((3, 2), (4, 0))
-    assert joined((4, 0), (3, 2)) == (4, 2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import itertools
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -14,31 +16,30 @@ import headrace as hr
 from headrace.errors import AbortedError
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
-from headrace.parameter_server.strategy import ParameterServerStrategy
-from tests.parameter_server.server_process import Process
-from tests.parameter_server.small_cluster import resolver_of
+from headrace.parameter_server.pushing import ClosureServers
+from tests.coordinator.processes import Task
+from tests.parameter_server.small_cluster import strategy_at, until
 
 F32 = np.float32
 MIB = 1 << 20
+#: Of coordinators: the servers are those of several tests, and refuse earlier ones.
+INCARNATIONS = itertools.count(1)
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[list[Process]]:
-    started = [Process(0), Process(1)]
-    yield started
-    for each in started:
-        each.end()
+def processes() -> Iterator[list[Task]]:
+    with Task("ps", 0) as first, Task("ps", 1) as second:
+        first.wait_until_ready()
+        second.wait_until_ready()
+        yield [first, second]
 
 
 @pytest.fixture
 def strategy(processes):
-    made = ParameterServerStrategy(
-        resolver_of(*(each.address for each in processes)), FixedShardsPartitioner(2)
-    )
-    yield made
-    made.close()
+    with strategy_at(processes, FixedShardsPartitioner(2)) as made:
+        yield made
 
 
 def test_large_values_go_there_and_back_whole(strategy):
@@ -54,45 +55,22 @@ def test_large_values_go_there_and_back_whole(strategy):
     assert np.array_equal(v.gather(ids), (value - 3)[ids])
 
 
-def test_many_threads_push_and_nothing_is_lost(strategy):
-    with strategy.scope():
-        v = hr.Variable(np.zeros((1000, 64), F32), name="pushed")
-    ones = np.ones((1000, 64), F32)
-
-    def push():
-        sgd = hr.optimizers.SGD(1.0, name="pushed")
-        for _ in range(25):
-            sgd.apply_gradients([(ones, v)])
-
-    threads = [threading.Thread(target=push) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (v.read() == -100).all()
-
-
 def test_a_read_is_never_half_of_a_write(strategy, processes):
-    whole = ParameterServerStrategy(resolver_of(processes[0].address))
-    with whole.scope():
-        v = hr.Variable(np.zeros(MIB, F32), name="whole")
-    done = threading.Event()
+    with strategy_at(processes[:1]) as whole, ThreadPoolExecutor(1) as threads:
+        with whole.scope():
+            v = hr.Variable(np.zeros(MIB, F32), name="whole")
 
-    def write():
-        for number in range(30):
-            v.assign(np.full(MIB, number, F32))
-        done.set()
+        def write():
+            for number in range(30):
+                v.assign(np.full(MIB, number, F32))
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    reads = 0
-    while not done.is_set() or not reads:
-        found = v.read()
-        assert found[0] == found[-1] == found[MIB // 2]
-        assert (found == found[0]).all()
-        reads += 1
-    thread.join()
-    whole.close()
+        writing = threads.submit(write)
+        reads = 0
+        while not writing.done() or not reads:
+            found = v.read()
+            assert found[0] == found[-1] == found[MIB // 2]
+            assert (found == found[0]).all()
+            reads += 1
 
 
 def test_a_server_that_stands_still_is_waited_for(strategy, processes):
@@ -109,126 +87,105 @@ def test_a_server_that_stands_still_is_waited_for(strategy, processes):
 
 
 @pytest.fixture
-def mortal() -> Iterator[Process]:
+def mortal() -> Iterator[Task]:
     """A server that may be killed: what is started again belongs to the test."""
-    process = Process(0)
-    yield process
-    process.end()
+    with Task("ps", 0) as process:
+        process.wait_until_ready()
+        yield process
 
 
 def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes, mortal, caplog):
-    strategy, other = (
-        ParameterServerStrategy(
-            resolver_of(mortal.address, processes[1].address), FixedShardsPartitioner(2)
-        )
-        for _ in range(2)
-    )
-    start = np.arange(8, dtype=F32)
-    with strategy.scope():
-        v = hr.Variable(start, name="killed")
-    mortal.kill()
-    found = []
+    servers, halves = [mortal, processes[1]], FixedShardsPartitioner(2)
+    start, incarnation = np.arange(8, dtype=F32), next(INCARNATIONS)
+    with strategy_at(servers, halves) as strategy, strategy_at(servers, halves) as other:
+        with strategy.scope():
+            v = hr.Variable(start, name="killed")
+        mortal.kill()
 
-    def train():
-        with writing_as(Origin(strategy.incarnation, 1, 0)):
-            v.assign_add(np.ones(8))
-            found.append(v.read())
+        def train():
+            with writing_as(Origin(incarnation, 1, 0)):
+                v.assign_add(np.ones(8))
+                return v.read().tolist()
 
-    def restore(server):
-        with other.scope():
-            hr.Variable(start * 10, name="killed")
+        def restore(server):
+            with other.scope():
+                hr.Variable(start * 10, name="killed")
 
-    strategy.cluster.servers.on_return(restore)
-    thread = threading.Thread(target=train)
-    with caplog.at_level(logging.WARNING):
-        thread.start()
-        thread.join(0.2)
-        assert thread.is_alive(), "it waits"
-        mortal.start()
-        thread.join(20)
-    assert [value.tolist() for value in found] == [[1, 11, 21, 31, 5, 6, 7, 8]]
-    lost = f"parameter server 0 at {mortal.address} was started again"
-    assert any(lost in record.message for record in caplog.records)
-    other.close()
-    strategy.close()
+        strategy.cluster.servers.lives.on_return(restore)
+        with ThreadPoolExecutor(1) as threads:
+            found = threads.submit(train)
+            time.sleep(0.2)
+            assert not found.done(), "it waits"
+            mortal.start()
+            assert found.result(20) == [1, 11, 21, 31, 5, 6, 7, 8]
+    assert f"parameter server 0 at {mortal.address} was started again" in caplog.text
 
 
 def test_a_server_that_is_killed_in_the_middle_of_training_goes_back_to_the_last_increment(
     processes, mortal, tmp_path
 ):
-    strategy = ParameterServerStrategy(
-        resolver_of(mortal.address, processes[1].address), FixedShardsPartitioner(2)
-    )
-    with strategy.scope():
-        w = hr.Variable(np.zeros((1000, 64), F32), name="trained")
-    sgd = hr.optimizers.SGD(1.0, name="trained")
-    manager = hr.CheckpointManager(hr.Checkpoint(w=w, sgd=sgd), tmp_path, incremental_seconds=0.1)
-    done = threading.Event()
-    steps = 0
+    servers, halves = [mortal, processes[1]], FixedShardsPartitioner(2)
+    with strategy_at(servers, halves) as strategy, ExitStack() as stack:
+        with strategy.scope():
+            w = hr.Variable(np.zeros((1000, 64), F32), name="trained")
+        sgd = hr.optimizers.SGD(1.0, name="trained")
+        checkpoint = hr.Checkpoint(w=w, sgd=sgd)
+        manager = stack.enter_context(
+            hr.CheckpointManager(checkpoint, tmp_path, incremental_seconds=0.1)
+        )
+        done = threading.Event()
+        steps, incarnation = 0, next(INCARNATIONS)
 
-    def train():
-        nonlocal steps
-        while not done.is_set():
-            with writing_as(Origin(strategy.incarnation, steps, 0)):
-                sgd.apply_gradients([(np.ones((1000, 64), F32), w)])
-            steps += 1
+        def train():
+            nonlocal steps
+            while not done.is_set():
+                with writing_as(Origin(incarnation, steps, 0)):
+                    sgd.apply_gradients([(np.ones((1000, 64), F32), w)])
+                steps += 1
 
-    def wait_for(condition):
-        until = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < until
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    wait_for(lambda: manager.latest_increment)
-    mortal.kill()
-    at_loss = steps
-    mortal.start()
-    wait_for(lambda: steps > at_loss + 20)
-    done.set()
-    thread.join(10)
-    value = w.read()
-    # The server that stayed has lost nothing; of the other each row is of one moment, and what is
-    # missing was pushed after the last increment and before the loss.
-    assert (value[500:] == -steps).all()
-    assert (value[:500] == value[0, 0]).all()
-    assert at_loss < steps
-    assert manager.lost_updates <= value[0, 0] + steps <= at_loss + 1
-    path = manager.save()
-    with strategy.scope():
-        other = hr.Variable(np.zeros((1000, 64), F32), name="read")
-    hr.Checkpoint(w=other).restore(path)
-    assert np.array_equal(other.read(), value)
-    manager.close()
-    strategy.close()
+        thread = threading.Thread(target=train)
+        thread.start()
+        until(lambda: manager.latest_increment)
+        mortal.kill()
+        at_loss = steps
+        mortal.start()
+        until(lambda: steps > at_loss + 20, 30)
+        done.set()
+        thread.join(10)
+        value = w.read()
+        # The server that stayed has lost nothing; of the other each row is of one moment, and what
+        # is missing was pushed after the last increment and before the loss.
+        assert (value[500:] == -steps).all()
+        assert (value[:500] == value[0, 0]).all()
+        assert at_loss < steps
+        assert manager.lost_updates <= value[0, 0] + steps <= at_loss + 1
+        path = manager.save()
+        with strategy.scope():
+            other = hr.Variable(np.zeros((1000, 64), F32), name="read")
+        hr.Checkpoint(w=other).restore(path)
+        assert np.array_equal(other.read(), value)
 
 
 @pytest.mark.catalogue("4.3.19")
 def test_a_new_coordinator_restores_the_servers_and_fences_the_one_before(processes, tmp_path):
-    old, new = (
-        ParameterServerStrategy(resolver_of(*(each.address for each in processes)))
-        for _ in range(2)
-    )
-    new.incarnation = old.incarnation + 1
-    with old.scope():
-        v = hr.Variable(np.zeros(4, F32), name="fenced")
-    assert old.closure_servers
-    v.assign(np.full(4, 7))
-    hr.CheckpointManager(hr.Checkpoint(v=v), tmp_path).save()
-    with writing_as(Origin(old.incarnation, 5, 0)):
-        v.assign_add(np.ones(4))
-    assert new.closure_servers
-    with new.scope():
-        again = hr.Variable(np.zeros(4, F32), name="fenced")
-    hr.CheckpointManager(hr.Checkpoint(v=again), tmp_path).restore_or_initialize()
-    with (
-        writing_as(Origin(old.incarnation, 6, 0)),
-        pytest.raises(AbortedError, match="incarnation"),
-    ):
-        v.assign_add(np.ones(4))
-    with writing_as(Origin(new.incarnation, 5, 0)):
-        again.assign_add(np.ones(4))
-    assert again.read().tolist() == [8] * 4
-    old.close()
-    new.close()
+    with strategy_at(processes) as old, strategy_at(processes) as new:
+        before, now = next(INCARNATIONS), next(INCARNATIONS)
+        with old.scope():
+            v = hr.Variable(np.zeros(4, F32), name="fenced")
+        ClosureServers(old.cluster.servers, before)
+        v.assign(np.full(4, 7))
+        hr.CheckpointManager(hr.Checkpoint(v=v), tmp_path).save()
+        with writing_as(Origin(before, 5, 0)):
+            v.assign_add(np.ones(4))
+        ClosureServers(new.cluster.servers, now)
+        with new.scope():
+            again = hr.Variable(np.zeros(4, F32), name="fenced")
+        hr.CheckpointManager(hr.Checkpoint(v=again), tmp_path).restore_or_initialize()
+        with (
+            writing_as(Origin(before, 6, 0)),
+            pytest.raises(AbortedError, match="incarnation"),
+        ):
+            v.assign_add(np.ones(4))
+        with writing_as(Origin(now, 5, 0)):
+            again.assign_add(np.ones(4))
+        assert again.read().tolist() == [8] * 4

@@ -18,7 +18,7 @@ from headrace.parameter_server.current import Cluster, enter, leave
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from headrace.parameter_server.strategy import ParameterServerStrategy
-from tests.parameter_server.small_cluster import cluster, resolver_of, servers
+from tests.parameter_server.small_cluster import cluster, resolver_of, servers, strategy_at
 
 ONE = {"worker": ["a:1"], "ps": ["b:1"]}
 
@@ -213,41 +213,29 @@ def test_a_name_that_a_part_of_another_variable_has_is_refused():
 
 def test_a_name_that_is_taken_by_another_variable_is_refused_wherever_its_parts_are():
     with servers(3) as started:
-        resolver = resolver_of(*(each.address for each in started))
-        parted = FixedShardsPartitioner(2)
-        first, same, other, later = (
-            ParameterServerStrategy(resolver, how) for how in (None, None, parted, None)
-        )
-        with first.scope():
+        with strategy_at(started) as first, first.scope():
             hr.Variable(np.ones((4, 2)), name="v")
-        with same.scope():
+        with strategy_at(started) as same, same.scope():
             assert hr.Variable(np.zeros((4, 2)), name="v").read().sum() == 8
         found = r"'v' of shape \(4, 2\) and dtype float64 in 1 shard, .* cannot be made of "
-        with other.scope():
+        with strategy_at(started, FixedShardsPartitioner(2)) as other, other.scope():
             with pytest.raises(AlreadyExistsError, match=found + r"shape \(4, 2\).* in 2 shards"):
                 hr.Variable(np.zeros((4, 2)), name="v")
             with pytest.raises(AlreadyExistsError, match=found + r"shape \(3,\) and dtype int64"):
                 hr.Variable(np.zeros(3, int), name="v")
-        with later.scope():
+        with strategy_at(started) as later, later.scope():
             hr.Variable(0.0, name="u")
             with pytest.raises(AlreadyExistsError, match=r"'v' on server 0, and .* on server 1"):
                 hr.Variable(np.zeros((4, 2)), name="v")
-        for each in (first, same, other, later):
-            each.close()
 
 
 def test_a_table_that_is_there_in_another_form_is_said_to_differ_in_what():
     with servers(1) as (server,):
-        first, second = (ParameterServerStrategy(resolver_of(server.address)) for _ in range(2))
-        with first.scope():
+        with strategy_at([server]) as first, first.scope():
             hr.EmbeddingTable(2, name="t")
-        with (
-            second.scope(),
-            pytest.raises(AlreadyExistsError, match=r"table t that .*: with dim=2, and not 3"),
-        ):
+        differs = pytest.raises(AlreadyExistsError, match=r"table t that .*: with dim=2, and not 3")
+        with strategy_at([server]) as second, second.scope(), differs:
             hr.EmbeddingTable(3, name="t")
-        first.close()
-        second.close()
 
 
 def test_a_variable_of_each_workers_own_needs_a_coordinator():

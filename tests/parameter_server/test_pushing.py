@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -11,17 +10,10 @@ from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from headrace.parameter_server.pushing import Gradient
-from headrace.parameter_server.strategy import ParameterServerStrategy
-from tests.parameter_server.small_cluster import cluster, resolver_of
+from tests.parameter_server.small_cluster import cluster, in_threads, strategy_at
 from tests.parameter_server.small_cluster import servers as parameter_servers
 
 F32 = np.float32
-
-
-@pytest.fixture
-def strategy():
-    with cluster(2, FixedShardsPartitioner(2)) as made:
-        yield made
 
 
 @pytest.fixture
@@ -64,13 +56,6 @@ def test_shards_on_servers_learn_as_one_array_does(make):
     assert not np.array_equal(found[0], np.ones((5, 2), F32))
 
 
-@pytest.mark.catalogue("2.7.9")
-def test_rows_are_changed_once_however_often_they_stand_there(weights):
-    slices = hr.IndexedSlices(np.ones((4, 2), F32), [4, 0, 4, 4], dense_shape=(5, 2))
-    hr.optimizers.SGD(1.0).apply_gradients([(slices, weights)])
-    assert weights.read()[:, 0].tolist() == [-1, 0, 0, 0, -3]
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -111,16 +96,12 @@ def test_several_variables_take_one_step_together(weights, bias):
 
 @pytest.mark.catalogue("3.8.13")
 def test_one_counter_counts_for_all_who_push(weights):
-    def push():
+    def push(number):
         optimizer = hr.optimizers.SGD(1.0, name="shared")
         for _ in range(20):
             optimizer.apply_gradients([(np.ones((5, 2), F32), weights)])
 
-    threads = [threading.Thread(target=push) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, push)
     last = hr.optimizers.SGD(1.0, name="shared")
     assert last.apply_gradients([(np.zeros((5, 2), F32), weights)]) == 81
     assert (weights.read() == -80).all()
@@ -207,7 +188,7 @@ def test_a_closure_that_is_tried_again_takes_its_step_once(strategy, weights, ma
     optimizer = pickle.loads(pickle.dumps(make()))
     found = []
     for worker in (0, 1):
-        with writing_as(Origin(strategy.incarnation, 5, worker)):
+        with writing_as(Origin(1, 5, worker)):
             optimizer.apply_gradients([(np.ones((5, 2), F32), weights)])
             optimizer.apply_gradients([(hr.IndexedSlices(np.ones((1, 2), F32), [3]), weights)])
         found.append(weights.read())
@@ -310,15 +291,6 @@ def test_slices_are_what_they_say():
         hr.IndexedSlices(np.ones((1, 2)), [0, 1])
 
 
-def test_an_optimizer_of_the_scope_knows_the_steps_that_others_took(strategy, weights):
-    with strategy.scope():
-        mine = hr.optimizers.SGD(0.5)
-    assert mine.iterations == 0
-    elsewhere = pickle.loads(pickle.dumps(mine))
-    elsewhere.apply_gradients([(np.ones((5, 2), F32), weights)])
-    assert mine.iterations == 1
-
-
 def test_optimizers_of_one_given_name_share_steps_and_must_be_of_one_class(weights):
     mine, other = hr.optimizers.SGD(0.5, name="one"), hr.optimizers.SGD(0.1, name="one")
     other.apply_gradients([(np.ones((5, 2), F32), weights)])
@@ -347,18 +319,17 @@ def test_each_optimizer_without_a_name_counts_its_own_steps(made):
 
 def test_a_count_of_an_earlier_program_is_logged_and_one_that_is_restored_is_not(tmp_path, caplog):
     def program(restores):
-        strategy = ParameterServerStrategy(resolver_of(*(each.address for each in started)))
-        with strategy.scope():
-            weights = hr.Variable(np.zeros(3), name="weights")
-        optimizer, other = hr.optimizers.Adam(0.1), hr.optimizers.Adam(0.1)
-        checkpoint = hr.Checkpoint(weights=weights, optimizer=optimizer)
-        if restores:
-            checkpoint.restore(tmp_path / "ckpt-1")
-        caplog.clear()
-        for _ in range(3):
-            taken = optimizer.apply_gradients([(np.ones(3), weights)])
-        checkpoint.save(tmp_path / "ckpt-1")
-        strategy.close()
+        with strategy_at(started) as strategy:
+            with strategy.scope():
+                weights = hr.Variable(np.zeros(3), name="weights")
+            optimizer, other = hr.optimizers.Adam(0.1), hr.optimizers.Adam(0.1)
+            checkpoint = hr.Checkpoint(weights=weights, optimizer=optimizer)
+            if restores:
+                checkpoint.restore(tmp_path / "ckpt-1")
+            caplog.clear()
+            for _ in range(3):
+                taken = optimizer.apply_gradients([(np.ones(3), weights)])
+            checkpoint.save(tmp_path / "ckpt-1")
         assert (optimizer.name, other.name) == ("Adam", "Adam_1")
         return taken, [text for text in caplog.messages if "continues at step" in text]
 
@@ -379,14 +350,6 @@ def test_with_two_clusters_an_optimizer_made_outside_of_both_does_not_guess(weig
             optimizer.iterations  # noqa: B018
         optimizer.apply_gradients([(np.ones((5, 2), F32), weights)])
         assert optimizer.iterations == 1
-
-
-def test_two_optimizers_of_one_scope_do_not_count_each_others_steps(strategy, weights):
-    with strategy.scope():
-        first, second = hr.optimizers.Adam(0.1), hr.optimizers.Adam(0.1)
-    first.apply_gradients([(np.ones((5, 2), F32), weights)])
-    assert (first.name, second.name) == ("Adam", "Adam_1")
-    assert (first.iterations, second.iterations) == (1, 0)
 
 
 def test_from_one_to_four_servers_a_step_asks_each_once_and_bytes_stay_the_same():

@@ -11,8 +11,9 @@ import pytest
 import headrace as hr
 from headrace.errors import UnavailableError
 from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.operations import Done, Gather, Read
+from headrace.parameter_server.operations import Gather, Read
 from headrace.parameter_server.read_cache import ask_together, cached_reads
+from headrace.serving.call import Done
 from tests.parameter_server.small_cluster import cluster
 
 

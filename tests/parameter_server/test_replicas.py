@@ -17,10 +17,9 @@ from headrace.parameter_server.operations import Describe
 from headrace.parameter_server.seats import Admission, Role, Seat
 from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.strategy import ParameterServerStrategy
-from headrace.transport import address as addresses
 from headrace.transport import zeromq
 from headrace.transport.security import Security, new_keys
-from tests.parameter_server.small_cluster import resolver_of
+from tests.parameter_server.small_cluster import is_whole, resolver_of, restarted, until
 
 SECONDS = 30.0
 
@@ -78,24 +77,18 @@ class Servers:
         self.running[index].stop()
 
     def start(self, index: int) -> None:
-        _, port = addresses.split(self.addresses[index])
-        self.running[index] = ParameterServer(index, port=port, security=self.security)
+        self.running[index] = restarted(self.running[index], security=self.security)
+
+    def lose_all(self) -> None:
+        """Stop them all, and start them again, empty."""
+        for each in self.running:
+            each.stop()
+        for index in range(len(self.running)):
+            self.start(index)
 
     def wait_until_whole(self) -> None:
         """Wait until each store is on two servers."""
-        count = len(self.running)
-        deadline = time.monotonic() + SECONDS
-        while True:
-            words = [
-                each.status().seats.get(store)
-                for store in range(count)
-                for each in (self.running[store], self.running[(store + 1) % count])
-            ]
-            pairs = zip(words[::2], words[1::2], strict=True)
-            if all(set(pair) == {"leads", "follows"} for pair in pairs):
-                return
-            assert time.monotonic() < deadline, words
-            time.sleep(0.01)
+        until(lambda: is_whole([each.status().seats for each in self.running]), SECONDS)
 
 
 @contextmanager
@@ -257,10 +250,7 @@ def test_what_both_servers_had_comes_from_a_checkpoint(tmp_path: Path) -> None:
         with hr.CheckpointManager(checkpoint, tmp_path, incremental_seconds=None) as manager:
             manager.save()
             _written(*made)
-            for index in range(2):
-                servers.stop(index)
-            for index in range(2):
-                servers.start(index)
+            servers.lose_all()
             _same(_read(*made), there)
             # It was restored into both.
             servers.wait_until_whole()
@@ -286,8 +276,5 @@ def test_an_increment_after_a_loss_has_what_was_written_before_it(tmp_path: Path
             servers.start(0)
             manager.save_increment()
             _written(*made)
-            for index in range(2):
-                servers.stop(index)
-            for index in range(2):
-                servers.start(index)
+            servers.lose_all()
             _same(_read(*made), there)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.parameter_server.operations import AdamRule, SgdRule, Step
 from headrace.parameter_server.rules import (
     BLOCK_ELEMENTS,
     apply_dense,
@@ -19,7 +18,7 @@ from headrace.parameter_server.rules import (
     slots_of,
     update_average,
 )
-from headrace.parameter_server.specs import working_dtype
+from headrace.parameter_server.specs import AdamRule, SgdRule, Step, working_dtype
 from tests.parameter_server.optimizers_in_use import OPTIMIZERS, first_value, gradient
 
 REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import pickle
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.parameter_server import schedules
 from tests.parameter_server.optimizers_in_use import SCHEDULES
 
 REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text())["schedules"]
@@ -47,7 +45,3 @@ def test_a_schedule_is_a_value(case):
 def test_wrong_arguments_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make(hr.optimizers.schedules)
-
-
-def test_examples_in_docstrings_give_what_they_say():
-    assert doctest.testmod(schedules).failed == 0

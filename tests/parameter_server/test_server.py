@@ -1,22 +1,29 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from headrace.errors import FailedPreconditionError, UnauthenticatedError
 from headrace.parameter_server import operations as ops
-from headrace.parameter_server.applying import Applying, Kept
+from headrace.parameter_server import specs
+from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.messages import ArrayForm, CarryOut, Reborn
 from headrace.parameter_server.server import ParameterServer
+from headrace.parameter_server.store import Store
+from headrace.serving.call import Done
 from headrace.transport.channel import Request
 from headrace.transport.security import Security, new_keys
+from tests.parameter_server.small_cluster import until
 
-SPEC = ops.ShardSpec(name="w", variable="w", shape=(3,), dtype="float32", variable_shape=(3,))
+SPEC = specs.ShardSpec(name="w", variable="w", shape=(3,), dtype="float32", variable_shape=(3,))
 
 
 class Asked(Request):
@@ -42,16 +49,17 @@ class Asked(Request):
         self.answered.set()
 
 
-class Core:
+class Core(Store):
     """Answers with what it is given."""
 
     def __init__(self, *arrays):
+        super().__init__()
         self.arrays = arrays
 
     def carry_out(self, operation, arrays):
         if isinstance(operation, ops.Evict):
             raise self.arrays[0]
-        return ops.Done(), self.arrays
+        return Done(), self.arrays
 
 
 @pytest.fixture
@@ -117,10 +125,11 @@ def test_arrays_that_are_not_as_announced_are_an_error_and_the_thread_goes_on(ap
     assert desk.status().failed == 2
 
 
-class Recording:
+class Recording(Store):
     """Notes on which thread each operation is carried out, and stands still at an Evict."""
 
     def __init__(self):
+        super().__init__()
         self.done = []
         self.begun, self.go_on = threading.Event(), threading.Event()
 
@@ -129,7 +138,7 @@ class Recording:
             self.begun.set()
             assert self.go_on.wait(10)
         self.done.append((type(operation).__name__, threading.current_thread().name))
-        return ops.Done(), []
+        return Done(), []
 
 
 def test_what_is_short_and_comes_alone_is_done_at_once_and_never_before_what_came_earlier(applying):
@@ -170,26 +179,27 @@ def test_what_comes_after_a_turn_is_not_carried_out_before_it():
 
 
 def test_a_status_waits_for_no_operation_and_sees_what_is_kept_after_it():
-    core, seen = Recording(), iter([1, 2, 3])
+    core = Recording()
+    core.shards["first"] = shard = SimpleNamespace(nbytes=0)
     desk = Applying(core, 0)
-    desk.look = lambda: Kept(shards=next(seen))
     desk.start()
     assert desk.status().shards == 1
     evict = Asked(CarryOut((ops.Evict("t"),), ((),)))
     desk.handle([evict])
     assert core.begun.wait(10)
+    core.shards["second"] = shard
     assert desk.status().shards == 1, "as it was"
     core.go_on.set()
     assert evict.answered.wait(10)
-    while desk.status().shards < 3:
-        time.sleep(0.001)
+    until(lambda: desk.status().shards == 2)
     desk.close()
 
 
-class OneAtATime:
+class OneAtATime(Store):
     """Finds out whether two ever look at what is kept at the same time."""
 
     def __init__(self):
+        super().__init__()
         self.inside = self.together = self.count = 0
 
     def look(self):
@@ -211,18 +221,13 @@ def test_what_is_short_what_is_long_and_what_saves_never_overlap(applying):
     desk = applying(core)
     short = [Asked(CarryOut((ops.Count("n"),), ((),))) for _ in range(400)]
     long = [Asked(CarryOut((ops.CreateTable(None),), ((),))) for _ in range(100)]
-    savers = [
-        threading.Thread(target=lambda: [desk.between(core.look) for _ in range(100)])
-        for _ in range(2)
-    ]
-    for thread in savers:
-        thread.start()
-    for number, request in enumerate(short):  # this is the transport's thread
-        desk.handle([request])
-        if number % 4 == 0:
-            desk.handle([long[number // 4]])
-    for thread in savers:
-        thread.join(20)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):
+            threads.submit(lambda: [desk.between(core.look) for _ in range(100)])
+        for number, request in enumerate(short):  # this is the transport's thread
+            desk.handle([request])
+            if number % 4 == 0:
+                desk.handle([long[number // 4]])
     assert all(request.answered.wait(20) for request in (*short, *long))
     assert (core.together, core.count) == (0, 400 + 100 + 200)
 
@@ -262,22 +267,17 @@ def test_it_stops_within_a_second_whatever_it_is_asked():
     stop = threading.Event()
 
     def ask():
-        while not stop.is_set():
-            try:
+        with contextlib.suppress(ConnectionError):
+            while not stop.is_set():
                 servers.ask(0, ops.Count("n", 0))
-            except ConnectionError:
-                break
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    began = time.monotonic()
-    server.stop()
-    assert time.monotonic() - began < 1.0
-    stop.set()
-    for thread in threads:
-        thread.join()
-    servers.close()
+    with contextlib.closing(servers), ThreadPoolExecutor(3) as threads:
+        for _ in range(3):
+            threads.submit(ask)
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 1.0
+        stop.set()
     with pytest.raises(RuntimeError):
         server.start()
 

@@ -12,7 +12,6 @@ from headrace.errors import DataLossError, NotFoundError
 from headrace.parameter_server.checkpoint_format import TensorFile, standing, write_tensors
 from headrace.parameter_server.gradients import shard_of_ids
 from headrace.parameter_server.operations import (
-    AdamRule,
     Apply,
     ApplyIds,
     Assign,
@@ -20,17 +19,21 @@ from headrace.parameter_server.operations import (
     CreateTable,
     Evict,
     Lookup,
-    Normal,
     Read,
     Scatter,
+)
+from headrace.parameter_server.partitioners import ranges_of_rows
+from headrace.parameter_server.shard_writer import put_shards, read_shards, write_shards
+from headrace.parameter_server.specs import (
+    AdamRule,
+    Normal,
+    RowWiseAdagradRule,
     SgdRule,
     ShardSpec,
     Step,
     TableSpec,
     WriteKey,
 )
-from headrace.parameter_server.partitioners import ranges_of_rows
-from headrace.parameter_server.shard_writer import put_shards, read_shards, write_shards
 from headrace.parameter_server.store import Holding, Store, holdings
 from headrace.storage.files import open_folder
 
@@ -51,6 +54,14 @@ def shard_specs(rows, shards, columns=3, dtype="float32"):
         )
         for index, part in enumerate(ranges_of_rows(rows, shards))
     ]
+
+
+def a_store(specs, value=0.0):
+    """Return a store with shards that are filled with a number."""
+    store = Store()
+    for spec in specs:
+        store.carry_out(Create(spec), [np.full(spec.shape, value, F)])
+    return store
 
 
 def table_specs(shards, **options):
@@ -210,9 +221,7 @@ def test_a_shard_that_changes_while_it_is_written_is_of_one_moment(folder, seed)
 @pytest.mark.parametrize("seed", range(6))
 def test_full_and_increments_are_the_live_state(folder, seed):
     rng = np.random.default_rng(seed)
-    store = Store()
-    for spec in shard_specs(60, 2):
-        store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    store = a_store(shard_specs(60, 2))
     (table,) = table_specs(1, capacity=100, admission=2, initializer=Normal(seed=3))
     store.carry_out(CreateTable(table), [])
     pieces = []
@@ -246,9 +255,7 @@ def test_full_and_increments_are_the_live_state(folder, seed):
 
 
 def test_an_increment_is_as_large_as_the_rows_that_were_written(folder):
-    store = Store()
-    (spec,) = shard_specs(20_000, 1)
-    store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    store = a_store(shard_specs(20_000, 1))
     full = saved(store, folder)
     rows = np.arange(10, dtype=np.int64)
     store.carry_out(Scatter("v/0"), [rows, np.ones((10, 3), F)])
@@ -259,20 +266,17 @@ def test_an_increment_is_as_large_as_the_rows_that_were_written(folder):
 
 
 def test_an_optimizer_may_have_another_name_now(folder):
-    store = Store()
-    (spec,) = shard_specs(4, 1)
-    store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    specs = shard_specs(4, 1)
+    store = a_store(specs)
     adam(store, "v/0", [1], 0)
     written = saved(store, folder)
-    back = restored(folder, written.pieces, [spec], renamed={"adam": "mine"})
+    back = restored(folder, written.pieces, specs, renamed={"adam": "mine"})
     assert set(back.shards["v/0"].slots) == {"mine/momentum", "mine/velocity"}
 
 
 def test_a_missing_file_or_shard_is_said(folder, tmp_path):
-    store = Store()
     specs = shard_specs(10, 2)
-    for spec in specs:
-        store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    store = a_store(specs)
     pieces = saved(store, folder).pieces
     with pytest.raises(DataLossError, match="of the 10 rows of v/0"):
         restored(folder, pieces[:1], shard_specs(10, 1))
@@ -319,9 +323,7 @@ def test_a_byte_that_was_changed_is_found_and_its_file_named(folder, tmp_path):
 
 
 def test_what_was_written_before_there_were_checksums_is_read(folder):
-    store = Store()
-    (spec,) = shard_specs(10, 1)
-    store.carry_out(Create(spec), [np.ones(spec.shape, F)])
+    store = a_store(shard_specs(10, 1), 1)
     old = [
         msgspec.structs.replace(piece, checksum=None, rows=None)
         for piece in saved(store, folder, part_bytes=50).pieces
@@ -330,10 +332,8 @@ def test_what_was_written_before_there_were_checksums_is_read(folder):
 
 
 def test_a_shard_reads_the_pieces_that_have_its_rows_alone(folder, tmp_path):
-    store = Store()
     specs = shard_specs(10, 2)
-    for spec in specs:
-        store.carry_out(Create(spec), [np.ones(spec.shape, F)])
+    store = a_store(specs, 1)
     first = write_shards(store, directly, folder, "c.0", [Holding("shard", "v/0")], None)
     other = write_shards(store, directly, folder, "c.1", [Holding("shard", "v/1")], None)
     (tmp_path / first.pieces[0].file).unlink()
@@ -342,43 +342,52 @@ def test_a_shard_reads_the_pieces_that_have_its_rows_alone(folder, tmp_path):
 
 
 def test_keys_are_of_the_moment_of_their_shard(folder):
-    store = Store()
-    (spec,) = shard_specs(100, 1)
-    store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    specs = shard_specs(100, 1)
+    store = a_store(specs)
     count = 0
 
     def busy(function):
         nonlocal count
         found = function()
         key = WriteKey(incarnation=1, closure=count, worker=0, number=0)
-        store.carry_out(Assign("v/0", "add", key), [np.ones(spec.shape, F)])
+        store.carry_out(Assign("v/0", "add", key), [np.ones((100, 3), F)])
         count += 1
         return found
 
     written = saved(store, folder, between=busy, part_bytes=100)
-    back = restored(folder, written.pieces, [spec])
+    back = restored(folder, written.pieces, specs)
     assert (back.shards["v/0"].value == len(written.answers["shard v/0"])).all()
     assert written.incarnation == 1
 
 
-def test_numbers_without_rows_and_values_that_are_empty(folder):
-    store = Store()
-    for shape in ((), (0, 3)):
-        spec = ShardSpec(name="v", variable="v", shape=shape, dtype="int64", variable_shape=shape)
-        store.shards.clear()
-        store.carry_out(Create(spec), [np.full(shape, 7)])
-        back = restored(folder, saved(store, folder).pieces, [spec])
-        assert np.array_equal(back.carry_out(Read("v"))[1][0], np.full(shape, 7))
+def test_a_slot_that_only_some_shards_have_is_kept_and_others_get_first_values(folder):
+    store = a_store(shard_specs(10, 2))
+    rule = RowWiseAdagradRule(initial_accumulator_value=0.5)
+    step = Step(iteration=0, learning_rate=0.1)
+    store.carry_out(Apply("v/1", "o", rule, step), [np.array([7]), np.ones((1, 3), F)])
+    back = restored(folder, saved(store, folder).pieces, shard_specs(10, 1))
+    slot = back.shards["v/0"].slots["o/accumulator"]
+    assert slot.tolist() == [0.5] * 7 + [1.5] + [0.5] * 2
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 2), (3, 0)])
+def test_numbers_without_rows_and_values_that_are_empty(folder, shape):
+    spec = ShardSpec(name="v", variable="v", shape=shape, dtype="float32", variable_shape=shape)
+    store = a_store([spec], 7)
+    step = Step(iteration=0, learning_rate=0.5)
+    store.carry_out(Apply("v", "o", ADAM, step), [np.ones(shape, F)])
+    back = restored(folder, saved(store, folder).pieces, [spec])
+    assert np.array_equal(back.carry_out(Read("v"))[1][0], store.shards["v"].value)
+    for name, slot in store.shards["v"].slots.items():  # without rows, none is made before a step
+        assert np.array_equal(back.shards["v"].slots.get(name, np.empty((0, *shape[1:]))), slot)
 
 
 def test_pieces_before_one_that_begins_do_not_count(folder):
-    store = Store()
-    (spec,) = shard_specs(4, 1)
-    store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    store = a_store(shard_specs(4, 1))
     first = saved(store, folder)
     store.carry_out(
         Apply("v/0", "sgd", SgdRule(), Step(iteration=0, learning_rate=1.0)),
-        [np.ones(spec.shape, F)],
+        [np.ones((4, 3), F)],
     )
     second = saved(store, folder, first.mark, "c.1")
     assert list(standing([*first.pieces, *second.pieces])) == list(second.pieces)

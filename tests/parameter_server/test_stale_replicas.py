@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,10 @@ from headrace.coordinator import ClusterCoordinator
 from headrace.errors import DataLossError
 from headrace.parameter_server.current import cluster_of
 from headrace.parameter_server.origin import Origin, writing_as
-from headrace.parameter_server.strategy import ParameterServerStrategy
 from tests.coordinator.processes import Task
-from tests.parameter_server.server_process import Process
-from tests.parameter_server.small_cluster import resolver_of
+from tests.parameter_server.small_cluster import is_whole, strategy_at, until
 
 pytestmark = pytest.mark.system
-
-SECONDS = 60.0
-
-
-def _until(is_met: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_met():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Servers:
@@ -39,28 +27,20 @@ class Servers:
 
     def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
-        self.processes = [Process(index) for index in range(2)]
+        self.processes = [stack.enter_context(Task("ps", index)) for index in range(2)]
         for each in self.processes:
-            stack.callback(each.end)
+            each.wait_until_ready()
 
     def strategy(self, timeout: float, worker: str = "localhost:1") -> Any:
-        strategy = ParameterServerStrategy(
-            resolver_of(*(each.address for each in self.processes), worker=worker),
-            replication=2,
-            server_timeout=timeout,
+        return self.stack.enter_context(
+            strategy_at(self.processes, worker=worker, replication=2, server_timeout=timeout)
         )
-        self.stack.callback(strategy.close)
-        return strategy
 
     def wait_until_whole(self, strategy: Any) -> None:
         """Wait until each store is on both servers."""
         servers = strategy.cluster.servers
 
-        def is_whole() -> bool:
-            words = [servers.status(index).seats for index in range(2)]
-            return all({each.get(n) for each in words} == {"leads", "follows"} for n in (0, 1))
-
-        _until(is_whole)
+        until(lambda: is_whole([servers.status(index).seats for index in range(2)]), 60.0)
 
 
 @pytest.fixture
@@ -72,15 +52,14 @@ def servers() -> Iterator[Servers]:
 class Adding:
     """Adds 1 to a variable, with a key each, so that all are counted once."""
 
-    def __init__(self, strategy: Any, variable: Any) -> None:
-        self._incarnation = strategy.incarnation
+    def __init__(self, variable: Any) -> None:
         self._variable = variable
         self.count = 0
 
     def __call__(self, count: int) -> None:
         for _ in range(count):
             self.count += 1
-            with writing_as(Origin(self._incarnation, self.count, 0)):
+            with writing_as(Origin(1, self.count, 0)):
                 self._variable.assign_add(np.float64(1.0))
 
 
@@ -90,7 +69,7 @@ def test_a_primary_that_missed_a_takeover_is_refused_and_restored(
     strategy = servers.strategy(timeout=4.0)
     with strategy.scope():
         n = hr.Variable(np.float64(0.0), name="n")
-    add = Adding(strategy, n)
+    add = Adding(n)
     first, second = servers.processes
     with hr.CheckpointManager(hr.Checkpoint(n=n), tmp_path) as manager:
         add(50)
@@ -154,8 +133,7 @@ def test_what_functions_wrote_before_a_loss_is_known_to_all_workers(
         second.kill()
         first.resume()
         worker.kill()
-        worker.begin()
-        worker.wait_until_ready()
+        worker.start()
         known = coordinator.schedule(_known_writes, (strategy.cluster_id,)).fetch()
         assert known >= 50, "a worker that has asked no server knows what was acknowledged"
         late = coordinator.schedule(_add_one, (n,))

@@ -10,7 +10,6 @@ from headrace.parameter_server.operations import (
     Apply,
     ApplyIds,
     Assign,
-    Constant,
     Count,
     Create,
     CreateTable,
@@ -21,13 +20,9 @@ from headrace.parameter_server.operations import (
     Read,
     Scatter,
     Settle,
-    SgdRule,
-    ShardSpec,
-    Step,
-    TableSpec,
-    WriteKey,
 )
 from headrace.parameter_server.saved import SavedServer
+from headrace.parameter_server.specs import Constant, SgdRule, ShardSpec, Step, TableSpec, WriteKey
 from headrace.parameter_server.store import (
     Store,
     holdings,
@@ -93,7 +88,7 @@ class Play:
             return None
         late = self.number(12) == 0
         return WriteKey(
-            incarnation=self.incarnation - late, closure=self.number(9), worker=self.number(4),
+            incarnation=self.incarnation - late, closure=self.number(11) - 2, worker=self.number(4),
             number=self.number(3),
         )  # fmt: skip
 
@@ -145,13 +140,14 @@ class Play:
         key, by = self.key(), self.number(4)
 
         def change():
+            before = self.model.counter
             self.model.counter += by
-            return self.model.counter
+            return before, self.model.counter
 
         result = self.write(key, "c", Count(counter="c", by=by, key=key), [], change)
         if result is not None:
-            (answer, _), after = result
-            assert answer.after == after
+            (answer, _), expected = result
+            assert (answer.before, answer.after) == expected
 
     def lookup(self):
         key, ids = self.key(), self.rng.integers(-6, 6, self.number(7))
@@ -180,11 +176,17 @@ class Play:
 
         self.write(key, "t", operation, [ids, values], change)
 
+    def late_orders(self):
+        """What an earlier coordinator says of its workers and closures has no effect."""
+        late = self.incarnation - 1
+        self.store.carry_out(Fence(incarnation=late, worker=self.number(4)))
+        self.store.carry_out(Settle(incarnation=late, closures=(), below=9))
+
     def settle(self):
-        closure, below = self.number(9), self.number(4) if self.number(4) == 0 else 0
+        closure, below = self.number(11) - 2, self.number(4) if self.number(4) == 0 else 0
         self.store.carry_out(Settle(incarnation=self.incarnation, closures=(closure,), below=below))
         self.model.adopt(self.incarnation)
-        self.model.settled |= {closure, *range(below)}
+        self.model.settled |= {closure, *range(below)}  # those of one worker have no order
         self.model.done = {
             which: answer
             for which, answer in self.model.done.items()
@@ -215,6 +217,7 @@ class Play:
     def compare_ids(self, ids, found):
         nothing = np.zeros(WIDTH)
         expected = [self.model.table.get(one, nothing).tolist() for one in ids.tolist()]
+        assert found.shape == (len(ids), WIDTH)
         assert found.tolist() == expected
 
     def compare(self):
@@ -231,7 +234,7 @@ class Play:
 MOVES = [
     (Play.assign, 2), (Play.scatter, 4), (Play.apply, 4), (Play.count, 2), (Play.lookup, 4),
     (Play.apply_ids, 4), (Play.settle, 3), (Play.fence, 0.4), (Play.new_coordinator, 0.4),
-    (Play.come_back, 0.5),
+    (Play.come_back, 0.5), (Play.late_orders, 0.4),
 ]  # fmt: skip
 
 

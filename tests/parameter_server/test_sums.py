@@ -16,11 +16,9 @@ from headrace.parameter_server.gradients import (
     distinct_ids,
     shard_of_ids,
     split_by_hash,
-    split_by_rows,
     sum_rows,
     sum_shared,
 )
-from headrace.parameter_server.partitioners import ranges_of_rows
 
 IDS = {
     "none": [],
@@ -118,27 +116,6 @@ def test_values_go_back_in_the_shape_of_the_ids_and_are_not_copied_where_these_w
     assert batch.spread([values], (), values.dtype).tolist() == [[1, 0], [0, 2]]
     assert Batch(np.array([2, 4, 9])).spread([values], (), values.dtype) is values
     assert Batch(np.array(7)).spread([values[:1]], (), values.dtype).shape == ()
-
-
-def test_places_have_the_shape_of_the_ids():
-    once, inverse = distinct_ids(np.array([[4, 2], [2, 9]]))
-    assert once.tolist() == [2, 4, 9]
-    assert inverse.tolist() == [[1, 0], [0, 2]]
-
-
-@pytest.mark.parametrize("shards", [1, 2, 3, 5])
-def test_answers_of_shards_come_back_in_the_order_of_the_ids(shards):
-    table = np.arange(11) * 10
-    ranges = ranges_of_rows(11, shards)
-    once, inverse = distinct_ids(np.array([8, 0, 4, 10, 8]))
-    parts = split_by_rows(once, ranges)
-    asked = [once[part] for part in parts]
-    assert all(row in here for rows, here in zip(asked, ranges, strict=True) for row in rows)
-    answers = [
-        table[here.start : here.stop][rows - here.start]
-        for rows, here in zip(asked, ranges, strict=True)
-    ]
-    assert np.concatenate(answers)[inverse].tolist() == [80, 0, 40, 100, 80]
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,23 @@ import pytest
 
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server.operations import (
-    AdamRule,
     ApplyIds,
     AssignIds,
-    Constant,
     CreateTable,
     Describe,
     Evict,
     Export,
     GatherIds,
     Lookup,
+)
+from headrace.parameter_server.specs import (
+    AdamRule,
+    Constant,
     RowWiseAdagradRule,
     SgdRule,
     Step,
     TableSpec,
     Uniform,
-    WriteKey,
 )
 from headrace.parameter_server.store import Store
 
@@ -69,22 +70,6 @@ def test_an_id_begins_with_its_first_values_whatever_the_order_and_the_number_of
     assert lookup(other, -3, 7).tobytes() == first[[1, 0]].tobytes()
 
 
-def test_gather_makes_nothing_and_reads_zeros_where_there_is_nothing():
-    store = a_table()
-    assert gather(store, 4, 5).tolist() == [[0, 0], [0, 0]]
-    lookup(store, 5)
-    assert gather(store, 4, 5, 5).tolist() == [[0, 0], [1, 1], [1, 1]]
-    assert rows_of(store) == (1, 0)
-    assert gather(store).shape == lookup(store).shape == (0, 2)
-
-
-def test_ids_that_stand_there_twice_or_in_no_order_are_answered_in_theirs():
-    store = a_table(admission=3)
-    assert lookup(store, 9, 2, 9).tolist() == [[0, 0]] * 3
-    assert lookup(store, 2, 9).tolist() == [[0, 0], [1, 1]]
-    assert rows_of(store) == (1, 1)
-
-
 def test_an_id_is_admitted_when_it_was_seen_often_enough():
     store = a_table(admission=3)
     assert lookup(store, 1, 2, counts=[2, 1]).tolist() == [[0, 0], [0, 0]]
@@ -92,34 +77,6 @@ def test_an_id_is_admitted_when_it_was_seen_often_enough():
     assert lookup(store, 1, 2).tolist() == [[1, 1], [0, 0]]
     assert lookup(store, 1, 2, 3, counts=[1, 1, 5]).tolist() == [[1, 1]] * 3
     assert rows_of(store) == (3, 0)
-
-
-def test_gradients_of_ids_that_are_not_admitted_are_dropped():
-    store = a_table(admission=2)
-    lookup(store, 1, 2, counts=[2, 1])
-    apply(store, [1, 2, 3], [[1, 1]] * 3)
-    assert gather(store, 1, 2, 3).tolist() == [[0, 0], [0, 0], [0, 0]]
-    assert lookup(store, 2).tolist() == [[1, 1]]
-
-
-def test_a_look_up_that_is_repeated_under_its_key_counts_nothing():
-    store = a_table(admission=2)
-    key = WriteKey(incarnation=1, closure=0, worker=0, number=0)
-    assert lookup(store, 8, key=key).tolist() == [[0, 0]]
-    again = WriteKey(incarnation=1, closure=0, worker=5, number=0)
-    assert lookup(store, 8, key=again).tolist() == [[0, 0]]
-    other = WriteKey(incarnation=1, closure=1, worker=0, number=0)
-    assert lookup(store, 8, key=other).tolist() == [[1, 1]]
-    assert lookup(store, 8, key=again).tolist() == [[1, 1]]
-
-
-def test_gradients_change_rows_and_their_slots():
-    store = a_table()
-    lookup(store, 1, 2, 3)
-    apply(store, [1, 3], [[1, 2], [3, 4]], rate=0.5)
-    assert gather(store, 1, 2, 3).tolist() == [[0.5, 0], [1, 1], [-0.5, -1]]
-    apply(store, [3, 1, 3], [[1, 1], [0, 0], [1, 1]], rate=0.5)
-    assert gather(store, 3).tolist() == [[-1.5, -2]]
 
 
 def test_a_row_that_comes_back_begins_with_its_first_values_and_slots():

@@ -6,7 +6,8 @@ import logging
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +16,22 @@ import pytest
 import headrace as hr
 from headrace.errors import AlreadyExistsError, DeadlineExceededError
 from tests.parameter_server.program_of_v1 import REPLICAS
-from tests.parameter_server.small_cluster import servers
+from tests.parameter_server.small_cluster import servers, until
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 2
 
 
+@contextmanager
 def strategy_of(started, task_type="worker", task_id=0, *, chief=False, **options):
     jobs = {"ps": [server.address for server in started], "worker": ["a:1", "b:1", "c:1"]}
     if chief:
         jobs["chief"] = ["d:1"]
     spec = hr.distribute.ClusterSpec(jobs)
     resolver = hr.distribute.SimpleClusterResolver(spec, task_type=task_type, task_id=task_id)
-    return hr.distribute.v1.ParameterServerStrategy(resolver, **options)
+    strategy = hr.distribute.v1.ParameterServerStrategy(resolver, **options)
+    yield strategy
+    strategy.close()
 
 
 @pytest.mark.catalogue("2.14.6", "2.15.2", "2.15.6", "3.8.7", "3.8.8")
@@ -57,62 +61,59 @@ def test_programs_add_once_each_and_of_one_first_replica_each():
 def test_who_is_not_chief_waits_and_finds_the_values_of_the_chief(caplog, monkeypatch):
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.0)
     caplog.set_level(logging.WARNING, "headrace.parameter_server.v1")
-    with servers(2) as started:
-        chief, other = (strategy_of(started, task_id=number) for number in (0, 1))
+    with (
+        servers(2) as started,
+        strategy_of(started, task_id=0) as chief,
+        strategy_of(started, task_id=1) as other,
+    ):
         assert (chief.is_chief, other.is_chief) == (True, False)
-        made = []
 
         def make():
             with other.scope():
-                made.append(hr.Variable(np.zeros(3), name="v"))
+                return hr.Variable(np.zeros(3), name="v")
 
-        waiting = threading.Thread(target=make)
-        waiting.start()
-        while not caplog.records:
-            waiting.join(0.01)
-        with chief.scope():
-            first = hr.Variable(np.arange(3.0), name="v")
-        waiting.join(30)
-        assert made[0].read().tolist() == [0, 1, 2]
-        made[0].assign_add(np.ones(3))
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(make)
+            until(lambda: caplog.records)
+            with chief.scope():
+                first = hr.Variable(np.arange(3.0), name="v")
+            made = waiting.result(30)
+        assert made.read().tolist() == [0, 1, 2]
+        made.assign_add(np.ones(3))
         assert first.read().tolist() == [1, 2, 3]
         assert "waiting" in caplog.text
         assert "'v'" in caplog.text
-        chief.close()
-        other.close()
 
 
 @pytest.mark.catalogue("2.15.1")
 def test_other_shapes_and_dtypes_under_a_name_are_refused():
     with servers(1) as started:
-        chief = strategy_of(started, "chief", chief=True)
-        other = strategy_of(started, chief=True)
-        with chief.scope():
+        with strategy_of(started, "chief", chief=True) as chief, chief.scope():
             hr.Variable(np.zeros(3, np.float32), name="v")
             hr.EmbeddingTable(4, name="t")
-        with other.scope():
+        with strategy_of(started, chief=True) as other, other.scope():
             for value in (np.zeros(4, np.float32), np.zeros(3, np.float64)):
                 with pytest.raises(AlreadyExistsError, match="same variables"):
                     hr.Variable(value, name="v")
             with pytest.raises(AlreadyExistsError, match="another name"):
                 hr.EmbeddingTable(5, name="t")
-        chief.close()
-        other.close()
 
 
 @pytest.mark.catalogue("2.15.7")
 def test_a_chief_that_does_not_come_is_named_after_the_time_allowed():
-    with servers(1) as started:
-        other = strategy_of(started, task_id=2, server_timeout=0.2)
-        with other.scope(), pytest.raises(DeadlineExceededError, match=r"'v'.*chief"):
-            hr.Variable(0.0, name="v")
-        other.close()
+    with (
+        servers(1) as started,
+        strategy_of(started, task_id=2, server_timeout=0.2) as other,
+        other.scope(),
+        pytest.raises(DeadlineExceededError, match=r"'v'.*chief"),
+    ):
+        hr.Variable(0.0, name="v")
 
 
 @pytest.mark.catalogue("2.15.6", "2.15.8", "3.8.1", "3.8.11", "3.8.12")
 def test_input_is_for_this_program_among_all():
-    with servers(1) as started:
-        strategy = strategy_of(started, task_id=1, chief=True, replicas=2)
+    options = {"task_id": 1, "chief": True, "replicas": 2}
+    with servers(1) as started, strategy_of(started, **options) as strategy:
         seen = []
 
         def dataset_fn(context):
@@ -129,7 +130,6 @@ def test_input_is_for_this_program_among_all():
         assert seen == [(4, 2, 2)]
         whole = strategy.distribute_dataset(hr.Dataset.range(4).batch(4))
         assert [value.tolist() for value in next(iter(whole)).values] == [[0, 1], [2, 3]]
-        strategy.close()
 
 
 @pytest.mark.catalogue("2.15.4")

@@ -7,16 +7,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import FailedPreconditionError
-from tests.parameter_server.small_cluster import cluster
 
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
-
-
-@pytest.fixture
-def strategy():
-    with cluster(1) as made:
-        yield made
 
 
 @pytest.fixture

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from tests.parameter_server.small_cluster import cluster
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def weights():
-    with cluster(1) as strategy, strategy.scope():
-        yield hr.Variable(torch.ones(3, 2, requires_grad=True), name="weights")
+def weights(strategy):
+    with strategy.scope():
+        return hr.Variable(torch.ones(3, 2, requires_grad=True), name="weights")
 
 
 def test_what_torch_computes_trains_variables(weights):

@@ -43,7 +43,6 @@ __all__ = [
 
 
 MOST_LOSSES = 10
-
 """How often a function may be lost with its worker, where nobody says how often."""
 
 
@@ -212,11 +211,9 @@ def awaited(told: Result) -> Iterator[tuple[Closure, Exception | None]]:
 # --- the first error of a function, what is said of the others, and errors of the queue's own -----
 
 CANCELLED = "The corresponding function is cancelled. Please reschedule the function."
-
 """Of a function that was called off: by its user, or since another one failed."""
 
 DRAIN_SECONDS = 10.0
-
 """How long functions that run go on after another one failed."""
 
 _MOST_NAMED = 5

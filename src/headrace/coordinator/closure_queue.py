@@ -2,11 +2,11 @@
 
 Rule 1. First come, first served. A closure that has another one's value as an argument waits for
         it, and others pass. A worker has as many closures as asked for, or more if they are short.
-Rule 2. A closure is done when its result is here, and servers have forgotten its keys (`settling`).
+Rule 2. A closure is done when its result is here, and servers have forgotten its keys (`Settling`).
 Rule 3. A lost worker is fenced first; then its closures go back to the head, with their numbers.
         Those that ran count a loss, and fail when they have had too many.
 Rule 4. With staleness s, closure k is held until every closure up to k - s - 1 is done; where there
-        are rounds, until its round is open (`rounds`).
+        are rounds, until its round is open (`Rounds`).
 Rule 5. The first error of a function is kept. What is queued is cancelled, what runs may write no
         more and is waited for; then the error is raised once, and all is as before.
 Rule 6. Nothing waits for a worker that is not there: what it had is dealt to others, or is ready.
@@ -77,7 +77,7 @@ class ClosureQueue:
         self._next_private = -1
         self._ready = Ready(staleness, self._rounds)
         self._settling = Settling(settle_within if staleness is None else 0.0)
-        self.loads = self._roster = Roster(in_flight, threads)
+        self.loads = Roster(in_flight, threads)
         """What each worker has that is there."""
         #: What lost lives had, until they are fenced.
         self._fenced: dict[int, list[Closure]] = {}
@@ -151,7 +151,7 @@ class ClosureQueue:
         """Take a closure for one worker alone, if it is there."""
         closure.number, self._next_private = self._next_private, self._next_private - 1
         closure.home = worker
-        if (load := self._roster.of(worker)) is not None:
+        if (load := self.loads.of(worker)) is not None:
             closure.phase = Phase.READY
             load.private.append(closure)
 
@@ -171,11 +171,11 @@ class ClosureQueue:
 
     def worker_came(self, worker: int, session: int) -> None:
         """Take note of a worker, or of another life of one that was lost."""
-        self._roster.add(worker, session)
+        self.loads.add(worker, session)
 
     def worker_lost(self, worker: int) -> None:
         """Take note that a worker is lost, with all that it had."""
-        if (load := self._roster.remove(worker)) is None:
+        if (load := self.loads.remove(worker)) is None:
             return
         for closure in load.running.values():
             closure.phase = Phase.FENCED if closure.home is None else Phase.OVER
@@ -184,7 +184,7 @@ class ClosureQueue:
 
     def worker_leaves(self, worker: int) -> bool:
         """Send a worker nothing more; return whether it has nothing any more."""
-        if (load := self._roster.of(worker)) is None:
+        if (load := self.loads.of(worker)) is None:
             return True
         self._decided.calls_off += load.leave()
         return not load.running
@@ -202,7 +202,7 @@ class ClosureQueue:
         steps: Any = None,
     ) -> bool:
         """Take note of how a closure ended; False: nobody waits for that."""
-        load = self._roster.living(session)
+        load = self.loads.living(session)
         closure = None if load is None else load.remove(number, now)
         if load is None or closure is None:
             return False
@@ -217,7 +217,7 @@ class ClosureQueue:
 
     def called_off(self, session: int, number: int, *, is_dropped: bool, now: float) -> None:
         """Take note of whether a worker has let go of a closure that was called off."""
-        load = self._roster.living(session)
+        load = self.loads.living(session)
         if load is None:
             return
         if not is_dropped:
@@ -281,21 +281,21 @@ class ClosureQueue:
         at_once = self.failure is not None
         decided.settles = self._settling.take(now, self.first, at_once=at_once)
         press_at = NEVER if self.failure is None else self.failure.look_at
-        look_at = min(self._deadlines.first, self._roster.next_look(), press_at, self._settling.due)
+        look_at = min(self._deadlines.first, self.loads.next_look(), press_at, self._settling.due)
         decided.wake_in = max(0.0, look_at - now)
         return decided
 
     def _deal(self, now: float) -> None:
-        for load in self._roster:
+        for load in self.loads:
             while load.private:
                 self._send(load.private.popleft(), load, now)
         while (closure := self._ready.first(self.low)) is not None:
-            if (chosen := self._roster.least_busy()) is None:
+            if (chosen := self.loads.least_busy()) is None:
                 return
             self._ready.pop()
             self.num_waiting -= 1
             self._send(closure, chosen, now)
-        self._decided.calls_off += self._roster.recall(now)
+        self._decided.calls_off += self.loads.recall(now)
 
     def _send(self, closure: Closure, load: Load, now: float) -> None:
         closure.phase = Phase.SENT
@@ -453,8 +453,7 @@ class Ready:
 # --- which closures have ended whose keys servers still have, and when servers are told. Pure -----
 
 # Rule 1. While nobody waits for it, servers are told of several ends at a time: a request to each
-# of
-#         them costs more than a short function does.
+#         of them costs more than a short function does.
 # Rule 2. Somebody waits where `join` or `done` asked for numbers up to one (`wait_for`), and all of
 #         those have ended. Where staleness is bounded, the next closure may wait: nothing is held
 #         back.
@@ -462,7 +461,6 @@ class Ready:
 #         so they are told at once. So they are after an error, and of many ends.
 
 _MOST = 256
-
 """Of so many ends servers are told at once: what they remember stays small."""
 
 
@@ -584,8 +582,7 @@ class Deadlines:
 #     closures 1 2 3 | 4 5 6 | 7            rounds of 3; the last one is cut by `join`
 #
 # Rule 1. A closure may begin when its round is open: the round before is complete, and its mean is
-# on
-#         the servers.
+#         on the servers.
 # Rule 2. A round has `size` numbers in a row, or fewer where it was cut: it is complete when all of
 #         them have ended, however they ended.
 

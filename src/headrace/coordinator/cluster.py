@@ -8,11 +8,11 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.arguments import check_int, check_string, check_strings
 from headrace.cluster.spec import PS, WORKER
 from headrace.coordinator.messages import Greet, WorkerReply
-from headrace.coordinator.shell import Servers
 from headrace.coordinator.worker import LARGEST_CLOSURE, this_process
 from headrace.parameter_server.pushing import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
@@ -56,47 +56,20 @@ class Cluster:
     """Who takes part.
 
     Attributes:
-        cluster_id: Names it in handles.
-        incarnation: Of this coordinator; a later one's is larger.
+        greeting: What each worker is greeted with, but for its number, its session and its threads.
         workers: Where they listen, by number.
-        addresses: Of the parameter servers.
-        server_timeout: Seconds for which one that cannot be reached is waited for.
-        replication: How many servers have what one of them has.
         servers: The parameter servers, as far as closures go; None: there are none.
         staleness: Bound of the queue.
         round_size: How many closures make a round; None: there are no rounds.
         security: Keys of a client.
     """
 
-    cluster_id: str
-    incarnation: int
+    greeting: Greet
     workers: dict[int, str]
-    addresses: tuple[str, ...] = ()
-    server_timeout: float = 120.0
-    replication: int = 1
-    servers: Servers | None = None
+    servers: ClosureServers | None = None
     staleness: int | None = None
     round_size: int | None = None
     security: Security | None = None
-
-    def greeting(self, threads: int) -> Greet:
-        """Return what each worker is greeted with, but for its number and its session.
-
-        Args:
-            threads: How many closures a worker runs at a time.
-        """
-        return Greet(
-            cluster_id=self.cluster_id,
-            incarnation=self.incarnation,
-            session=0,
-            worker=0,
-            servers=self.addresses,
-            server_timeout=self.server_timeout,
-            threads=threads,
-            process=this_process(),
-            gathers=self.round_size is not None,
-            replication=self.replication,
-        )
 
     def dial(self, address: str) -> Channel:
         """Open a channel to a worker."""
@@ -145,8 +118,7 @@ def cluster_of(strategy: object) -> Cluster:
     incarnation = _next_incarnation()
     if isinstance(strategy, Workers):
         return Cluster(
-            cluster_id=uuid.uuid4().hex,
-            incarnation=incarnation,
+            greeting=_greeting(uuid.uuid4().hex, incarnation),
             workers=dict(enumerate(workers)),
             staleness=strategy.staleness,
             security=strategy.security,
@@ -163,16 +135,30 @@ def cluster_of(strategy: object) -> Cluster:
         )
     servers = strategy.cluster.servers
     return Cluster(
-        cluster_id=strategy.cluster.cluster_id,
-        incarnation=incarnation,
+        greeting=_greeting(
+            strategy.cluster.cluster_id,
+            incarnation,
+            servers=servers.addresses,
+            server_timeout=servers.timeout,
+            replication=servers.replication,
+            gathers=strategy.round_size is not None,
+        ),
         workers=dict(enumerate(workers)),
-        addresses=servers.addresses,
-        server_timeout=servers.timeout,
-        replication=servers.replication,
         servers=ClosureServers(servers, incarnation),
         staleness=strategy.staleness,
         round_size=strategy.round_size,
         security=strategy.security,
+    )
+
+
+def _greeting(cluster_id: str, incarnation: int, **servers: Any) -> Greet:
+    return Greet(
+        cluster_id=cluster_id,
+        incarnation=incarnation,
+        session=0,
+        worker=0,
+        process=this_process(),
+        **servers,
     )
 
 

@@ -19,11 +19,8 @@ __all__ = ["Contact", "Ended", "Watch"]
 
 
 _FIRST_DELAY = 0.05
-
 _LONGEST_DELAY = 1.0
-
 _FORGET_SECONDS = 300.0
-
 """For so long a worker that announced itself is remembered when nothing is heard of it."""
 
 
@@ -130,29 +127,19 @@ class Contact:
 # Pure: no thread or clock.
 #
 # Rule 1. A function that runs for ten times as long as it does in the median, and for ten seconds,
-# is
-#         named once, with its worker. One that has returned less than three times is named after a
-#         minute: the first call may compile something.
+#         is named once, with its worker. One that has returned less than three times is named after
+#         a minute: the first call may compile something.
 # Rule 2. What is counted begins with the coordinator, and never falls.
 
 _TIMES = 10
-
 _LEAST_SECONDS = 10.0
-
 _FIRST_SECONDS = 60.0
-
 _REMEMBERED = 64
-
-"""Calls of each function whose seconds are kept,"""
-
+"""Calls of each function whose seconds are kept."""
 _FUNCTIONS = 256
-
-"""for so many functions."""
-
+"""Functions of which calls are kept."""
 _ENOUGH = 3
-
 """So many calls have a median."""
-
 _LOOK_SECONDS = 1.0
 
 

@@ -209,7 +209,7 @@ class Coordination:
         refusals = [contact.refusal for contact in self.contacts.values()]
         return refusals[0] if refusals and None not in refusals else None
 
-    def _heard_news(
+    def _stopped(
         self, contact: Contact, asked: Attend, reply: Any, buffers: Sequence[Buffer], now: float
     ) -> None:
         error = reply if isinstance(reply, Exception) else AbortedError("it stopped")
@@ -386,7 +386,7 @@ class Coordination:
 
 
 _HEARS: dict[type, Callable[..., None]] = {
-    Attend: Coordination._heard_news,
+    Attend: Coordination._stopped,
     CallOff: Coordination._called_off,
     Feed: Coordination._ran,
     Greet: Coordination._greeted,

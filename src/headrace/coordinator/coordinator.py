@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NoReturn, Self
 
+import msgspec
+
 from headrace.arguments import check_callable, check_instance, check_int, check_seconds
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.cluster import check_address, check_strategy, cluster_of
@@ -34,13 +36,9 @@ __all__ = ["ClusterCoordinator", "CoordinatorStub", "coordinator_of"]
 
 
 _MOST_QUEUED = 1 << 16
-
 _SETTLE_WITHIN = 0.1
-
 _AHEAD = 2
-
 _SHARDS_PER_WORKER = 4
-
 """So that a worker that is slower, or lost, leaves little to wait for."""
 
 
@@ -124,7 +122,7 @@ class ClusterCoordinator:
         )
         core = Coordination(
             queue,
-            greeting=cluster.greeting(threads_per_worker),
+            greeting=msgspec.structs.replace(cluster.greeting, threads=threads_per_worker),
             read_error=decode_error,
         )
         for number, address in cluster.workers.items():
@@ -389,7 +387,10 @@ class ClusterCoordinator:
             ValueError: It is not written so.
         """
         check_address(address, "`address`")
-        return self._keeping.add_worker(address)
+        with self._shell.lock:
+            worker = self._shell.core.add_worker(address, time.monotonic())
+        self._shell.wake()
+        return worker
 
     def remove_worker(self, index: int) -> None:
         """Let a worker go: it ends what it runs, and what waits there runs elsewhere.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from headrace.errors import CancelledError, FailedPreconditionError
 
@@ -87,13 +87,6 @@ class Resources:
         self.release(tuple(self._entries))
 
 
-class UsedIterator(Protocol):
-    """An iterator that a closure has read from."""
-
-    def state_after(self, running: object) -> bytes:
-        """Return where it stands for all closures that have ended; empty: it has no states."""
-
-
 class Running:
     """A closure that runs on this thread.
 
@@ -101,7 +94,7 @@ class Running:
         worker: The number of this worker.
         resources: What the worker keeps.
         is_alone: Whether no other closure runs here at the same time.
-        used: Iterators that it read from, by resource.
+        used: Iterators that it read from (`worker_iterator.WorkerIterator`), by resource.
         lease: Elements of a shared dataset that it was given; None: none.
         steps: How many steps of Keras optimizers it has taken.
     """
@@ -112,7 +105,7 @@ class Running:
         self.worker = worker
         self.resources = resources
         self.is_alone = is_alone
-        self.used: dict[int, UsedIterator] = {}
+        self.used: dict[int, Any] = {}
         self.lease = lease
         self.steps = 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,7 +92,7 @@ class Keeping:
                 "until the dataset ends; schedule() takes per-worker datasets"
             )
 
-    # --- for handles (`per_worker.Keeper`) ------------------------------------------------------
+    # --- for handles (`per_worker`) --------------------------------------------------------------
 
     def packing(self, *, takes_inputs: bool = False) -> Packing:
         """Return what is found while something is packed for workers."""
@@ -159,13 +158,6 @@ class Keeping:
             raise fresh(result.error)
         assert result.payload is not None
         return unpack(result.payload)
-
-    def add_worker(self, address: str) -> int:
-        """Take a worker in; return its number."""
-        with self._shell.lock:
-            worker = self._shell.core.add_worker(address, time.monotonic())
-        self._shell.wake()
-        return worker
 
 
 def _check_args(args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> None:

@@ -100,7 +100,7 @@ class Life:
     # --- on the server's thread -----------------------------------------------------------------
 
     def attend(self, request: Request) -> None:
-        """Keep a request that is answered when there is news."""
+        """Keep a request that is answered when this life is over."""
         self._attending.append(request)
 
     def load(self, message: LoadFunction, buffers: Sequence[Buffer]) -> None:

@@ -17,13 +17,9 @@ __all__ = ["Load", "Roster"]
 
 
 _WORTH_SECONDS = 10e-3
-
 """Seconds of work that a worker should have in hand, so that it waits for nobody."""
-
 _MOST = 64
-
 _SHORTEST = 2e-5
-
 _WEIGHT = 0.2
 
 
@@ -116,9 +112,7 @@ class Load:
 # --- the workers that are there, and which of them is next ----------------------------------------
 
 _MOST_BUSY = (sys.maxsize, 0)
-
 _RECALL_SECONDS = 0.05
-
 """For so long a closure waits behind another one before it is asked back for an idle worker."""
 
 

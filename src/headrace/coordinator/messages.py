@@ -31,7 +31,6 @@ __all__ = [
     "Greeted",
     "Lease",
     "LoadFunction",
-    "News",
     "Ran",
     "Received",
     "Release",
@@ -89,14 +88,8 @@ class Greet(Question[Greeted], frozen=True):
     acknowledged: tuple[Acknowledged, ...] = ()
 
 
-class News(Message, frozen=True):
-    """Something to say: the worker is about to stop."""
-
-    leaves: bool = True
-
-
-class Attend(Question[News], frozen=True):
-    """Say when there is news. Whoever asks hears at once when the worker is gone."""
+class Attend(Question[Done], frozen=True):
+    """Answer when this life is over. Whoever asks hears at once when the worker is gone."""
 
     session: int
 
@@ -242,7 +235,7 @@ WorkerRequest: TypeAlias = (
     Greet | Attend | LoadFunction | Run | Feed | CallOff | TakeResult | Received | Release | Forget
 )
 
-WorkerReply: TypeAlias = Greeted | News | Ran | CalledOff | Taken | Done
+WorkerReply: TypeAlias = Greeted | Ran | CalledOff | Taken | Done
 
 
 # --- what is sent to workers: calls, what they need, and what workers keep for themselves ---------
@@ -342,16 +335,6 @@ def load_message(session: int, function: Function) -> tuple[LoadFunction, list[B
 def run_message(session: int, closure: Closure) -> tuple[Run, list[Buffer]]:
     """Return the request that has a closure run, and its buffers."""
     work: Work = closure.work
-    if work.arguments is None and work.lease is None:
-        return (
-            Run(
-                session=session,
-                number=closure.number,
-                digest=work.function.digest,
-                keeps=work.keeps,
-            ),
-            [],
-        )
     arguments = work.arguments or Payload(b"")
     inputs = [each.payload for each in closure.inputs if each.payload is not None]
     elements = [] if work.lease is None else work.lease.elements

@@ -41,7 +41,6 @@ from headrace.plan.serialize import held_by, is_pickled_by_name, references
 from headrace.transport.channel import Buffer
 
 __all__ = [
-    "MISSING_MODULE",
     "NOTHING",
     "Functions",
     "Loaded",
@@ -58,13 +57,9 @@ __all__ = [
 
 
 _ALONE_BYTES = 16 << 10
-
 """From so many bytes on, the memory of an array travels beside the pickle."""
-
 _MOST_PLAIN = 64
-
 NOTHING = Payload(pickle.dumps(None, protocol=5))
-
 """None, packed."""
 
 
@@ -221,10 +216,8 @@ _PLAIN = frozenset(
 # Functions on their way to workers
 
 _MAX_LOADED_BYTES = 64 << 20
-
 """Of pickled functions, with the arrays that they hold. The buffers of a function that came through
 shared memory hold the memory of the coordinator, too."""
-
 _DIGEST_BYTES = 16
 
 
@@ -322,7 +315,7 @@ class Loaded:
                         f"the function {self.name} cannot be loaded on this worker: "
                         f"{describe_error(error)}"
                         + (
-                            missing_module_hint(type(error).__name__, MISSING_MODULE)
+                            missing_module_hint(type(error).__name__, _MISSING_MODULE)
                             or "; does it have the same packages as the coordinator?"
                         )
                     ) from error
@@ -368,7 +361,7 @@ class Loads:
 # --------------------------------------------------------------------------------------------------
 # Errors of functions on their way back
 
-MISSING_MODULE = (
+_MISSING_MODULE = (
     "install the package there, or make your module importable for it (PYTHONPATH, or "
     "`headrace server --preload FOLDER/NAME.py`)"
 )
@@ -387,7 +380,7 @@ def blame(function: str, worker: int, error: BaseException) -> Exception:
     kind = type(error).__name__
     text = "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))
     said = describe_error(error).removeprefix(kind).removeprefix(": ")
-    said += missing_module_hint(kind, MISSING_MODULE)
+    said += missing_module_hint(kind, _MISSING_MODULE)
     return UserFunctionError(
         f"the function {function} raised {kind} on worker {worker}: {said}\n\n"
         f"Original traceback:\n{text}",

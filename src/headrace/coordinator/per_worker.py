@@ -4,52 +4,27 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
 from headrace.arguments import check_instance
 from headrace.coordinator.closure import Payload, RemoteValueStatus
 from headrace.coordinator.current import kept_here, one_of
-from headrace.coordinator.messages import Function, Resource
-from headrace.coordinator.packing import Packing, keep, pack
-from headrace.coordinator.worker_iterator import DATASETS, build_iterator
+from headrace.coordinator.keeping import Keeping
+from headrace.coordinator.messages import Resource
+from headrace.coordinator.packing import keep, pack
+from headrace.coordinator.worker_iterator import DATASETS, WorkerIterator
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
 
 __all__ = [
-    "Keeper",
     "PerWorkerDataset",
     "PerWorkerIterator",
     "PerWorkerResource",
     "PerWorkerValues",
     "PerWorkerVariable",
 ]
-
-
-class Keeper(Protocol):
-    """Who has workers make things, and let go of them."""
-
-    def next_resource(self) -> int:
-        """Return a number that no other has."""
-
-    def packing(self) -> Packing:
-        """Return what is found while something is packed for workers."""
-
-    def function(self, fn: Callable[..., Any]) -> Function:
-        """Return a function, packed."""
-
-    def define(self, resource: Resource) -> None:
-        """Have each worker make something."""
-
-    def release(self, number: int) -> None:
-        """Have workers let go of it."""
-
-    def evaluate(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Return what a function returns on some worker."""
-
-    def on_each(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return what a function returns on each worker that is there."""
 
 
 class PerWorkerValues:
@@ -84,7 +59,7 @@ class PerWorkerResource:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: Keeping,
         name: str,
         fn: Callable[..., Any],
         arguments: Callable[[int, bytes], tuple[Any, ...]],
@@ -141,7 +116,7 @@ class PerWorkerVariable(PerWorkerResource):
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: Keeping,
         initial_value: Any,
         name: str | None = None,
         dtype: Any = None,
@@ -192,7 +167,7 @@ class PerWorkerDataset(PerWorkerResource):
     scheduled; there, `next` gives the next element of that worker's own.
     """
 
-    def __init__(self, keeper: Keeper, source: Any, build: Callable[[Any], Any]) -> None:
+    def __init__(self, keeper: Keeping, source: Any, build: Callable[[Any], Any]) -> None:
         self._source = source
         super().__init__(keeper, "a per-worker dataset", build, lambda number, state: (source,))
 
@@ -218,13 +193,13 @@ class PerWorkerIterator(PerWorkerResource):
     of a function that ended.
     """
 
-    def __init__(self, keeper: Keeper, dataset: PerWorkerDataset) -> None:
+    def __init__(self, keeper: Keeping, dataset: PerWorkerDataset) -> None:
         check_instance("dataset", dataset, PerWorkerDataset)
         self._dataset = dataset
         super().__init__(
             keeper,
             "an iterator over a per-worker dataset",
-            build_iterator,
+            WorkerIterator,
             lambda number, state: (dataset, number, state),
         )
 

@@ -176,7 +176,6 @@ class Reception:
 # --- a worker that looks for its coordinator, instead of being named by a strategy ----------------
 
 _EVERY_SECONDS = 2.0
-
 _PATIENCE = 5.0
 
 

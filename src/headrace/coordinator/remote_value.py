@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.arguments import check_seconds
-from headrace.coordinator.closure import Closure, RemoteValueStatus, Result, fresh
+from headrace.coordinator.closure import Closure, RemoteValueStatus, fresh
 from headrace.coordinator.packing import input_value, name_input, unpack
+from headrace.coordinator.shell import Shell
 from headrace.errors import CancelledError, FailedPreconditionError
 
-__all__ = ["RemoteValue", "Waits", "fetched"]
+__all__ = ["RemoteValue", "fetched"]
 
 _ABORTED = "The corresponding function is aborted. Please reschedule the function."
 _UNSET = object()
-
-
-class Waits(Protocol):
-    """Who waits for values, and calls closures off."""
-
-    def wait_for(self, result: Result, name: str, timeout: float | None) -> None:
-        """Wait until a value is here."""
-
-    def cancel(self, closure: Closure) -> bool:
-        """Call a closure off; False: it has ended."""
 
 
 class RemoteValue:
@@ -34,12 +25,12 @@ class RemoteValue:
     waits for it, and fails with its error.
     """
 
-    __slots__ = ("_closure", "_result", "_value", "_waits")
+    __slots__ = ("_closure", "_result", "_shell", "_value")
 
-    def __init__(self, closure: Closure, waits: Waits) -> None:
+    def __init__(self, closure: Closure, shell: Shell) -> None:
         self._closure = closure
         self._result = closure.result
-        self._waits = waits
+        self._shell = shell
         self._value: Any = _UNSET
 
     @property
@@ -68,7 +59,7 @@ class RemoteValue:
             check_seconds("timeout", timeout)
         result = self._result
         if not result.is_ready:
-            self._waits.wait_for(result, self._closure.name, timeout)
+            self._shell.wait_for(result, self._closure.name, timeout)
         if result.status is RemoteValueStatus.ABORTED:
             raise CancelledError(_ABORTED)
         if result.error is not None:
@@ -91,7 +82,7 @@ class RemoteValue:
         `fetch` raises CancelledError at once. A function that runs is not stopped: what it writes
         from now on is refused, and what it returns is dropped.
         """
-        return self._waits.cancel(self._closure)
+        return self._shell.cancel(self._closure)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return input_value, (name_input(self._result),)

@@ -27,9 +27,7 @@ __all__ = ["Epoch", "Progress", "SharedDataset", "shared_by"]
 
 
 _VERSION = 1
-
 _MOST_IN_HAND = 64
-
 _AHEAD = 2
 
 
@@ -47,7 +45,7 @@ class SharedDataset:
     def __init__(self, dataset: Dataset) -> None:
         check_instance("dataset", dataset, Dataset)
         self.dataset = dataset
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._next_pass = 0
         self._is_read = False
         #: The pass that is under way, or was interrupted; None: the next one begins.
@@ -129,7 +127,7 @@ class SharedDataset:
             if restored is not None:
                 iterator.set_state(restored[1])
             self._progress = progress
-            self._mark(iterator, progress)
+            self.mark(iterator, progress)
         try:
             with iterator:
                 yield iterator, progress
@@ -146,14 +144,10 @@ class SharedDataset:
         """Take note of where the reader stands, if that is wanted."""
         if progress.wants_mark and self._stateless is None:
             with self._lock:
-                self._mark(iterator, progress)
-
-    def _mark(self, iterator: DatasetIterator, progress: Progress) -> None:
-        try:
-            if progress.wants_mark:
-                progress.mark(iterator.get_state())
-        except HeadraceError as error:
-            self._stateless = error
+                try:
+                    progress.mark(iterator.get_state())
+                except HeadraceError as error:
+                    self._stateless = error
 
     @property
     def element_spec(self) -> Any:

@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
 import msgspec
 
 from headrace.coordinator.closure import Closure, Phase, Result, Round
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.coordination import Coordination
-from headrace.coordinator.messages import Call, Forget, Greet, Ran
+from headrace.coordinator.messages import Actions, Call, Forget, Greet, Ran
 from headrace.coordinator.packing import unpack
 from headrace.coordinator.status import what_is_stuck
 from headrace.errors import (
@@ -36,7 +36,7 @@ from headrace.errors import (
     HeadraceError,
 )
 from headrace.forks import stays_with_parent
-from headrace.parameter_server.seats import Acknowledged
+from headrace.parameter_server.pushing import ClosureServers
 from headrace.serving.connections import Answered, Lost
 from headrace.serving.life_cycle import LifeCycle
 from headrace.serving.session_runner import SessionRunner
@@ -44,28 +44,15 @@ from headrace.threads import start_thread
 from headrace.transport.channel import Channel
 from headrace.waiting import WaitWarnings
 
-__all__ = [
-    "Hears",
-    "NoServers",
-    "Refusal",
-    "RunningShell",
-    "ServerTalk",
-    "Servers",
-    "Shell",
-    "Talk",
-]
+__all__ = ["RunningShell", "ServerTalk", "Shell"]
 
 
 _log = logging.getLogger(__name__)
 
 _JOIN_SECONDS = 1.0
-
 _SETTLE_SECONDS = 0.2
-
 _YIELD_SECONDS = 2e-5
-
 _BURST_SECONDS = 1e-3
-
 _CLOSED = "the coordinator is closed"
 
 
@@ -79,7 +66,10 @@ class Shell:
     """
 
     def __init__(
-        self, core: Coordination, connect: Callable[[str], Channel], servers: Servers | None
+        self,
+        core: Coordination,
+        connect: Callable[[str], Channel],
+        servers: ClosureServers | None,
     ) -> None:
         self.core = core
         """Used under `lock` alone."""
@@ -94,13 +84,13 @@ class Shell:
         #: Whether `schedule` has woken the I/O thread, which has not had its turn since.
         self._is_called = False
         self._yields_at = 0.0
-        self._talk: Talk = NoServers(self)
+        self._talk: ServerTalk | None = None
         self._talk_thread: threading.Thread | None = None
         self._servers = servers
         if servers is not None:
-            self._talk = talk = ServerTalk(servers, self)
+            self._talk = ServerTalk(servers, self)
             self._talk_thread = threading.Thread(
-                target=talk.run, name="headrace-coordinator", daemon=True
+                target=self._talk.run, name="headrace-coordinator", daemon=True
             )
         stays_with_parent(self)
 
@@ -122,7 +112,8 @@ class Shell:
         with self.lock:
             self._runner.is_closed = True
             self._runner.notify(everybody=True)
-        self._talk.end()
+        if self._talk is not None:
+            self._talk.end()
         self._runner.close(_JOIN_SECONDS)
         thread = self._talk_thread
         if thread is not None and thread.ident and thread is not threading.current_thread():
@@ -130,8 +121,8 @@ class Shell:
 
     def leave_to_parent(self) -> None:
         """Refuse further use, in a process that was just forked: none of the threads is in it."""
-        self._runner.leave_to_parent(Refusal())
-        self._talk, self._talk_thread = NoServers(self), None
+        self._runner.leave_to_parent(_Refusal())
+        self._talk = self._talk_thread = None
 
     def check_here(self) -> None:
         """Raise FailedPreconditionError in a process that was forked from the coordinator's."""
@@ -288,7 +279,7 @@ class Shell:
         if self.core.failure is not None:
             raise self.core.failure
 
-    # --- what servers were told (`server_talk.Hears`) --------------------------------------------
+    # --- what servers were told, and with which error they could not be (`ServerTalk`) -----------
 
     def low(self) -> int:
         """Return below which number all closures are over."""
@@ -335,12 +326,12 @@ class Shell:
                 worker, question, (_, answer, buffers) = event
                 if self._servers is not None and isinstance(answer, Ran):
                     # Before servers are told that it has ended, by whom it may be forgotten.
-                    self._servers.learn(answer.acknowledged)
+                    self._servers.servers.lives.learn(answer.acknowledged)
                 core.answered(worker, question, answer, buffers, now)
             while self._released:
                 core.release(self._released.popleft())
             actions = core.act(now)
-            self._talk.tell(actions.fences, actions.settles, actions.round)
+            self._tell_servers(actions)
             self._runner.notify(everybody=core.failure is not None)
         for words in actions.words:
             _log.warning("%s", words)
@@ -349,6 +340,18 @@ class Shell:
         for worker in actions.closes:
             self._runner.connections.drop(worker)
         return actions.wake_in
+
+    def _tell_servers(self, actions: Actions) -> None:
+        """Have servers told; where there are none, it is done as soon as it is decided."""
+        if self._talk is not None:
+            self._talk.tell(actions.fences, actions.settles, actions.round)
+            return
+        for session in actions.fences:
+            self.fenced(session, None)
+        if actions.settles:
+            self.settled(actions.settles, None)
+        if actions.round is not None:
+            self.pushed(None)
 
     def _send(self, call: Call, now: float) -> None:
         connections, message = self._runner.connections, call.message
@@ -359,7 +362,8 @@ class Shell:
                 return
             connections.add(call.worker, self._connect(contact.address))
         if self._servers is not None and isinstance(message, Greet):
-            message = msgspec.structs.replace(message, acknowledged=self._servers.acknowledged())
+            acknowledged = self._servers.servers.acknowledged()
+            message = msgspec.structs.replace(message, acknowledged=acknowledged)
         try:
             connections.send(call.worker, message, call.message, call.buffers)
         except (HeadraceError, ValueError, OSError) as error:
@@ -391,9 +395,17 @@ class RunningShell(LifeCycle):
 
     def _open(self) -> None:
         self._keep(self._shell.close)
+        end = weakref.WeakMethod(
+            self.end_with_program
+        )  # which does not keep this object until then
+
+        def at_exit() -> None:
+            if (end_with_program := end()) is not None:
+                end_with_program()
+
         # Registered now, so that it is called before servers of this program are closed: those that
         # are here already, and have registered themselves.
-        atexit.register(at_exit := _AtExit(self))
+        atexit.register(at_exit)
         self._keep(lambda: atexit.unregister(at_exit))
         self._shell.open()
 
@@ -431,18 +443,6 @@ def _left(queue: ClosureQueue) -> list[Closure]:
     ]
 
 
-class _AtExit:
-    """Ends a coordinator at the end of the program, and does not keep it until then."""
-
-    def __init__(self, running: RunningShell) -> None:
-        self._running = weakref.ref(running)
-
-    def __call__(self) -> None:
-        running = self._running()
-        if running is not None:
-            running.end_with_program()
-
-
 # --- what a forked child of a coordinator's process finds where the coordinator's lock was --------
 
 _FORKED = (
@@ -451,7 +451,7 @@ _FORKED = (
 )
 
 
-class Refusal(AbstractContextManager[None]):
+class _Refusal(AbstractContextManager[None]):
     """A lock that nobody gets: all ways into a coordinator lead through it."""
 
     def __enter__(self) -> NoReturn:
@@ -467,85 +467,17 @@ class Refusal(AbstractContextManager[None]):
 # What waits at a time is told at once, in its order: a worker is fenced before its closures settle.
 
 
-class Servers(Protocol):
-    """The parameter servers, as far as closures are concerned. Other calls wait for all of them."""
-
-    def acknowledged(self) -> tuple[Acknowledged, ...]:
-        """Return what is known to be acknowledged, for workers; returns at once."""
-
-    def learn(self, acknowledged: Sequence[Acknowledged]) -> None:
-        """Take note of what a worker knows to be acknowledged; returns at once."""
-
-    def settle(self, closures: Sequence[int], below: int) -> None:
-        """Have them forget the keys of closures that have ended, and of all below a number."""
-
-    def fence(self, worker: int) -> None:
-        """Have them refuse the writes of a life of a worker."""
-
-    def push_round(self, last: int, closures: Sequence[Any]) -> None:
-        """Push the mean of what closures took as steps; `last` is the last of them."""
-
-
-class Hears(Protocol):
-    """Who wants to know when servers have been told, and with which error they could not be."""
-
-    def low(self) -> int:
-        """Return below which number all closures are over."""
-
-    def fenced(self, session: int, error: Exception | None) -> None:
-        """Take note that servers refuse the writes of a life of a worker."""
-
-    def settled(self, closures: Sequence[int], error: Exception | None) -> None:
-        """Take note that servers have forgotten keys."""
-
-    def pushed(self, error: Exception | None) -> None:
-        """Take note that the mean of a round is on the servers."""
-
-
-class Talk(Protocol):
-    """What a coordinator has servers told through."""
-
-    def tell(self, sessions: list[int], closures: list[int], complete: Round | None) -> None:
-        """Have servers told, soon: lives to fence, closures to settle, a round to push."""
-
-    def end(self) -> None:
-        """Have nothing more told."""
-
-
-class NoServers:
-    """Where there are no servers: what they would be told is done as soon as it is decided.
-
-    Args:
-        hears: Who wants to know.
-    """
-
-    def __init__(self, hears: Hears) -> None:
-        self._hears = hears
-
-    def tell(self, sessions: list[int], closures: list[int], complete: Round | None) -> None:
-        """Report all of it as done."""
-        for session in sessions:
-            self._hears.fenced(session, None)
-        if closures:
-            self._hears.settled(closures, None)
-        if complete is not None:
-            self._hears.pushed(None)
-
-    def end(self) -> None:
-        """Do nothing: nothing is under way."""
-
-
 class ServerTalk:
     """Tells servers what is to be settled and fenced, until `end`.
 
     Args:
         servers: Who is told.
-        hears: Who wants to know.
+        shell: Hears when they have been told.
     """
 
-    def __init__(self, servers: Servers, hears: Hears) -> None:
+    def __init__(self, servers: ClosureServers, shell: Shell) -> None:
         self._servers = servers
-        self._hears = hears
+        self._shell = shell
         #: Lives to be fenced, after that closures to be settled, and a round; None: the end.
         self._jobs: SimpleQueue[tuple[list[int], list[int], Round | None] | None] = SimpleQueue()
 
@@ -572,13 +504,13 @@ class ServerTalk:
                 closures += more[1]
                 complete = complete or more[2]  # there is one at a time
             for session in sessions:
-                self._hears.fenced(session, _error_of(partial(self._servers.fence, session)))
+                self._shell.fenced(session, _error_of(partial(self._servers.fence, session)))
             if closures:
-                below = self._hears.low()
+                below = self._shell.low()
                 error = _error_of(partial(self._servers.settle, closures, below))
-                self._hears.settled(closures, error)
+                self._shell.settled(closures, error)
             if complete is not None:
-                self._hears.pushed(_error_of(partial(self._push, complete)))
+                self._shell.pushed(_error_of(partial(self._push, complete)))
 
     def _push(self, complete: Round) -> None:
         self._servers.push_round(complete.last, [unpack(steps) for steps in complete.steps])

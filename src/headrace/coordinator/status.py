@@ -174,12 +174,7 @@ def _longest(core: Coordination, running: list[RunningFunction]) -> RunningFunct
     if not running:
         return None
     found = max(running, key=lambda each: each.seconds)
-    return RunningFunction(
-        name=found.name,
-        worker=found.worker,
-        seconds=found.seconds,
-        usual=core.watch.usual(found.name),
-    )
+    return msgspec.structs.replace(found, usual=core.watch.usual(found.name))
 
 
 _MOST_LOGGED = 5

@@ -20,11 +20,10 @@ from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsF
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from headrace.parameter_server.pickling import PerWorkerInput
 
-__all__ = ["DATASETS", "LeasedElements", "WorkerIterator", "build_dataset", "build_iterator"]
+__all__ = ["DATASETS", "LeasedElements", "WorkerIterator", "build_dataset"]
 
 
 DATASETS = (Dataset, DistributedDataset, DistributedDatasetsFromFunction)
-
 """What a per-worker dataset may be."""
 
 
@@ -61,11 +60,6 @@ def _no_variable(name: str) -> Exception:
     )
 
 
-def build_iterator(dataset: Any, resource: int, state: bytes) -> WorkerIterator:
-    """Return an iterator over this worker's dataset, at a place where it was once."""
-    return WorkerIterator(dataset, resource, state)
-
-
 class WorkerIterator:
     """What `next` is called on in a scheduled function; for several threads at once.
 
@@ -94,7 +88,13 @@ class WorkerIterator:
         Raises:
             OutOfRangeError: There is none; a StopIteration, too.
         """
-        return self._read(lambda: self._iterator.get_next())
+        closure = running.get()
+        with self._lock:
+            if closure is not None and self._resource not in closure.used:
+                closure.used[self._resource] = self
+                if not closure.is_alone:
+                    self._before[closure] = self._state()
+            return self._iterator.get_next()
 
     get_next = __next__
 
@@ -109,15 +109,6 @@ class WorkerIterator:
     def element_spec(self) -> Any:
         """Spec of the elements."""
         return self._iterator.element_spec
-
-    def _read(self, read: Callable[[], Any]) -> Any:
-        closure = running.get()
-        with self._lock:
-            if closure is not None and self._resource not in closure.used:
-                closure.used[self._resource] = self
-                if not closure.is_alone:
-                    self._before[closure] = self._state()
-            return read()
 
     def state_after(self, closure: object) -> bytes:
         """Return where it stands for all closures that have ended; empty: it has no states."""
@@ -161,7 +152,7 @@ class LeasedElements:
         self.num_given = len(self._elements)
         self.has_ended = has_ended
         self.met_end = False
-        self.ask: Callable[[], None] = _ask_nobody
+        self.ask: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 
     @property
@@ -200,7 +191,3 @@ class LeasedElements:
             return Optional(self.get_next())
         except OutOfRangeError:
             return Optional()
-
-
-def _ask_nobody() -> None:
-    return

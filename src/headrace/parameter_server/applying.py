@@ -68,25 +68,20 @@ from headrace.parameter_server.store import Store
 from headrace.serving.call import Done, Message
 from headrace.transport.channel import Request
 
-__all__ = ["AnswerRoom", "Applying", "Changed", "Core", "Kept", "Shared", "kept_in", "metrics_of"]
+__all__ = ["AnswerRoom", "Applying", "Changed", "Shared", "metrics_of"]
 
 
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 0.8
-
 _UNCHANGING = frozenset({Read, Gather, GatherIds, Describe, Export})
-
 _MAKING = frozenset({Gather, GatherIds, Lookup})
-
 _SMALL_BYTES = 2 << 20
-
 _MOST_REFUSED = 10_000
 #: Of so many that come together the first does not wait for long until its answer goes.
 _AT_ONCE = 2
 #: What takes no longer than its arrays are large.
 _SHORT = _MAKING | {Read, Count, Assign, Scatter, Apply, ApplyIds, Settle, Fence}
-
 _WRITES = frozenset({Apply, ApplyIds, Assign, AssignIds, Scatter})
 
 
@@ -113,15 +108,6 @@ class _Turn:
             self.error = error
         finally:
             self.done.set()
-
-
-class Core(Protocol):
-    """What operations are carried out on."""
-
-    def carry_out(
-        self, operation: Operation, arrays: Sequence[NDArray[Any]]
-    ) -> tuple[Answer, Sequence[NDArray[Any]]]:
-        """Carry out one operation; the arrays returned may show what it keeps."""
 
 
 class AnswerRoom:
@@ -165,30 +151,29 @@ class Applying:
     """Takes requests from the server's thread, and answers them from its own.
 
     Args:
-        core: The store.
+        store: What operations are carried out on.
         index: The server's number, for statistics.
-        room: Where the core makes its answers.
-        files: Answers requests to save and restore.
+        room: Where the store makes its answers.
         shared: What has another server do the same; None: the store is here alone.
     """
 
     def __init__(
         self,
-        core: Core,
+        store: Store,
         index: int,
         room: AnswerRoom | None = None,
-        files: Callable[[Request], object] | None = None,
         shared: Shared | None = None,
     ) -> None:
-        self.files = files
+        self.files: Callable[[Request], object] | None = None
+        """Answers requests to save and restore."""
         self.shared = shared
         self._room = room or AnswerRoom()
         self.life = secrets.token_hex(8)
-        self._core = core
+        self._store = store
         self._index = index
         self._requests: SimpleQueue[Request | _Turn | None] = SimpleQueue()
         self._closed = threading.Event()
-        #: Held by whoever looks at what the core keeps, or changes it: this object's thread, or the
+        #: Held by whoever looks at the store, or changes it: this object's thread, or the
         #: transport's. All that follows is changed under it, but for the first of the two counts;
         #: `status`, on the transport's thread, reads figures without it.
         self._one = threading.Lock()
@@ -207,10 +192,8 @@ class Applying:
         self._bytes_out = 0
         self._busy = 0.0
         self._since = time.monotonic()
-        self.look: Callable[[], Kept] = Kept
-        """Says what is kept, for statistics; called between two operations."""
         #: What was kept when that was seen last, and whether it is to be seen again.
-        self._kept = Kept()
+        self._kept = _Kept()
         self._is_look_due = False
         self._thread = threading.Thread(
             target=self._run, name=f"headrace-parameter-server-{index}", daemon=True
@@ -291,7 +274,7 @@ class Applying:
         """
         if self._one.acquire(blocking=False):
             try:
-                self._kept = self.look()
+                self._kept = _kept_in(self._store)
             finally:
                 self._one.release()
         else:
@@ -368,7 +351,7 @@ class Applying:
         self._busy += time.monotonic() - began
         if self._is_look_due:
             self._is_look_due = False
-            self._kept = self.look()
+            self._kept = _kept_in(self._store)
 
     def _carry_out(self, request: Request) -> bool:
         message = request.message
@@ -400,7 +383,7 @@ class Applying:
         is_ours = True
         try:
             for operation, kind, arrays in zip(operations, kinds, given, strict=True):
-                answer, found = self._core.carry_out(operation, arrays)
+                answer, found = self._store.carry_out(operation, arrays)
                 answers.append(answer)
                 of_each: list[ArrayForm] = []
                 for array in found:
@@ -445,7 +428,7 @@ class Applying:
 # --- what a parameter server keeps, and what it says of itself to Prometheus ----------------------
 
 
-class Kept(NamedTuple):
+class _Kept(NamedTuple):
     """What a store keeps.
 
     Attributes:
@@ -461,10 +444,10 @@ class Kept(NamedTuple):
     nbytes: int = 0
 
 
-def kept_in(store: Store) -> Kept:
+def _kept_in(store: Store) -> _Kept:
     """Return what a store keeps; to be called between two operations."""
     tables = store.tables.values()
-    return Kept(
+    return _Kept(
         shards=len(store.shards),
         tables=len(tables),
         rows=sum(len(table.rows) for table in tables),

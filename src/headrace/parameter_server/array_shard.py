@@ -27,6 +27,7 @@ from headrace.parameter_server.specs import (
     ShardSpec,
     Step,
     dtype_named,
+    filled,
     working_dtype,
 )
 
@@ -36,7 +37,6 @@ __all__ = [
     "check_place",
     "check_value",
     "check_which",
-    "first_value",
     "rising",
 ]
 
@@ -175,12 +175,8 @@ class ArrayShard:
         key = f"{optimizer}/{slot.name}"
         if key not in self.slots:
             shape = self.value.shape[:1] if slot.by_row else self.value.shape
-            dtype = working_dtype(self.value.dtype)
             self.slot_firsts[key] = slot.first
-            # Zeros cost no time until they are touched.
-            self.slots[key] = (
-                np.full(shape, slot.first, dtype) if slot.first else np.zeros(shape, dtype)
-            )
+            self.slots[key] = filled(shape, slot.first, working_dtype(self.value.dtype))
         return self.slots[key]
 
     def _local(self, rows: Array, *, one_dimension: bool = False) -> NDArray[np.int64]:
@@ -289,16 +285,6 @@ def check_place(spec: ShardSpec) -> None:
             f"shard {spec.name} of shape {shape} from row {spec.row} on is no part of a variable "
             f"of shape {whole}"
         )
-
-
-def first_value(spec: ShardSpec, value: Array) -> Array:
-    """Return a copy of a first value, as a shard keeps it.
-
-    Raises:
-        InvalidArgumentError: It is not of the spec's shape and dtype.
-    """
-    check_value(spec, value)
-    return np.array(value, order="C", copy=True)
 
 
 def check_value(spec: ShardSpec, value: Array) -> None:

@@ -156,7 +156,7 @@ class StateDictEntry(msgspec.Struct, frozen=True, tag="state_dict"):
     """What `state_dict` returned.
 
     Attributes:
-        state: A value of JSON, see `checkpoint_frameworks.encode_state`.
+        state: A value of JSON, see `checkpoint_tree.encode_state`.
         checksums: Of the arrays in it, by their tensors' names.
         kind: Name of the class; "", as of `parameters`: it is of a time when none was written.
         parameters: Of an optimizer: dtype and shape of each parameter.
@@ -296,9 +296,7 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 _LARGEST_HEADER = 100 << 20
-
 _BLOCK = 16 << 20
 
 
@@ -464,9 +462,7 @@ class TensorFile:
 # The checkpoints in a folder: found, read, deleted, and what is left of saves that did not end
 
 _MANIFEST = ".json"
-
 _NUMBERED = re.compile(r"-(\d+)$")
-
 _INCREMENT = re.compile(r"(?P<full>.+)\+(?P<number>\d+)$")
 
 
@@ -607,11 +603,7 @@ def sweep(folder: Folder, of: Callable[[str], bool]) -> None:
 
 
 def _listed(folder: Folder) -> list[str]:
-    names = set(folder.names())
-    # On a local disk these are of files that are not whole.
-    names.update(folder.leftovers())
-    if folder.is_local:
-        names -= {name for name in folder.leftovers() if name.endswith(_MANIFEST)} - set(
-            folder.names()
-        )
-    return sorted(names)
+    left = set(folder.leftovers())
+    if folder.is_local:  # where they are of files that are not whole
+        left = {name for name in left if not name.endswith(_MANIFEST)}
+    return sorted(left.union(folder.names()))

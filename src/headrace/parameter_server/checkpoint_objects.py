@@ -68,10 +68,10 @@ from headrace.parameter_server.checkpoint_tree import (
 )
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.messages import Phase, RestoreShards, SaveShards, ShardsSaved
-from headrace.parameter_server.operations import ShardSpec, TableSpec
 from headrace.parameter_server.optimizer import COUNTING_SERVER, Optimizer, counters_of, steps_of
 from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.shard_writer import assembled_shard
+from headrace.parameter_server.specs import ShardSpec, TableSpec
 from headrace.parameter_server.table import EmbeddingTable
 from headrace.parameter_server.variable import ServerVariable
 from headrace.storage.files import Folder
@@ -82,14 +82,12 @@ __all__ = [
     "SavedNow",
     "answers_on",
     "changed",
-    "check_renames",
     "on_servers_of",
     "prepared",
     "renamed_counters",
     "renames",
     "restore_objects",
     "restore_on_servers",
-    "restored_counters",
     "save_objects",
     "writes_here",
 ]
@@ -292,8 +290,8 @@ def restore_objects(
     names = {(_kind_of(entry), entry.name) for _, entry in placed}
     pieces = [piece for piece in read.pieces if (piece.kind, piece.of) in names]
     renamed = renames(found.values(), entries)
-    check_renames(read, pieces, renamed, now)
-    counters = restored_counters(cluster, read, due, pieces, renamed, now)
+    _check_renames(read, pieces, renamed, now)
+    counters = _restored_counters(cluster, read, due, pieces, renamed, now)
     restore_on_servers(cluster, read, placed, renamed, counters, meanwhile=changed(ready))
     restored.update(now)
 
@@ -563,7 +561,7 @@ def renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) -> dict[str, st
     }
 
 
-def check_renames(
+def _check_renames(
     read: Read, pieces: Iterable[Piece], renamed: Mapping[str, str], restored: Mapping[str, str]
 ) -> None:
     """Check that the slots of two optimizers are not restored under one name.
@@ -593,7 +591,7 @@ def check_renames(
             )
 
 
-def restored_counters(
+def _restored_counters(
     cluster: Cluster,
     read: Read,
     due: Iterable[Leaf],

@@ -25,8 +25,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, get_args
+from collections.abc import Sequence
+from typing import Any, NamedTuple, get_args
 
 from numpy.typing import NDArray
 
@@ -75,8 +75,6 @@ __all__ = [
     "NOTHING_HERE",
     "Answered",
     "Ask",
-    "Call",
-    "Line",
     "Servers",
     "UnderWay",
     "may_be_repeated",
@@ -227,14 +225,6 @@ class Servers:
         assert isinstance(answer, ServerStatus)
         return answer
 
-    def on_return(self, callback: Callable[[int], object]) -> None:
-        """Have `callback(server)` called when a server turns out to have been started again.
-
-        It is called on the thread that noticed, but in no closure, before anybody here asks the
-        server anything else; it may restore what the server held.
-        """
-        self.lives.on_return(callback)
-
     def close(self) -> None:
         """Ask nothing more; whoever waits gets CancelledError. May be called twice."""
         self._closed.set()
@@ -332,18 +322,14 @@ class Servers:
 # --------------------------------------------------------------------------------------------------
 # What is asked of servers at a time: one request to each, and its answer, whenever it comes
 
-#     under_way = UnderWay(calls, positions)      # each call was begun: it is sent
-#     under_way.finish() -> answers               # waits, and asks again as long as that makes
-#     sense
+#     under_way = UnderWay(calls, positions)    each call was begun: it is sent
+#     under_way.finish() -> answers             waits, and asks again as long as that makes sense
 #
 # Calls that one thread begins go by one line to each server, which keeps their order: so one may be
 # begun while others are under way. Who waits for one hands on what comes for others.
 
 NOTHING_HERE = "it has nothing of what it is asked for"
-
 """What a server says that does not lead the store that it is asked for."""
-
-
 _SLICE_SECONDS = 1.0
 
 
@@ -356,21 +342,6 @@ class Ask(NamedTuple):
 
 
 Answered = tuple[Answer, list[NDArray[Any]]]
-
-
-class _Servers(Protocol):
-    lives: Lives
-    leaders: Leaders
-
-    def line(self, store: int, server: int) -> Line: ...
-
-    def check_open(self) -> None: ...
-
-    def patience(self, server: int, task: str, began: float | None = None) -> Patience: ...
-
-    def is_elsewhere(self, store: int, server: int, message: Elsewhere) -> None: ...
-
-    def name_of(self, server: int) -> str: ...
 
 
 class UnderWay:
@@ -409,7 +380,7 @@ class UnderWay:
                 del failed  # its traceback holds this frame, which would hold it
         return answers
 
-    def is_on_its_way(self, servers: _Servers) -> bool:
+    def is_on_its_way(self, servers: Servers) -> bool:
         """Whether what is sent now by the same servers' channels comes after it."""
         return all(call.is_on_its_way(servers) for call in self.calls)
 
@@ -448,7 +419,7 @@ class Line:
 class Call:
     """What one server is asked at a time."""
 
-    def __init__(self, servers: _Servers, server: int, asks: Sequence[Ask]) -> None:
+    def __init__(self, servers: Servers, server: int, asks: Sequence[Ask]) -> None:
         self._servers = servers
         self.server = server
         operations: list[Operation] = []
@@ -494,7 +465,7 @@ class Call:
         )
         self._line.waiting[ticket] = self
 
-    def is_on_its_way(self, servers: _Servers) -> bool:
+    def is_on_its_way(self, servers: Servers) -> bool:
         """Whether what is sent now to the same server comes after it."""
         if isinstance(self.came, Reply):
             return isinstance(self.came.message, CarriedOut)

@@ -25,26 +25,29 @@ from headrace.parameter_server.gradients import Batch, split_by_rows
 from headrace.parameter_server.operations import (
     Apply,
     Assign,
-    Constant,
     Create,
     Describe,
     Described,
     Gather,
-    Initializer,
-    Normal,
-    OptimizerRule,
     Read,
     Scatter,
-    ShardSpec,
-    Step,
-    Uniform,
-    Zeros,
 )
 from headrace.parameter_server.origin import next_key
 from headrace.parameter_server.partitioners import count_shards, ranges_of_rows
 from headrace.parameter_server.pushing import Gradient
 from headrace.parameter_server.read_cache import ask_together
-from headrace.parameter_server.specs import dtype_named, name_of
+from headrace.parameter_server.specs import (
+    Constant,
+    Initializer,
+    Normal,
+    OptimizerRule,
+    ShardSpec,
+    Step,
+    Uniform,
+    Zeros,
+    dtype_named,
+    name_of,
+)
 
 __all__ = ["PlacedShard", "Sharded", "VariableRecord", "add_together", "cut", "initial", "make"]
 

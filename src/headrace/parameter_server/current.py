@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -25,16 +25,15 @@ from headrace.forks import stays_with_parent
 from headrace.parameter_server.connection import Servers
 
 __all__ = [
-    "Background",
     "Cluster",
     "Handle",
-    "OptimizerNames",
     "Work",
     "cluster_of",
     "clusters_here",
     "enter",
     "leave",
     "naming_clusters",
+    "numbered",
 ]
 
 
@@ -104,6 +103,15 @@ class Background:
         self._lock, self._thread = threading.Lock(), None
 
 
+def numbered(name: str, taken: Container[str]) -> str:
+    """Return a name that is not taken: this one, or with a number behind it."""
+    free, number = name, 0
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
 class OptimizerNames:
     """The names of optimizers in one cluster, as one process sees them.
 
@@ -125,10 +133,7 @@ class OptimizerNames:
     def give(self, kind: str) -> str:
         """Return a name that no other optimizer has: the class, with a number from the second."""
         with self._lock:
-            name, number = kind, 0
-            while name in self._kinds:
-                number += 1
-                name = f"{kind}_{number}"
+            name = numbered(kind, self._kinds)
             self._kinds[name] = kind
             return name
 
@@ -347,6 +352,11 @@ class Handle(Generic[R]):
     def cluster(self) -> Cluster:
         """The cluster that it is in."""
         return self._cluster
+
+    @property
+    def placed(self) -> tuple[Any, ...]:
+        """Its shards as servers know them: each has a `spec`, and a `server`."""
+        return self._record.shards
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _resolve, (type(self), self._cluster.cluster_id, self._record)

@@ -39,7 +39,6 @@ __all__ = [
 
 
 NonFinite = Literal["raise", "skip", "apply"]
-
 """What to do when a gradient has a NaN or an infinity."""
 
 
@@ -119,8 +118,7 @@ _PIECE = 65_536
 #     split_by_hash(distinct, shards)                    shards of a table: positions
 #
 # Rows of a variable are dealt in order, so answers of its shards, one after another, are in the
-# order
-# of `distinct`.
+# order of `distinct`.
 
 Ids = NDArray[np.int64]
 
@@ -274,7 +272,6 @@ def _sum_runs(values: NDArray[Any], order: Ids, starts: Ids) -> NDArray[Any]:
 
 
 _FEW = 1024
-
 """So few rows are summed before SciPy has made its matrix."""
 
 
@@ -333,9 +330,7 @@ class _Recent:
 _recent = _Recent()
 
 _MOST_BATCHES = 8
-
 _MOST_IDS = 1 << 18
-
 """Ids that are remembered, all batches together: 41 bytes each."""
 
 

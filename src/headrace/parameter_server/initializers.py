@@ -6,6 +6,6 @@ same for any number of shards and servers.
 
 from __future__ import annotations
 
-from headrace.parameter_server.operations import Constant, Normal, Uniform, Zeros
+from headrace.parameter_server.specs import Constant, Normal, Uniform, Zeros
 
 __all__ = ["Constant", "Normal", "Uniform", "Zeros"]

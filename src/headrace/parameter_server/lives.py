@@ -33,7 +33,7 @@ from headrace.parameter_server.messages import CarryOut, Lead, RestoreShards, Sa
 from headrace.parameter_server.seats import START, Acknowledged, Position
 from headrace.waiting import Backoff, WaitWarnings
 
-__all__ = ["Leaders", "Lives", "Patience", "Placed"]
+__all__ = ["Leaders", "Lives", "Patience"]
 
 
 _log = logging.getLogger(__name__)
@@ -118,11 +118,15 @@ class Lives:
         return server in self._came_back
 
     def on_return(self, callback: Callable[[int], object]) -> None:
-        """Have `callback(server)` called when a server turns out to have been started again."""
+        """Have `callback(server)` called when a server turns out to have been started again.
+
+        It is called on the thread that noticed, but in no closure, before anybody here asks the
+        server anything else; it may restore what the server held.
+        """
         self._callbacks.append(callback)
 
     def recover_with(self, recover: Callable[[int, int], object] | None) -> None:
-        """Have `recover(server, writes)` called before that; the latest one that was given is.
+        """Have `recover(server, writes)` called before those; the latest one that was given is.
 
         `writes` is how many writes the life before had carried out, as far as is known.
         """
@@ -205,7 +209,7 @@ class Lives:
 A = TypeVar("A", CarryOut, SaveShards | RestoreShards)
 
 
-class Placed(NamedTuple):
+class _Placed(NamedTuple):
     """Where a store is looked for.
 
     Attributes:
@@ -231,7 +235,7 @@ class Leaders:
         self._addresses = addresses
         self.are_two = replication == 2
         #: A record is replaced whole: threads that find the same out do no harm to each other.
-        self._placed = [Placed()] * len(addresses)
+        self._placed = [_Placed()] * len(addresses)
 
     def server_of(self, store: int) -> int:
         """Return which server is to be asked for a store."""
@@ -253,7 +257,7 @@ class Leaders:
     def answered(self, store: int, server: int) -> None:
         """Take note that a server has answered for a store."""
         if self.are_two:
-            self._placed[store] = Placed(place=int(server != store))
+            self._placed[store] = _Placed(place=int(server != store))
 
     def is_gone(self, store: int, server: int) -> None:
         """Take note that a server could not be reached; the other one is asked next."""
@@ -267,7 +271,7 @@ class Leaders:
         if self.are_two:
             place = int(server != store)
             _, gone, vacant = self._placed[store]
-            self._placed[store] = Placed(
+            self._placed[store] = _Placed(
                 1 - place, _with(gone, place, is_gone), _with(vacant, place, is_vacant)
             )
 
@@ -276,7 +280,7 @@ class Leaders:
         placed = self._placed[store]
         if placed.vacant != (True, True):
             return None
-        self._placed[store] = Placed()
+        self._placed[store] = _Placed()
         second = (store + 1) % len(self._addresses)
         return Lead(store=store, seats=(self._addresses[store], self._addresses[second]))
 
@@ -308,8 +312,8 @@ class Patience:
         task: str,
         seconds: float,
         pause: Callable[[float], object],
-        began: float | None = None,
-        why_lost: Callable[[bool], str] | None = None,
+        began: float | None,
+        why_lost: Callable[[bool], str],
     ) -> None:
         self._why_lost = why_lost
         self._server = server
@@ -345,7 +349,7 @@ class Patience:
         pause = next(self._backoff)
         if time.monotonic() + pause > self._began + self._seconds:
             began_again = isinstance(error, NotFoundError)
-            why_lost = self._why_lost(began_again) if self._why_lost is not None else ""
+            why_lost = self._why_lost(began_again)
             if began_again:
                 raise DataLossError(
                     f"{why_lost or f'{self._server} was started again'}, and in "

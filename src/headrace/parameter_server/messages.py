@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.checkpoint_format import Answers, Piece
-from headrace.parameter_server.operations import Answer, Operation, ShardSpec, TableSpec
+from headrace.parameter_server.operations import Answer, Operation
 from headrace.parameter_server.saved import SavedServer, SavedShard, SavedTable
 from headrace.parameter_server.seats import START, Position
-from headrace.parameter_server.specs import dtype_named, name_of
+from headrace.parameter_server.specs import ShardSpec, TableSpec, dtype_named, name_of
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.transport.channel import Buffer
 from headrace.versions import Versions, own_versions

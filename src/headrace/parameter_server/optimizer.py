@@ -21,7 +21,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, get_args
 
 import msgspec
 import numpy as np
@@ -46,8 +46,12 @@ from headrace.parameter_server.gradients import (
     clip_by_value,
     refuse_non_finite,
 )
-from headrace.parameter_server.operations import Answer, Count, Counted, OptimizerRule
-from headrace.parameter_server.origin import Attempt, Begun, beginning, in_closure, next_key
+from headrace.parameter_server.operations import Answer, Count, Counted
+from headrace.parameter_server.origin import Attempt, beginning, in_closure, next_key
+from headrace.parameter_server.specs import OptimizerRule
+
+if TYPE_CHECKING:  # it imports this module
+    from headrace.parameter_server.pushing import BegunStep
 
 __all__ = [
     "COUNTING_SERVER",
@@ -395,10 +399,11 @@ class Optimizer:
         push: Callable[..., int] = kept[0][1].push_gradients
         return push(self, kept)
 
-    def begin_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-        """Begin such a step in a scheduled function (`pushing.BegunStep`); for `InBackground`."""
+    def begin_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> BegunStep:
+        """Begin such a step in a scheduled function; for `InBackground`."""
         kept = _kept(grads_and_vars)
-        return kept[0][1].begin_gradients(self, kept)
+        begin: Callable[..., BegunStep] = kept[0][1].begin_gradients
+        return begin(self, kept)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(learning_rate={self.learning_rate!r}, name={self.name!r})"
@@ -538,7 +543,7 @@ class InBackground:
         step.owner = self
         attempt.begun.append(step)
 
-    def _begun_in(self, attempt: Attempt) -> list[Begun]:
+    def _begun_in(self, attempt: Attempt) -> list[BegunStep]:
         return [each for each in attempt.begun if each.owner is self]
 
     def _finish_first(self) -> None:

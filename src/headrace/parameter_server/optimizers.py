@@ -11,7 +11,15 @@ from typing import Unpack
 
 from headrace.arguments import check_flag
 from headrace.parameter_server import schedules
-from headrace.parameter_server.operations import (
+from headrace.parameter_server.optimizer import (
+    InBackground,
+    Optimizer,
+    Rate,
+    Shared,
+    SharedButDecay,
+    check_number,
+)
+from headrace.parameter_server.specs import (
     AdadeltaRule,
     AdagradRule,
     AdamaxRule,
@@ -22,14 +30,6 @@ from headrace.parameter_server.operations import (
     RMSpropRule,
     RowWiseAdagradRule,
     SgdRule,
-)
-from headrace.parameter_server.optimizer import (
-    InBackground,
-    Optimizer,
-    Rate,
-    Shared,
-    SharedButDecay,
-    check_number,
 )
 
 __all__ = [

@@ -7,8 +7,8 @@ Another attempt at the closure counts from 0 again, so its writes have the same 
 in any order, so what each of them writes itself is counted for it alone. Outside of closures writes
 have no keys.
 
-Writes that were begun and not waited for (`Begun`) are the attempt's: what its thread asks later is
-carried out after them, and they are done when it ends.
+Writes that were begun and not waited for (`pushing.BegunStep`) are the attempt's: what its thread
+asks later is carried out after them, and they are done when it ends.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.distribute.context import OnReplica, before_replicas, here
-from headrace.parameter_server.operations import WriteKey
+from headrace.parameter_server.specs import WriteKey
+
+if TYPE_CHECKING:  # it imports this module
+    from headrace.parameter_server.pushing import BegunStep
 
 __all__ = [
     "Attempt",
-    "Begun",
     "Origin",
     "at_end",
     "beginning",
@@ -57,28 +59,6 @@ class Origin(NamedTuple):
     first: int = 0
 
 
-class Begun(Protocol):
-    """A write of a closure that was asked for, and that nobody has waited for."""
-
-    owner: object
-    """Who began it, and waits for it where several are under way."""
-    calls: Sequence[Any]
-    """What its servers were asked."""
-    is_waiting: bool
-    """Whether somebody waits for it now."""
-    is_over: bool
-    """Whether its answers are here, or an error."""
-
-    def is_on_its_way(self, servers: Any) -> bool:
-        """Whether what is sent now by the same servers' channels comes after it."""
-
-    def wait(self) -> None:
-        """Wait until it is over."""
-
-    def result(self) -> int:
-        """Wait until it is over, and return what came of it, or raise why nothing did."""
-
-
 class Attempt:
     """An origin, and how often it wrote to what.
 
@@ -93,7 +73,7 @@ class Attempt:
         self.gathered: list[Any] = []
         self.thread = threading.get_ident()
         #: In the order in which they were begun.
-        self.begun: list[Begun] = []
+        self.begun: list[BegunStep] = []
         self._at_end: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         #: By target, and where the numbers of a replica begin.
@@ -138,7 +118,7 @@ class Attempt:
         while self.begun:
             self.result_of(self.begun[0])
 
-    def result_of(self, begun: Begun) -> int:
+    def result_of(self, begun: BegunStep) -> int:
         """Wait for a write, and for those before it; raise what it failed with, once."""
         finish(self.begun[: self.begun.index(begun) + 1])
         self.begun.remove(begun)
@@ -213,7 +193,7 @@ def beginning() -> Attempt | None:
     return attempt if is_one else None
 
 
-def under_way() -> list[Begun]:
+def under_way() -> list[BegunStep]:
     """Return the writes that were begun on this thread, in the closure, and are not over."""
     attempt = _here.get()
     if attempt is None or not attempt.begun or attempt.thread != threading.get_ident():
@@ -221,7 +201,7 @@ def under_way() -> list[Begun]:
     return [each for each in attempt.begun if not each.is_over]
 
 
-def finish(begun: Sequence[Begun]) -> None:
+def finish(begun: Sequence[BegunStep]) -> None:
     """Wait for writes in their order, up to one that is waited for already."""
     for each in begun:
         if each.is_waiting:

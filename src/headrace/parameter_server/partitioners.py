@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, Protocol, get_args
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,10 @@ from headrace.arguments import check_int
 from headrace.parameter_server.specs import as_dtype
 
 __all__ = [
-    "ByBytes",
     "FixedShardsPartitioner",
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "Partitioner",
-    "Placement",
-    "PlacementKind",
-    "RoundRobin",
     "count_shards",
     "placement",
     "ranges_of_rows",
@@ -176,15 +172,6 @@ def _positive(name: str, value: int) -> int:
 
 # --- on which server the next shard goes: arithmetic that each process repeats alike --------------
 
-PlacementKind = Literal["round_robin", "bytes"]
-
-
-class Placement(Protocol):
-    """Deals shards to servers, one after another."""
-
-    def place(self, shard_bytes: int) -> int:
-        """Return the index of the server that the next shard goes to, and remember it."""
-
 
 class RoundRobin:
     """The k-th shard goes to server k modulo their number."""
@@ -226,16 +213,12 @@ class ByBytes:
 _KINDS: dict[str, type[RoundRobin] | type[ByBytes]] = {"round_robin": RoundRobin, "bytes": ByBytes}
 
 
-def placement(kind: str, servers: int) -> Placement:
-    """Return what deals shards to so many servers.
+def placement(kind: str, servers: int) -> RoundRobin | ByBytes:
+    """Return what deals shards to so many servers, one after another.
 
     Raises:
-        ValueError: There is no placement of this name, or no server.
+        ValueError: There is no placement of this name.
     """
     if kind not in _KINDS:
-        raise ValueError(
-            f"`placement` must be one of {', '.join(get_args(PlacementKind))}, but got {kind!r}"
-        )
-    if servers < 1:
-        raise ValueError(f"`servers` must be at least 1, but got {servers}")
+        raise ValueError(f"`placement` must be one of {', '.join(_KINDS)}, but got {kind!r}")
     return _KINDS[kind](servers)

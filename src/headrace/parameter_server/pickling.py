@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,7 +11,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.frameworks.keras_state import WHAT_WORKS, is_linked, keras_state, shared
 from headrace.plan.serialize import Pickler
 
-__all__ = ["PerWorkerInput", "ReplyPickler", "WorkerPickler", "pickle_for_workers"]
+__all__ = ["PerWorkerInput", "ReplyPickler", "WorkerPickler"]
 
 
 class WorkerPickler(Pickler):
@@ -59,20 +58,6 @@ def _refuse_keras(found: str) -> NoReturn:
         f"{found} is in what is sent to a worker: each worker would train a copy of its own, and "
         f"this one would never change. {WHAT_WORKS}"
     )
-
-
-def pickle_for_workers(value: Any) -> bytes:
-    """Pickle a function or its arguments as workers are to get them.
-
-    Variables, tables, optimizers and strategies of parameter servers travel as handles.
-
-    Raises:
-        FailedPreconditionError: A variable of this process was captured; it is named.
-        Exception: What else cannot be pickled says so.
-    """
-    with io.BytesIO() as file:
-        WorkerPickler(file).dump(value)
-        return file.getvalue()
 
 
 # --- datasets that workers read, before any worker has them ---------------------------------------

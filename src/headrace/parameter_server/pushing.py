@@ -31,30 +31,19 @@ from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.connection import Answered, Ask, Servers, UnderWay
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.gradients import refuse_non_finite, sum_rows, sum_shared
-from headrace.parameter_server.operations import (
-    AdamaxRule,
-    AdamRule,
-    Fence,
-    NadamRule,
-    OptimizerRule,
-    Settle,
-    Step,
-)
+from headrace.parameter_server.operations import Fence, Settle
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import Attempt, Origin, gathering, writing_as
-from headrace.parameter_server.seats import Acknowledged
+from headrace.parameter_server.specs import AdamaxRule, AdamRule, NadamRule, OptimizerRule, Step
 
 __all__ = [
     "BegunStep",
     "ClosureServers",
     "Gradient",
-    "TakenStep",
-    "Trained",
     "begin_gradients",
     "mean_steps",
     "push",
     "push_gradients",
-    "sum_steps",
 ]
 
 
@@ -91,10 +80,6 @@ class Gradient(NamedTuple):
         if self.which is None:
             return self
         return Gradient(self.rows, self.values.take(self.which, axis=0))
-
-    def sent_as(self, dtype: np.dtype[Any]) -> Gradient:
-        """Return it with values of another dtype."""
-        return self._replace(values=self.values.astype(dtype, copy=False))
 
     def arrays(self, part: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some rows as they are sent: rows and values, and which, where that is shorter."""
@@ -282,11 +267,17 @@ def _gather(step: TakenStep, attempt: Attempt) -> int:
 
 
 class BegunStep:
-    """A step that all servers were asked for.
+    """A step that all servers were asked for; of a closure it is the attempt's until it ends.
 
     Args:
         under_way: What they were asked; None: nothing.
         taken: Returns how many steps have been taken with it, of the answers.
+
+    Attributes:
+        owner: Who began it, and waits for it where several are under way.
+        calls: What its servers were asked, as long as it is not over.
+        is_waiting: Whether somebody waits for it now.
+        is_over: Whether its answers are here, or an error.
     """
 
     def __init__(
@@ -431,23 +422,18 @@ class ClosureServers:
         servers: Those of the cluster.
         incarnation: Of the coordinator; a later one's is larger.
 
+    Attributes:
+        servers: Likewise.
+
     Raises:
         UnavailableError: A server cannot be reached.
     """
 
     def __init__(self, servers: Servers, incarnation: int) -> None:
-        self._servers = servers
+        self.servers = servers
         self._incarnation = incarnation
         servers.ask_each(Fence(incarnation))
-        servers.on_return(lambda server: servers.ask(server, Fence(incarnation)))
-
-    def acknowledged(self) -> tuple[Acknowledged, ...]:
-        """Return what is known to be acknowledged, for workers."""
-        return self._servers.acknowledged()
-
-    def learn(self, acknowledged: Sequence[Acknowledged]) -> None:
-        """Take note of what a worker knows to be acknowledged."""
-        self._servers.lives.learn(acknowledged)
+        servers.lives.on_return(lambda server: servers.ask(server, Fence(incarnation)))
 
     def settle(self, closures: Sequence[int], below: int) -> None:
         """Have all servers forget the keys of closures that have ended.
@@ -456,11 +442,11 @@ class ClosureServers:
             closures: Their numbers.
             below: All below this one have, too.
         """
-        self._servers.ask_each(Settle(self._incarnation, tuple(closures), below))
+        self.servers.ask_each(Settle(self._incarnation, tuple(closures), below))
 
     def fence(self, worker: int) -> None:
         """Have all servers refuse what a life of a worker still writes."""
-        self._servers.ask_each(Fence(self._incarnation, worker))
+        self.servers.ask_each(Fence(self._incarnation, worker))
 
     def push_round(self, last: int, closures: Sequence[Sequence[TakenStep]]) -> None:
         """Push the mean of the steps of a round; a server carries out each step once.

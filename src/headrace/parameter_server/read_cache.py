@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.parameter_server.connection import Answered, Ask, Servers
+
+if TYPE_CHECKING:  # they import this module
+    from headrace.parameter_server.creation import Sharded
+    from headrace.parameter_server.table import TablePull
 
 __all__ = [
     "Reads",
@@ -26,31 +30,6 @@ __all__ = [
 ]
 
 
-class _Whole(Protocol):
-    """The shards of a variable."""
-
-    servers: Servers
-
-    def reads(self) -> list[Ask]: ...
-
-    def joined(self, answers: Sequence[Answered]) -> NDArray[Any]: ...
-
-    def row_reads(self, rows: NDArray[np.int64]) -> list[Ask]: ...
-
-    def joined_rows(self, answers: Sequence[Answered]) -> NDArray[Any]: ...
-
-
-class _Pull(Protocol):
-    """A request for rows of a table."""
-
-    asks: list[Ask]
-
-    @property
-    def servers(self) -> Servers: ...
-
-    def rows(self, answers: Sequence[Answered]) -> NDArray[Any]: ...
-
-
 class Reads:
     """What was read in a scope, by variable, and what comes with the next that is.
 
@@ -58,17 +37,17 @@ class Reads:
         named: Variables of which all is to be read, each once.
     """
 
-    def __init__(self, named: Sequence[_Whole] = ()) -> None:
-        self._values: dict[_Whole, NDArray[Any]] = {}
+    def __init__(self, named: Sequence[Sharded] = ()) -> None:
+        self._values: dict[Sharded, NDArray[Any]] = {}
         self._named = frozenset(named)
         #: Those that come with the next read.
         self._due = tuple(dict.fromkeys(named))
 
-    def has(self, whole: _Whole) -> bool:
+    def has(self, whole: Sharded) -> bool:
         """Whether all of a variable was read, or is to be."""
         return whole in self._values or whole in self._named
 
-    def value_of(self, whole: _Whole) -> NDArray[Any]:
+    def value_of(self, whole: Sharded) -> NDArray[Any]:
         """Return the value of a variable, which nobody may change."""
         if whole not in self._values:
             self._due = tuple(each for each in self._due if each is not whole)
@@ -76,11 +55,11 @@ class Reads:
             self.keep(whole, answers)
         return self._values[whole]
 
-    def keep(self, whole: _Whole, answers: Sequence[Answered]) -> None:
+    def keep(self, whole: Sharded, answers: Sequence[Answered]) -> None:
         """Keep what was read; of two who read at a time the first one counts."""
         self._values.setdefault(whole, whole.joined(answers))
 
-    def take_named(self, servers: Servers) -> list[_Whole]:
+    def take_named(self, servers: Servers) -> list[Sharded]:
         """Return the variables on these servers that are still to be read; they are read now."""
         found = [each for each in self._due if each.servers is servers]
         if found:
@@ -170,14 +149,14 @@ def read_together(variables: Sequence[Any]) -> list[NDArray[Any]]:
 def read_with_rows(
     variables: Sequence[Any],
     rows: Sequence[tuple[Any, NDArray[np.int64]]],
-    pulls: Sequence[_Pull] = (),
+    pulls: Sequence[TablePull] = (),
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
     """Return values of variables, rows of others, and rows of tables; each server is asked once.
 
     Args:
         variables: On parameter servers of one cluster.
         rows: Pairs of a variable there and ids of rows, which rise and of which each is there once.
-        pulls: Requests for rows of tables there (`pulling.TablePull`).
+        pulls: Requests for rows of tables there (`table.TablePull`).
 
     Returns:
         Values in the order of the variables, rows in the order of the pairs, and rows in the order
@@ -186,8 +165,8 @@ def read_with_rows(
     Raises:
         HeadraceError: As of `Servers.ask_all`.
     """
-    wholes: list[_Whole] = [each.sharded for each in variables]
-    of_rows: list[_Whole] = [each.sharded for each, _ in rows]
+    wholes: list[Sharded] = [each.sharded for each in variables]
+    of_rows: list[Sharded] = [each.sharded for each, _ in rows]
     parts = [each.reads() for each in wholes]
     parts += [each.row_reads(ids) for each, (_, ids) in zip(of_rows, rows, strict=True)]
     parts += [each.asks for each in pulls]

@@ -14,7 +14,8 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from headrace.errors import (
     UnavailableError,
     describe_error,
 )
-from headrace.parameter_server.applying import Applying, Changed, kept_in
+from headrace.parameter_server.applying import Applying, Changed
 from headrace.parameter_server.messages import (
     CarryOut,
     Elsewhere,
@@ -69,7 +70,6 @@ __all__ = ["Mirroring", "Replica", "Replicas"]
 _log = logging.getLogger(__name__)
 
 _PERIODS = 1 << 20
-
 """Marks of one epoch: those of the next are larger, so that increments have all of each shard."""
 
 
@@ -87,21 +87,12 @@ class Replica:
         self._store = Store()
         self._seat = Seat()
         self.applying = Applying(self._store, index, shared=self)
-        self.applying.look = lambda: kept_in(self._store)
-        self._saving = Saving(self._store, self.applying)
-        self.applying.files = self._saving.handle
         self._mirroring = Mirroring(
-            number,
-            self._store,
-            self._seat,
-            self.applying.between,
-            self._give_up,
-            security,
-            writes=lambda: self.applying.writes,
+            number, self._store, self._seat, self.applying, self._give_up, security
         )
+        self._saving = Saving(self._store, self.applying, self._mirroring.left_alone)
         #: How many writes were here when they were given up because others were missing; -1: none.
         self._outdated_at = -1
-        self._saving.around = self._mirroring
         self.applying.start()
         self._saving.start()
 
@@ -345,31 +336,23 @@ class Replicas:
 #
 # Rule 1. A write is answered when the other seat has it, too, or is gone: then this one is alone.
 # Rule 2. The other seat is filled one shard or table at a time, between two operations. What is
-# done
-#         meanwhile is mirrored as well: where the shard is not there yet, it will come with it.
+#         done meanwhile is mirrored as well: where the shard is not there yet, it will come with
+#         it.
 # Rule 3. All that is said is said between two operations, or as a part of one (`Applying`), so that
 #         its order is that of the operations. What this object knows changes there alone, too, and
 #         has no lock; its thread only waits, and asks whether the other server answers.
 # Rule 4. Before it goes on alone, and before it answers when it has heard nothing of the other for
-# a
-#         while, as after its process stood still, it asks the other, on a connection of its own if
-#         need be: that one may have taken over.
+#         a while, as after its process stood still, it asks the other, on a connection of its own
+#         if need be: that one may have taken over.
 # Rule 5. A seat that takes nothing may have begun again, or lead itself. It is asked to follow;
-# what
-#         leads does not, and then what is here is given up, with the write that was not taken.
+#         what leads does not, and then what is here is given up, with the write that was not taken.
 
 _PAUSE_SECONDS = 0.1
-
 _CHECK_SECONDS = 0.5
-
 _SLICE_SECONDS = 0.5
-
 _STOP_SECONDS = 1.0
-
 _TOUCH_SECONDS = 1.0
-
 """For so long a leading seat answers without news of the other; less than `PATIENCE` of clients."""
-
 _LARGEST_REQUEST = 16 << 30
 
 
@@ -380,10 +363,9 @@ class Mirroring:
         number: Of the store.
         store: What this seat has.
         seat: What it does.
-        between: Calls a function between two operations (`Applying.between`).
+        applying: Carries out operations on the store.
         give_up: Gives up what this seat has: another one leads.
         security: Keys of a client of the other server.
-        writes: Returns how many writes are in the store.
     """
 
     def __init__(
@@ -391,12 +373,10 @@ class Mirroring:
         number: int,
         store: Store,
         seat: Seat,
-        between: Callable[[Callable[[], Any]], Any],
+        applying: Applying,
         give_up: Callable[[], object],
         security: Security | None,
-        writes: Callable[[], int],
     ) -> None:
-        self._writes = writes
         #: When the last message was sent that the other seat has answered as one that follows.
         self._in_touch_at = 0.0
         self.seats = ("", "")
@@ -404,7 +384,7 @@ class Mirroring:
         self._number = number
         self._store = store
         self._seat = seat
-        self._between = between
+        self._applying = applying
         self._give_up = give_up
         self._security = security
         self._channel: Channel | None = None
@@ -465,14 +445,23 @@ class Mirroring:
         self._say(message, [buffer_of(array) for each in arrays for array in each])
         return self._seat.role is Role.LEADING
 
-    def hold(self) -> None:
-        """Have the other seat know that it lacks something, and leave it alone until `let_go`."""
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Leave the other seat alone, as while this one is restored; not between two operations."""
+        self._applying.between(self._hold)
+        try:
+            yield
+        finally:
+            self._applying.between(self._let_go)
+
+    def _hold(self) -> None:
+        """Have the other seat know that it lacks something."""
         self._is_held = True
         self._seat.advance(self.place, 1)  # what the other seat has now is outdated soon
         if self._is_followed and self._follow():
             self._is_followed = False
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """Have the other seat follow again."""
         self._is_held = self._is_followed = False
         self._wanted.set()
@@ -501,7 +490,7 @@ class Mirroring:
             is_wanted = self._wanted.wait(_CHECK_SECONDS)
             try:
                 if not is_wanted:
-                    self._between(self.check)
+                    self._applying.between(self.check)
                 elif self._is_there():
                     self._fill_all()
             except CancelledError:
@@ -521,12 +510,12 @@ class Mirroring:
 
     def _fill_all(self) -> None:
         """Bring the other seat what there is, one thing after another."""
-        if not self._between(self._begin_to_fill):
+        if not self._applying.between(self._begin_to_fill):
             return
-        for holding in self._between(partial(holdings, self._store)):
-            if not self._between(partial(self._fill, holding)):
+        for holding in self._applying.between(partial(holdings, self._store)):
+            if not self._applying.between(partial(self._fill, holding)):
                 return
-        self._between(self._end_filling)
+        self._applying.between(self._end_filling)
 
     def _begin_to_fill(self) -> bool:
         if self._is_held or self._is_followed:
@@ -548,7 +537,7 @@ class Mirroring:
             life=life,
             server=snapshot_of_server(self._store).record,
             is_restored=self._store.is_restored,
-            writes=self._writes(),
+            writes=self._applying.writes,
             position=START if is_new else seat.position,
         )
         reply = self._answer(message)
@@ -611,7 +600,7 @@ class Mirroring:
             store=self._number,
             epoch=seat.epoch,
             life=seat.life,
-            writes=self._writes(),
+            writes=self._applying.writes,
             position=seat.position,
             **what,
         )

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.parameter_server.operations import (
+from headrace.parameter_server.specs import (
     AdadeltaRule,
     AdagradRule,
     AdamaxRule,
@@ -36,8 +36,8 @@ from headrace.parameter_server.operations import (
     RowWiseAdagradRule,
     SgdRule,
     Step,
+    working_dtype,
 )
-from headrace.parameter_server.specs import working_dtype
 
 __all__ = [
     "AVERAGE",

@@ -1,4 +1,4 @@
-"""Shards as plain values: what is saved of them, cut and joined for other numbers of shards.
+"""Shards as plain values: what is saved of them.
 
     SavedShard    spec, names of slots · arrays: value, "optimizer/slot" ...
     SavedTable    spec, step           · arrays: ids, value, seen, touched, "optimizer/slot" ...
@@ -6,7 +6,8 @@
     SavedServer   counters, keys       · no arrays
 
 A record is small and an `msgspec` struct; arrays travel beside it, by name. Rows stand along the
-first axis of each array, so that cutting and joining are slices and concatenations.
+first axis of each array, so that other numbers of shards are slices and concatenations
+(`shard_writer`).
 
 Keys belong to a server: they are restored where the server comes back with its own shards, and mean
 nothing where rows were dealt again.
@@ -14,16 +15,14 @@ nothing where rows were dealt again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import InvalidArgumentError
-from headrace.parameter_server.gradients import shard_of_ids
-from headrace.parameter_server.operations import ShardSpec, TableSpec
+from headrace.parameter_server.specs import ShardSpec, TableSpec
 from headrace.parameter_server.write_keys import KeyState
 
 __all__ = [
@@ -33,11 +32,6 @@ __all__ = [
     "SavedShard",
     "SavedTable",
     "Touched",
-    "apply_changes",
-    "cut_shards",
-    "deal_tables",
-    "join_shards",
-    "join_tables",
 ]
 
 
@@ -107,170 +101,6 @@ class Changes(NamedTuple, Generic[R]):
     rows: NDArray[np.int64] | None
     removed: NDArray[np.int64] | None
     arrays: Arrays
-
-
-# --- variables -----------------------------------------------------------------------------------
-
-
-def join_shards(shards: Sequence[Saved[SavedShard]]) -> Saved[SavedShard]:
-    """Return a variable in one shard.
-
-    Raises:
-        InvalidArgumentError: A shard is missing, or they are of several variables.
-    """
-    ordered = sorted(shards, key=lambda saved: saved.record.spec.row)
-    spec = ordered[0].record.spec
-    row = 0
-    for saved in ordered:
-        one = saved.record.spec
-        same = (one.variable, one.dtype, one.variable_shape)
-        if same != (spec.variable, spec.dtype, spec.variable_shape) or one.row != row:
-            raise InvalidArgumentError(
-                f"shards do not make up the variable {spec.variable} of shape "
-                f"{spec.variable_shape}: after row {row - 1} comes {one.name} with row {one.row}"
-            )
-        row += one.shape[0] if one.shape else 0
-    if spec.variable_shape and row != spec.variable_shape[0]:
-        raise InvalidArgumentError(
-            f"the variable {spec.variable} has {spec.variable_shape[0]} rows, but only {row} were "
-            "saved; a shard is missing"
-        )
-    whole = ShardSpec(
-        name=spec.variable,
-        variable=spec.variable,
-        shape=spec.variable_shape,
-        dtype=spec.dtype,
-        variable_shape=spec.variable_shape,
-    )
-    firsts = _slot_firsts(ordered)
-    record = SavedShard(spec=whole, slot_firsts=firsts)
-    if len(ordered) == 1:
-        return Saved(record, ordered[0].arrays)
-    return Saved(
-        record, _joined(ordered, [saved.record.spec.shape[0] for saved in ordered], firsts)
-    )
-
-
-def cut_shards(whole: Saved[SavedShard], specs: Sequence[ShardSpec]) -> list[Saved[SavedShard]]:
-    """Return shards of a variable that is in one.
-
-    Raises:
-        InvalidArgumentError: A shard is of another variable, shape or dtype.
-    """
-    found = whole.record.spec
-    shards = []
-    for spec in specs:
-        if (spec.variable_shape, spec.dtype) != (found.variable_shape, found.dtype):
-            raise InvalidArgumentError(
-                f"{spec.variable} has shape {spec.variable_shape} and dtype {spec.dtype}, but the "
-                f"saved {found.variable} has {found.variable_shape} and {found.dtype}"
-            )
-        here = slice(spec.row, spec.row + spec.shape[0]) if spec.shape else ...
-        arrays = {name: array[here] for name, array in whole.arrays.items()}
-        shards.append(Saved(SavedShard(spec=spec, slot_firsts=whole.record.slot_firsts), arrays))
-    return shards
-
-
-# --- tables --------------------------------------------------------------------------------------
-
-
-def join_tables(shards: Sequence[Saved[SavedTable]]) -> Saved[SavedTable]:
-    """Return a table in one shard; its capacity is that of all together."""
-    first = shards[0].record
-    firsts = _slot_firsts(shards)
-    capacity = first.spec.capacity
-    spec = msgspec.structs.replace(
-        first.spec,
-        name=first.spec.table,
-        index=0,
-        shards=1,
-        capacity=None if capacity is None else capacity * len(shards),
-    )
-    step = max(saved.record.step for saved in shards)
-    lengths = [len(saved.arrays["ids"]) for saved in shards]
-    return Saved(
-        SavedTable(spec=spec, step=step, slot_firsts=firsts), _joined(shards, lengths, firsts)
-    )
-
-
-def deal_tables(whole: Saved[SavedTable], specs: Sequence[TableSpec]) -> list[Saved[SavedTable]]:
-    """Return shards of a table that is in one: each gets the ids that fall to it."""
-    found = whole.record
-    shards = []
-    for spec in specs:
-        if (spec.dim, spec.dtype) != (found.spec.dim, found.spec.dtype):
-            raise InvalidArgumentError(
-                f"{spec.table} has {spec.dim} elements of {spec.dtype} in a row, but the saved "
-                f"{found.spec.table} has {found.spec.dim} of {found.spec.dtype}"
-            )
-        rows = shard_of_ids(whole.arrays["ids"], spec.shards) == spec.index
-        waiting = shard_of_ids(whole.arrays["waiting_ids"], spec.shards) == spec.index
-        arrays = {
-            name: array[waiting if name.startswith("waiting_") else rows]
-            for name, array in whole.arrays.items()
-        }
-        record = SavedTable(spec=spec, step=found.step, slot_firsts=found.slot_firsts)
-        shards.append(Saved(record, arrays))
-    return shards
-
-
-# --- increments ----------------------------------------------------------------------------------
-
-
-def apply_changes(saved: Saved[Any], changes: Changes[Any]) -> Saved[Any]:
-    """Return what was saved with what was written after it."""
-    if changes.whole:
-        return Saved(changes.record, changes.arrays)
-    if changes.rows is not None:
-        arrays = {name: np.array(array) for name, array in saved.arrays.items()}
-        for name, part in changes.arrays.items():
-            if name not in arrays:
-                arrays[name] = _first_slot(changes.record, name, len(arrays["value"]), part)
-            arrays[name][changes.rows] = part
-        return Saved(changes.record, arrays)
-    assert changes.removed is not None
-    gone = np.concatenate([changes.removed, changes.arrays["ids"]])
-    kept = ~np.isin(saved.arrays["ids"], gone)
-    merged = {}
-    for name, part in changes.arrays.items():
-        if name.startswith("waiting_"):
-            # They are few: all of them are in each increment.
-            merged[name] = part
-            continue
-        before = saved.arrays.get(name)
-        if before is None:
-            before = _first_slot(changes.record, name, len(kept), part)
-        merged[name] = np.concatenate([before[kept], part])
-    return Saved(changes.record, merged)
-
-
-def _slot_firsts(shards: Sequence[Saved[Any]]) -> dict[str, float]:
-    return {name: first for saved in shards for name, first in saved.record.slot_firsts.items()}
-
-
-def _joined(
-    shards: Sequence[Saved[Any]], lengths: Sequence[int], firsts: Mapping[str, float]
-) -> dict[str, NDArray[Any]]:
-    """Return the arrays of shards one after another.
-
-    A slot is made by the first step on a shard; where there was none yet, it has first values.
-    """
-    examples = {name: array for saved in shards for name, array in saved.arrays.items()}
-    return {
-        name: np.concatenate(
-            [
-                saved.arrays[name]
-                if name in saved.arrays
-                else np.full((length, *example.shape[1:]), firsts[name], example.dtype)
-                for saved, length in zip(shards, lengths, strict=True)
-            ]
-        )
-        for name, example in examples.items()
-    }
-
-
-def _first_slot(record: Any, name: str, rows: int, like: NDArray[Any]) -> NDArray[Any]:
-    return np.full((rows, *like.shape[1:]), record.slot_firsts[name], like.dtype)
 
 
 # --- which rows were written since a mark: what an incremental checkpoint has to hold -------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
-from typing import Protocol
 
 from headrace.errors import HeadraceError, describe_error
 from headrace.parameter_server.applying import Applying
@@ -27,40 +28,34 @@ _log = logging.getLogger(__name__)
 _STOP_SECONDS = 0.8
 
 
-class Held(Protocol):
-    """What follows the store, and is left alone while it is restored. See `Mirroring`."""
-
-    def hold(self) -> None:
-        """Called between two operations, before."""
-
-    def let_go(self) -> None:
-        """Called between two operations, after."""
-
-
 class Saving:
     """Writes a store to files, and reads it back.
 
     Args:
         store: Touched between two operations only.
-        applying: Carries them out.
-
-    Attributes:
-        around: Who is told of a restoration; None: nobody.
+        applying: Carries them out, and brings requests here.
+        around: Entered for as long as the store is restored.
     """
 
-    def __init__(self, store: Store, applying: Applying) -> None:
-        self.around: Held | None = None
+    def __init__(
+        self,
+        store: Store,
+        applying: Applying,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._store = store
         self._applying = applying
+        self._around = around
         #: Shards that were read and not put in place yet, and the token of their restore.
         self._prepared: tuple[str, Parts] = ("", [])
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, name="headrace-parameter-server-saving", daemon=True
         )
+        applying.files = self._requests.put
 
     def start(self) -> None:
-        """Begin with what `handle` takes."""
+        """Begin with what `applying` brings."""
         self._thread.start()
 
     def close(self) -> None:
@@ -69,28 +64,18 @@ class Saving:
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
-    def handle(self, request: Request) -> None:
-        """Take a request; it is answered later."""
-        self._requests.put(request)
-
     def _restore(self, message: RestoreShards, parts: Parts | None) -> None:
         """Put shards in place, which are read now if they were not before."""
-        applying = self._applying
-        if self.around is not None:
-            applying.between(self.around.hold)
-        try:
+        with self._around():
             put_shards(
                 self._store,
-                applying.between,
+                self._applying.between,
                 _read(message) if parts is None else parts,
                 message.counters,
                 message.incarnation,
                 message.answers,
                 message.recovers,
             )
-        finally:
-            if self.around is not None:
-                applying.between(self.around.let_go)
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
@@ -118,12 +103,11 @@ class Saving:
                 message.since,
                 message.forget,
             )
-            # Of those until now, some may have come after the moment of their shard.
-            writes = applying.writes
             request.reply(
                 ShardsSaved(
                     life=applying.life,
-                    writes=writes,
+                    # Of those until now, some may have come after the moment of their shard.
+                    writes=applying.writes,
                     position=applying.position,
                     **written._asdict(),
                 )

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headrace.arguments import check_int, check_metrics, check_string
-from headrace.parameter_server.applying import AnswerRoom, Applying, kept_in, metrics_of
+from headrace.parameter_server.applying import AnswerRoom, Applying, metrics_of
 from headrace.parameter_server.messages import ServerRequest, ServerStatus, Status
 from headrace.parameter_server.replica import Replicas
 from headrace.parameter_server.saving import Saving
@@ -107,8 +107,6 @@ class ParameterServer(LifeCycle):
         store = Store(room.make)
         applying = Applying(store, self._index, room)
         saving = Saving(store, applying)
-        applying.files = saving.handle
-        applying.look = lambda: kept_in(store)
         replicas = Replicas(
             self._index, None if self._security is None else self._security.as_client()
         )

@@ -27,9 +27,9 @@ from headrace.parameter_server.checkpoint_format import (
     write_tensors,
 )
 from headrace.parameter_server.gradients import shard_of_ids
-from headrace.parameter_server.operations import Counted, ShardSpec, TableSpec
+from headrace.parameter_server.operations import Counted
 from headrace.parameter_server.saved import Saved, SavedShard, SavedTable
-from headrace.parameter_server.specs import dtype_named
+from headrace.parameter_server.specs import ShardSpec, TableSpec, dtype_named, filled
 from headrace.parameter_server.store import (
     Holding,
     Store,
@@ -48,11 +48,8 @@ from headrace.parameter_server.table_shard import TableShard
 from headrace.storage.files import Folder
 
 __all__ = [
-    "PART_BYTES",
     "Parts",
-    "Written",
     "assembled_shard",
-    "assembled_table",
     "put_shards",
     "read_shards",
     "write_shards",
@@ -60,9 +57,7 @@ __all__ = [
 
 
 PART_BYTES = 8 << 20
-
 """What is copied between two operations: some milliseconds."""
-
 _FILE_BYTES = 64 << 20
 
 
@@ -296,8 +291,8 @@ class _Files:
 
 # --- shards from the pieces of a checkpoint, whatever the shards were that it was saved from ------
 
-#     shard = assembled_shard(spec, pieces, arrays_of)
-#     table = assembled_table(spec, pieces, arrays_of)
+#     shard = assembled_shard(spec, pieces, arrays_of, renamed)
+#     table = _assembled_table(spec, pieces, arrays_of, renamed)
 #
 # `arrays_of(piece)` returns the arrays of a piece; it is called once for each, in their order.
 
@@ -324,31 +319,28 @@ def assembled_shard(
     firsts: dict[str, float] = {}
     value = found["value"] = np.empty(spec.shape, dtype_named(spec.dtype))
     rows = spec.shape[0] if spec.shape else 1
-    filled = 0
+    covered = 0
     for piece in standing(pieces):
         if _is_elsewhere(spec, rows, piece):
             continue
         arrays = arrays_of(piece)
         there, taken = _places(spec, rows, piece, arrays)
         if piece.row is not None:
-            filled += there.stop - there.start
+            covered += there.stop - there.start
         for name, array in _renamed(arrays, renamed, ("rows",)):
             part = array[taken] if array.ndim else array
             if name not in found:
                 first = firsts[name] = _first(piece, name, renamed)
                 shape = (*value.shape[:1], *array.shape[1:])
-                # Zeros cost no time until they are touched.
-                found[name] = (
-                    np.full(shape, first, array.dtype) if first else np.zeros(shape, array.dtype)
-                )
+                found[name] = filled(shape, first, array.dtype)
             if spec.shape:
                 found[name][there] = part
             else:
                 found[name][...] = part
-    if filled < rows:
+    if covered < rows:
         raise DataLossError(
             f"of the {rows} rows of {spec.name} that begin at row {spec.row} of {spec.variable}, "
-            f"the checkpoint has {filled}"
+            f"the checkpoint has {covered}"
         )
     return Saved(SavedShard(spec=spec, slot_firsts=firsts), found)
 
@@ -374,7 +366,7 @@ def _places(spec: ShardSpec, rows: int, piece: Piece, arrays: Arrays) -> tuple[A
     return slice(start, stop), slice(first, first + stop - start)
 
 
-def assembled_table(
+def _assembled_table(
     spec: TableSpec, pieces: Sequence[Piece], arrays_of: ArraysOf, renamed: Mapping[str, str]
 ) -> Saved[SavedTable]:
     """Return a shard of a table: the ids that fall to it; see `assembled_shard`."""
@@ -493,7 +485,7 @@ def read_shards(
         found = _of(pieces, "table", name)
         if not found:
             raise DataLossError(f"the checkpoint has nothing of the table {name}")
-        ready.append(part_of_saved(assembled_table(table, found, files.arrays_of, renamed)))
+        ready.append(part_of_saved(_assembled_table(table, found, files.arrays_of, renamed)))
     return ready
 
 

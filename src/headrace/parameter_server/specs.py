@@ -36,6 +36,7 @@ __all__ = [
     "adding_dtype",
     "as_dtype",
     "dtype_named",
+    "filled",
     "name_of",
     "working_dtype",
 ]
@@ -53,7 +54,7 @@ class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
         index: Which shard of the variable it is.
         row: The first row of the variable that it holds.
         shape: Of the shard.
-        dtype: As `dtypes.name_of` writes it ("float32", "bfloat16").
+        dtype: As `name_of` writes it ("float32", "bfloat16").
         variable_shape: Of the whole variable.
     """
 
@@ -93,12 +94,11 @@ class Normal(Message, frozen=True):
 
 
 Initializer: TypeAlias = Zeros | Constant | Uniform | Normal
-
 """First values, the same whatever the order of arrival and the number of shards."""
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard of a table: rows of those ids that fall to it (`sums.shard_of_ids`).
+    """One shard of a table: rows of those ids that fall to it (`gradients.shard_of_ids`).
 
     Attributes:
         name: Of the shard; no other in the cluster has it.
@@ -106,7 +106,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         index: Which shard of the table it is.
         shards: How many there are.
         dim: Elements in a row.
-        dtype: As `dtypes.name_of` writes it; a floating one.
+        dtype: As `name_of` writes it; a floating one.
         initializer: First value of a row.
         admission: An id gets a row when it was looked up this often; before, it reads zeros and
             its gradients are dropped. 1: at once.
@@ -271,7 +271,6 @@ OptimizerRule: TypeAlias = (
     | LionRule
     | FtrlRule
 )
-
 """What changes a shard and its slots. Clipping is not here: the client has the whole gradient."""
 
 
@@ -281,6 +280,11 @@ _PLAIN = {
     np.dtype(kind).name
     for kind in (*np.typecodes["AllInteger"], *np.typecodes["Float"], *np.typecodes["Complex"], "?")
 }
+
+
+def filled(shape: tuple[int, ...], first: float, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return an array full of one number; zeros take no memory or time until they are touched."""
+    return np.full(shape, first, dtype) if first else np.zeros(shape, dtype)
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:

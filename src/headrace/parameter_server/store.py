@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server import operations as ops
-from headrace.parameter_server.array_shard import ArrayShard, check_place, check_value, first_value
+from headrace.parameter_server.array_shard import ArrayShard, check_place, check_value
 from headrace.parameter_server.saved import (
     Changes,
     Saved,
@@ -44,6 +44,7 @@ from headrace.parameter_server.specs import dtype_named
 from headrace.parameter_server.table_rows import fill
 from headrace.parameter_server.table_shard import TableShard, slot_column
 from headrace.parameter_server.write_keys import WriteKeys
+from headrace.serving.call import Done
 
 __all__ = [
     "Holding",
@@ -66,7 +67,7 @@ __all__ = [
 Arrays = Sequence[NDArray[Any]]
 Carried = tuple[ops.Answer, Arrays]
 
-_DONE = ops.Done()
+_DONE = Done()
 
 
 class Store:
@@ -118,12 +119,12 @@ class Store:
         if answer is not None:
             return self._repeat(operation, arrays, answer)
         answered, out = carry_out(self, operation, arrays)
-        assert isinstance(answered, ops.Done | ops.Counted)
+        assert isinstance(answered, Done | ops.Counted)
         self.keys.remember(key, target, answered)
         return answered, out
 
     def _repeat(
-        self, operation: ops.Operation, arrays: Arrays, answer: ops.Done | ops.Counted
+        self, operation: ops.Operation, arrays: Arrays, answer: Done | ops.Counted
     ) -> Carried:
         if isinstance(operation, ops.Lookup):
             return self._lookup(operation, arrays, count=False)
@@ -151,7 +152,8 @@ class Store:
                 + ("both" if arrays else "neither")
             )
         if operation.initializer is None:
-            value = first_value(spec, arrays[0])
+            check_value(spec, arrays[0])
+            value = np.array(arrays[0], order="C", copy=True)
         else:
             value = np.empty(spec.shape, dtype_named(spec.dtype))
             fill(value, operation.initializer, spec.row)
@@ -501,11 +503,10 @@ def part_of_saved(saved: Saved[Any]) -> ArrayShard | TableShard:
 
 def put(store: Store, part: ArrayShard | TableShard) -> None:
     """Have a store keep a shard or table, in place of what is there under its name."""
+    part.touched = Touched(store.period)
     if isinstance(part, ArrayShard):
-        part.touched = Touched(store.period)
         store.shards[part.spec.name] = part
     else:
-        part.touched = Touched(store.period)
         part.begin(store.period)
         store.tables[part.spec.name] = part
 

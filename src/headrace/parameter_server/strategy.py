@@ -12,7 +12,6 @@ import functools
 import logging
 import secrets
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -32,30 +31,20 @@ from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.creation import Initial, VariableRecord, cut, make
-from headrace.parameter_server.current import Cluster, cluster_of, enter
-from headrace.parameter_server.operations import Describe, Described, TableSpec
+from headrace.parameter_server.creation import Initial, PlacedShard, VariableRecord, cut, make
+from headrace.parameter_server.current import Cluster, cluster_of, enter, numbered
+from headrace.parameter_server.operations import Describe, Described
 from headrace.parameter_server.optimizer import COUNTING_SERVER, steps_of
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.partitioners import placement as placement_named
 from headrace.parameter_server.pickling import PerWorkerInput
-from headrace.parameter_server.pushing import ClosureServers
-from headrace.parameter_server.specs import name_of
+from headrace.parameter_server.specs import TableSpec, name_of
 from headrace.parameter_server.table import PlacedTable, TableRecord
 from headrace.parameter_server.variable import ServerVariable
 from headrace.transport.security import Security, check_security
 
 __all__ = [
-    "Names",
     "ParameterServerStrategy",
-    "ServerExtended",
-    "StrategySettings",
-    "check_resolver",
-    "checked_cluster",
-    "checked_settings",
-    "placed_beside",
-    "server_addresses",
-    "worker_addresses",
 ]
 
 
@@ -129,7 +118,7 @@ class ParameterServerStrategy(Strategy):
         replicas: int = 1,
     ) -> None:
         resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
-        check_resolver(resolver)
+        _check_resolver(resolver)
         if variable_partitioner is not None:
             check_callable("variable_partitioner", variable_partitioner)
             if isinstance(variable_partitioner, type):
@@ -139,9 +128,9 @@ class ParameterServerStrategy(Strategy):
                 )
         check_security(security)
         check_seconds("server_timeout", server_timeout)
-        settings = checked_settings(mode, staleness, round_size, replication, replicas)
-        spec = checked_cluster(resolver)
-        addresses = server_addresses(spec)
+        settings = _checked_settings(mode, staleness, round_size, replication, replicas)
+        spec = _checked_cluster(resolver)
+        addresses = _server_addresses(spec)
         if replication > len(addresses):
             raise ValueError(
                 f"`replication` is {replication}, but there is {len(addresses)} parameter server: "
@@ -159,8 +148,6 @@ class ParameterServerStrategy(Strategy):
         )
         self._begin(Cluster(secrets.token_hex(8), servers), settings)
         self._spec = spec
-        # In milliseconds: no program starts again faster.
-        self.incarnation = time.time_ns() // 1_000_000
         servers.greet()
         self._cluster.optimizers.numbers = True
         self._find_earlier_steps()
@@ -193,7 +180,6 @@ class ParameterServerStrategy(Strategy):
         made = cls.__new__(cls)
         made._resolver = None
         made._spec = ClusterSpec({})
-        made.incarnation = 0
         made.security = None
         made._partitioner = None
         made._begin(cluster, settings)
@@ -243,12 +229,7 @@ class ParameterServerStrategy(Strategy):
     @property
     def worker_addresses(self) -> Sequence[str]:
         """Where the workers listen; none on a worker."""
-        return worker_addresses(self._spec)
-
-    @functools.cached_property
-    def closure_servers(self) -> ClosureServers:
-        """The servers for a coordinator; from now on those of earlier programs are fenced."""
-        return ClosureServers(self._cluster.servers, self.incarnation)
+        return _worker_addresses(self._spec)
 
     @property
     def settings(self) -> StrategySettings:
@@ -275,7 +256,7 @@ class ParameterServerStrategy(Strategy):
     @property
     def extended(self) -> Extended:
         """What tf.distribute has there."""
-        return ServerExtended(self)
+        return _ServerExtended(self)
 
     def close(self) -> None:
         """Ask the servers nothing more, and close the coordinator.
@@ -303,29 +284,31 @@ class ParameterServerStrategy(Strategy):
         self, first: Initial, name: str | None, trainable: bool, aggregation: str
     ) -> tuple[Cluster, VariableRecord]:
         """Cut a variable into shards and have the servers make them."""
-        own_name = self._names.give("Variable", name)
-        beside = placed_beside()
-        try:
-            with self._lock:
+        with contextlib.ExitStack() as undo:
+            with self._lock:  # the n-th name has the n-th place, in each program alike
+                own_name = self._names.give("Variable", name)
+                undo.callback(self._names.take_back, own_name)
+                beside = _beside.get()
                 if beside is None:
                     shards = cut(own_name, first, self._partitioner, self._placement.place)
                 else:
-                    shards = cut(own_name, first, None, lambda size: beside.shards[0].server)
-            existed = make(self._cluster.servers, shards, first)
-        except BaseException:
-            self._names.take_back(own_name)
-            raise
-        if existed:
-            self.existing.add(own_name)
-            _log.warning(
-                "the parameter servers had a variable %r already, of another program or of this "
-                "one before it was started again; it keeps its value",
-                own_name,
-            )
+                    server = beside.placed[0].server
+                    shards = cut(own_name, first, None, lambda size: server)
+            self._make_shards(own_name, first, shards)
+            undo.pop_all()
         record = VariableRecord(
             own_name, first.shape, name_of(first.dtype), trainable, aggregation, shards
         )
         return self._cluster, record
+
+    def _make_shards(self, name: str, first: Initial, shards: Sequence[PlacedShard]) -> None:
+        if make(self._cluster.servers, shards, first):
+            self.existing.add(name)
+            _log.warning(
+                "the parameter servers had a variable %r already, of another program or of this "
+                "one before it was started again; it keeps its value",
+                name,
+            )
 
     def place_table(self, spec: TableSpec) -> tuple[Cluster, TableRecord]:
         """Deal a table to all servers."""
@@ -430,7 +413,7 @@ class StrategySettings(msgspec.Struct, frozen=True):
     replicas: int
 
 
-def checked_settings(
+def _checked_settings(
     mode: Any, staleness: Any, round_size: Any, replication: Any, replicas: Any
 ) -> StrategySettings:
     """Check how a strategy is to work.
@@ -463,12 +446,7 @@ def checked_settings(
 _beside: ContextVar[ServerVariable | None] = ContextVar("headrace_beside", default=None)
 
 
-def placed_beside() -> ServerVariable | None:
-    """Return the variable beside which new ones are placed; None: they are placed in turn."""
-    return _beside.get()
-
-
-class ServerExtended(Extended):
+class _ServerExtended(Extended):
     """What `strategy.extended` has, where variables are on servers."""
 
     @property
@@ -495,7 +473,7 @@ class ServerExtended(Extended):
 # --- what a cluster must have, so that parameter servers can train in it --------------------------
 
 
-def check_resolver(resolver: object) -> None:
+def _check_resolver(resolver: object) -> None:
     """Raise TypeError for what is no resolver, and say where there is one."""
     if isinstance(resolver, ClusterResolver):
         return
@@ -510,7 +488,7 @@ def check_resolver(resolver: object) -> None:
     )
 
 
-def checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
+def _checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
     """Return the tasks of a cluster that has what is needed.
 
     Raises:
@@ -549,7 +527,7 @@ def checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
     return spec
 
 
-def server_addresses(spec: ClusterSpec) -> list[str]:
+def _server_addresses(spec: ClusterSpec) -> list[str]:
     """Return where the parameter servers are, in the order of their numbers.
 
     Raises:
@@ -563,7 +541,7 @@ def server_addresses(spec: ClusterSpec) -> list[str]:
     return [_plain(spec.task_address(PS, number)) for number in numbers]
 
 
-def worker_addresses(spec: ClusterSpec) -> list[str]:
+def _worker_addresses(spec: ClusterSpec) -> list[str]:
     """Return where the workers are, in the order of their numbers."""
     numbers = spec.task_indices(WORKER) if WORKER in spec.jobs else []
     return [_plain(spec.task_address(WORKER, number)) for number in numbers]
@@ -596,22 +574,14 @@ class Names:
                     "`name` must be unique in a strategy, and there is a variable or table "
                     f"{name!r}"
                 )
-            free = name or kind
-            number = 0
-            while free in self._given:
-                number += 1
-                free = f"{kind}_{number}"
+            free = name or numbered(kind, self._given)
             self._given.add(free)
             return free
 
     def unused(self, name: str) -> str:
         """Return a name, with a number behind it if it was given already."""
         with self._lock:
-            free, number = name, 0
-            while free in self._given:
-                number += 1
-                free = f"{name}_{number}"
-            return free
+            return numbered(name, self._given)
 
     def take_back(self, name: str) -> None:
         """Forget a name: what was to have it could not be made."""

@@ -12,7 +12,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,29 +33,28 @@ from headrace.parameter_server.gradients import check_ids, distinct_ids, split_b
 from headrace.parameter_server.operations import (
     ApplyIds,
     AssignIds,
-    Constant,
     CreateTable,
     Export,
     Exported,
     GatherIds,
-    Initializer,
     Lookup,
-    Normal,
-    OptimizerRule,
-    Step,
-    TableSpec,
-    Uniform,
-    Zeros,
 )
 from headrace.parameter_server.origin import in_closure, next_key
 from headrace.parameter_server.pushing import (
-    BegunStep,
     Gradient,
     begin_gradients,
     push_gradients,
 )
 from headrace.parameter_server.read_cache import ask_together
 from headrace.parameter_server.specs import (
+    Constant,
+    Initializer,
+    Normal,
+    OptimizerRule,
+    Step,
+    TableSpec,
+    Uniform,
+    Zeros,
     adding_dtype,
     as_dtype,
     dtype_named,
@@ -70,9 +69,7 @@ __all__ = [
     "Pulled",
     "TablePull",
     "TableRecord",
-    "load_table",
     "pull",
-    "save_table",
 ]
 
 
@@ -282,13 +279,10 @@ class EmbeddingTable(Handle[TableRecord]):
                 if arrays and len(arrays[0]):
                     yield arrays[0], arrays[1]
 
-    @property
-    def placed(self) -> tuple[PlacedTable, ...]:
-        """Its shards as servers know them."""
-        return self._record.shards
-
     def save(self, path: Any) -> int:
         """Write all ids and rows to one file, and return how many there were.
+
+        The file is there when it is whole.
 
         Args:
             path: ".safetensors" (tensors `ids` and `rows`; all rows pass through the memory of this
@@ -297,7 +291,15 @@ class EmbeddingTable(Handle[TableRecord]):
         Raises:
             ValueError: It ends otherwise.
         """
-        return save_table(self, path)
+        target = Path(path)
+        write = _of_ending(target, _WRITERS)
+        beside = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        try:
+            count = write(beside, self)
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+        return count
 
     def load(self, path: Any) -> int:
         """Write the rows of a file that `save` wrote, and return how many there were.
@@ -308,7 +310,17 @@ class EmbeddingTable(Handle[TableRecord]):
         Raises:
             InvalidArgumentError: Its rows have another length.
         """
-        return load_table(self, path)
+        source = Path(path)
+        count = 0
+        for ids, rows in _of_ending(source, _READERS)(source):
+            if rows.shape != (len(ids), self.dim) or not is_floating(rows.dtype):
+                raise InvalidArgumentError(
+                    f"{source} has rows of shape {rows.shape[1:]} and dtype {rows.dtype}, and "
+                    f"EmbeddingTable {self.name!r} has rows of {self.dim} floating numbers"
+                )
+            self.assign(ids, rows)
+            count += len(ids)
+        return count
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -374,7 +386,8 @@ class EmbeddingTable(Handle[TableRecord]):
         ids = gradient.rows
         assert ids is not None
         if self.wire_name:
-            gradient = gradient.sent_as(dtype_named(self.wire_name))
+            sent = gradient.values.astype(dtype_named(self.wire_name), copy=False)
+            gradient = gradient._replace(values=sent)
         asks = []
         shards = self._record.shards
         for shard, part in zip(shards, split_by_hash(ids, len(shards)), strict=True):
@@ -384,13 +397,9 @@ class EmbeddingTable(Handle[TableRecord]):
                 asks.append(Ask(shard.server, operation, gradient.arrays(part)))
         return asks
 
-    def push_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> int:
-        """Change variables and tables by gradients; `Optimizer.apply_gradients` calls it."""
-        return push_gradients(optimizer, pairs)
-
-    def begin_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> BegunStep:
-        """Begin such a change in a scheduled function; `Optimizer.begin_gradients` calls it."""
-        return begin_gradients(optimizer, pairs)
+    #: `Optimizer.apply_gradients` and `Optimizer.begin_gradients` call them.
+    push_gradients = staticmethod(push_gradients)
+    begin_gradients = staticmethod(begin_gradients)
 
     def __repr__(self) -> str:
         return (
@@ -422,21 +431,6 @@ def _initializer(given: Any, seed: int) -> Initializer:
 # --- rows of tables, pulled: each id once, of many tables in one request to each server -----------
 
 Ids = NDArray[np.int64]
-
-
-class _Table(Protocol):
-    name: str
-    dim: int
-    dtype: np.dtype[Any]
-
-    @property
-    def cluster(self) -> Cluster: ...
-
-    def checked_ids(self, ids: Any) -> Ids: ...
-
-    def pulls(
-        self, distinct: Ids, often: Ids | None, *, initialize: bool = False
-    ) -> tuple[list[Ask], list[Ids]]: ...
 
 
 class Pulled(NamedTuple):
@@ -478,7 +472,7 @@ class TablePull:
     """
 
     def __init__(
-        self, table: _Table, ids: Ids, often: Ids | None, *, initialize: bool = False
+        self, table: EmbeddingTable, ids: Ids, often: Ids | None, *, initialize: bool = False
     ) -> None:
         self.asks, self._parts = table.pulls(ids, often, initialize=initialize)
         self._table = table
@@ -500,7 +494,7 @@ class TablePull:
         return rows
 
 
-def pull(tables: Sequence[_Table], ids: Sequence[Any], *, counts: bool) -> list[Pulled]:
+def pull(tables: Sequence[EmbeddingTable], ids: Sequence[Any], *, counts: bool) -> list[Pulled]:
     """Pull the rows of ids of several tables; each server is asked once.
 
     Args:
@@ -541,34 +535,6 @@ Part = tuple[NDArray[np.int64], NDArray[Any]]
 T = TypeVar("T")
 
 _ROWS = 65_536
-
-
-def save_table(table: EmbeddingTable, path: Any) -> int:
-    """Write all ids and rows; the file is there when it is whole. Return how many rows it has."""
-    target = Path(path)
-    write = _of_ending(target, _WRITERS)
-    beside = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        count = write(beside, table)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
-    return count
-
-
-def load_table(table: EmbeddingTable, path: Any) -> int:
-    """Write the rows of a file to a table, part by part; return how many there were."""
-    source = Path(path)
-    count = 0
-    for ids, rows in _of_ending(source, _READERS)(source):
-        if rows.shape != (len(ids), table.dim) or not is_floating(rows.dtype):
-            raise InvalidArgumentError(
-                f"{source} has rows of shape {rows.shape[1:]} and dtype {rows.dtype}, and "
-                f"EmbeddingTable {table.name!r} has rows of {table.dim} floating numbers"
-            )
-        table.assign(ids, rows)
-        count += len(ids)
-    return count
 
 
 def _of_ending(path: Path, by_ending: Mapping[str, Callable[..., T]]) -> Callable[..., T]:

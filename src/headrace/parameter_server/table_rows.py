@@ -16,6 +16,7 @@ from headrace.parameter_server.specs import (
     Normal,
     Uniform,
     Zeros,
+    filled,
     working_dtype,
 )
 
@@ -93,20 +94,14 @@ class TableRows:
             self[name][added] = column.first
         return rows, added
 
-    def remove(self, ids: Ids) -> Ids:
-        """Forget ids, and return the rows they had."""
-        return self.index.remove(ids)
+    def oldest(self, count: int, but: Ids) -> Ids:
+        """Return so many rows that were "touched" longest ago, in no order.
 
-    def oldest(self, count: int, touched: str, seen: str, but: Ids) -> Ids:
-        """Return so many rows that were touched longest ago, in no order.
-
-        Of those that were touched at one time, the ones seen least go first, then by id: so the
+        Of those that were touched at one time, the ones "seen" least go first, then by id: so the
         choice does not depend on where a row lies.
 
         Args:
             count: How many.
-            touched: The column that says when.
-            seen: The column that says how often.
             but: Rows that are not to be among them.
         """
         spared = np.zeros(self.index.room, bool)
@@ -117,11 +112,11 @@ class TableRows:
             return rows
         if count < 1:
             return rows[:0]
-        when = self[touched][rows]
+        when = self["touched"][rows]
         last = np.partition(when, count - 1)[count - 1]
         surely = rows[when < last]
         tied = rows[when == last]
-        order = np.lexsort((self.index.ids_of(tied), self[seen][tied]))
+        order = np.lexsort((self.index.ids_of(tied), self["seen"][tied]))
         return np.concatenate([surely, tied[order[: count - len(surely)]]])
 
     def _grow(self, room: int) -> None:
@@ -133,13 +128,7 @@ class TableRows:
 
 
 def _filled(column: Column, room: int) -> NDArray[Any]:
-    shape = (room, *column.shape)
-    # Zeros take no memory until they are written.
-    return (
-        np.full(shape, column.first, column.dtype)
-        if column.first
-        else np.zeros(shape, column.dtype)
-    )
+    return filled((room, *column.shape), column.first, column.dtype)
 
 
 # --- which row an id has: open addressing, for many ids at a time ---------------------------------
@@ -147,17 +136,13 @@ def _filled(column: Column, room: int) -> NDArray[Any]:
 # Slots hold numbers of rows, rows hold their ids. An id begins at the slot that its hash names and
 # goes on to the next until it is found or a slot was never used; all ids of a call go together, and
 # each round is for those that are left. The number of slots is a power of two, and more than 5/8
-# are
-# never in use.
+# are never in use.
 #
 # A row that is freed is used again by one of the next ids, so rows stay dense.
 
 _NEVER_USED = -1
-
 _FREED = -2
-
 _FEWEST_SLOTS = 16
-
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -327,8 +312,7 @@ def _longer(held: NDArray[Any], room: int) -> NDArray[Any]:
 # First values of rows: each element by a seed, its row or id, and its column, and nothing else
 
 # So a row begins with the same values whatever came before it, whoever asks for it, and however
-# many
-# shards there are.
+# many shards there are.
 
 
 def first_rows(
@@ -355,16 +339,12 @@ def first_rows(
             block = max(1, _BLOCK // max(1, columns))
             for start in range(0, len(rows), block):
                 here = slice(start, start + block)
-                values[here] = _spread(initializer, rows[here], columns, dtype)
+                values[here] = (
+                    _uniform(initializer, rows[here], columns, dtype)
+                    if isinstance(initializer, Uniform)
+                    else _normal(initializer, rows[here], columns)
+                )
     return values
-
-
-def _spread(
-    initializer: Uniform | Normal, rows: NDArray[np.int64], columns: int, dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    if isinstance(initializer, Uniform):
-        return _uniform(initializer, rows, columns, dtype)
-    return _normal(initializer, rows, columns)
 
 
 def _uniform(
@@ -426,11 +406,7 @@ def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 _ALL = 2**64 - 1
-
 _SHIFT = np.uint64(33)
-
 _HALF = np.uint64(32)
-
 _LOW = np.uint64(0xFFFFFFFF)
-
 _BLOCK = 16_384

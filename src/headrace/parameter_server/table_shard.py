@@ -36,10 +36,9 @@ __all__ = ["TableShard", "slot_column"]
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
 
-_COUNT = Column((), np.dtype(np.int64), beside_id=True)
+_COUNT = _WHEN = Column((), np.dtype(np.int64), beside_id=True)
 #: Ids that wait for admission, for each row of the capacity.
 _WAITING = 4
-_WHEN = Column((), np.dtype(np.int64), beside_id=True)
 
 
 class TableShard:
@@ -228,7 +227,7 @@ class TableShard:
             rows = part.index.rows()
             ids = part.index.ids_of(rows[part["touched"][rows] <= last])
             if part is self.waiting:
-                part.remove(ids)
+                part.index.remove(ids)
             else:
                 self._drop(ids)
         return len(ids)
@@ -265,7 +264,7 @@ class TableShard:
         if not len(due):
             return answer
         if self.spec.admission > 1:
-            self.waiting.remove(ids[due])
+            self.waiting.index.remove(ids[due])
         rows, _ = self.rows.find_or_add(ids[due])
         self.rows["value"][rows] = first_rows(
             self.spec.initializer, ids[due], self.spec.dim, self.dtype
@@ -282,18 +281,18 @@ class TableShard:
         over = len(self.waiting) - _WAITING * self.spec.capacity
         if over > 0:
             count = over + self.spec.capacity // 4
-            rows = self.waiting.oldest(count, "touched", "seen", in_use)
-            self.waiting.remove(self.waiting.index.ids_of(rows))
+            rows = self.waiting.oldest(count, in_use)
+            self.waiting.index.remove(self.waiting.index.ids_of(rows))
 
     def _make_room(self, count: int, capacity: int, in_use: Ids) -> None:
         over = len(self.rows) + count - capacity
         if over > 0:
             # Some more at a time: to find the oldest, all rows are looked at.
-            rows = self.rows.oldest(over + capacity // 16, "touched", "seen", in_use)
+            rows = self.rows.oldest(over + capacity // 16, in_use)
             self._drop(self.rows.index.ids_of(rows))
 
     def _drop(self, ids: Ids) -> None:
-        self.rows.remove(ids)
+        self.rows.index.remove(ids)
         if self._period and len(ids):
             self.removed.append((self._period, ids))
 

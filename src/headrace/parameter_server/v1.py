@@ -22,12 +22,10 @@ from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
 from headrace.errors import AlreadyExistsError, DeadlineExceededError
 from headrace.parameter_server.connection import Ask, Servers
-from headrace.parameter_server.creation import Initial, PlacedShard, VariableRecord, cut, make
-from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.operations import Describe, Described, ShardSpec
-from headrace.parameter_server.specs import name_of
+from headrace.parameter_server.creation import Initial, PlacedShard, make
+from headrace.parameter_server.operations import Describe, Described
+from headrace.parameter_server.specs import ShardSpec
 from headrace.parameter_server.strategy import ParameterServerStrategy as WithCoordinator
-from headrace.parameter_server.strategy import placed_beside
 from headrace.transport.security import Security
 from headrace.waiting import WaitWarnings
 
@@ -96,39 +94,17 @@ class ParameterServerStrategy(WithCoordinator):
 
     should_checkpoint = should_save_summary = is_chief
 
-    def make_variable(
-        self, first: Initial, name: str | None, trainable: bool, aggregation: str
-    ) -> tuple[Cluster, VariableRecord]:
-        """Make a variable, or find what the chief made.
+    def _make_shards(self, name: str, first: Initial, shards: Sequence[PlacedShard]) -> None:
+        """Make shards, or wait until the chief has made them.
 
         Raises:
-            AlreadyExistsError: There is one of this name with another shape or dtype.
+            AlreadyExistsError: There is a variable of this name with another shape or dtype.
             DeadlineExceededError: The chief did not make it in time.
         """
-        with self._lock:
-            own_name = self._names.give("Variable", name)
-            beside = placed_beside()
-            try:
-                if beside is None:
-                    shards = cut(own_name, first, self._partitioner, self._placement.place)
-                else:
-                    server = beside.shards[0].server
-                    shards = cut(own_name, first, None, lambda size: server)
-            except BaseException:
-                self._names.take_back(own_name)
-                raise
-        try:
-            if self._is_chief:
-                make(self._cluster.servers, shards, first)
-            else:
-                _wait_for(self._cluster.servers, own_name, shards)
-        except BaseException:
-            self._names.take_back(own_name)
-            raise
-        record = VariableRecord(
-            own_name, first.shape, name_of(first.dtype), trainable, aggregation, shards
-        )
-        return self._cluster, record
+        if self._is_chief:
+            make(self._cluster.servers, shards, first)
+        else:
+            _wait_for(self._cluster.servers, name, shards)
 
     def _find_earlier_steps(self) -> None:
         """Do nothing: steps that other programs took are expected here."""

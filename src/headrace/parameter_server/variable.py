@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -40,21 +40,25 @@ from headrace.parameter_server.arrays import (
     refuse_while_tracing,
 )
 from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.creation import PlacedShard, Sharded, VariableRecord, initial
+from headrace.parameter_server.creation import Sharded, VariableRecord, initial
 from headrace.parameter_server.current import Cluster, Handle
 from headrace.parameter_server.gradients import Batch
-from headrace.parameter_server.operations import OptimizerRule, Step
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.pushing import (
-    BegunStep,
     Gradient,
     begin_gradients,
     push_gradients,
 )
 from headrace.parameter_server.read_cache import cached_reads
 from headrace.parameter_server.rules import slots_of
-from headrace.parameter_server.specs import adding_dtype, dtype_named, working_dtype
+from headrace.parameter_server.specs import (
+    OptimizerRule,
+    Step,
+    adding_dtype,
+    dtype_named,
+    working_dtype,
+)
 
 __all__ = ["ServerVariable", "Shard"]
 
@@ -94,7 +98,8 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    _sharded: Sharded
+    sharded: Sharded
+    """Its shards, and the servers that have them."""
 
     def __init__(
         self,
@@ -131,7 +136,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         self.trainable = record.trainable
         self.shape = record.shape
         self.dtype = dtype_named(record.dtype)
-        self._sharded = Sharded(cluster.servers, record)
+        self.sharded = Sharded(cluster.servers, record)
         super()._become(cluster, record)
 
     # --- what it is ---------------------------------------------------------------------------
@@ -164,16 +169,6 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             for each in self._record.shards
         )
 
-    @property
-    def placed(self) -> tuple[PlacedShard, ...]:
-        """Its shards as servers know them."""
-        return self._record.shards
-
-    @property
-    def sharded(self) -> Sharded:
-        """Its shards, and the servers that have them."""
-        return self._sharded
-
     # --- reading ------------------------------------------------------------------------------
 
     def read(self) -> Any:
@@ -188,8 +183,8 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         refuse_while_tracing(f"Variable {self.name!r}")
         cache = cached_reads()
         if cache is None:
-            return self._sharded.read()[()]
-        return cache.value_of(self._sharded).copy()[()]
+            return self.sharded.read()[()]
+        return cache.value_of(self.sharded).copy()[()]
 
     numpy = value = read_value = read
 
@@ -212,9 +207,9 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             whose = f"Variable {self.name!r}"
             check_combiner(combiner, rows, whose, kind=kind_of(self.dtype))
         cache = cached_reads()
-        if cache is None or not cache.has(self._sharded):
-            return self._sharded.rows(Batch(rows), combiner)
-        value = cache.value_of(self._sharded)
+        if cache is None or not cache.has(self.sharded):
+            return self.sharded.rows(Batch(rows), combiner)
+        value = cache.value_of(self.sharded)
         if combiner is None:
             return value.take(rows, axis=0)
         return pool_rows(value, rows, combiner, adding_dtype(self.dtype))
@@ -310,7 +305,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         return self._write("sub", value)
 
     def _assign(self, how: str, value: Any) -> None:
-        self._sharded.assign(how, self._fitting(value, self.shape))
+        self.sharded.assign(how, self._fitting(value, self.shape))
 
     def scatter_add(self, ids: Any, values: Any = None) -> ServerVariable:
         """Add a value to each row that is named; a row named twice is changed twice.
@@ -361,7 +356,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         if found.ndim < len(shape):
             found = np.broadcast_to(found, shape)
         found = self._fitting(found, shape)
-        self._sharded.scatter(how, rows, found)
+        self.sharded.scatter(how, rows, found)
         return self
 
     # --- training -----------------------------------------------------------------------------
@@ -414,7 +409,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         Raises:
             NotFoundError: The optimizer has no such slot, or has not trained the variable.
         """
-        return self._sharded.read_slot(f"{optimizer.name_in(self.cluster)}/{name}")
+        return self.sharded.read_slot(f"{optimizer.name_in(self.cluster)}/{name}")
 
     def set_slot(self, optimizer: Optimizer, name: str, value: NDArray[Any]) -> None:
         """Set what an optimizer keeps for this variable, which it need not have trained.
@@ -426,7 +421,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         """
         firsts = {slot.name: slot.first for slot in slots_of(optimizer.rule)}
         key = f"{optimizer.name_in(self.cluster)}/{name}"
-        self._sharded.assign("assign", value, key, firsts.get(name, 0.0))
+        self.sharded.assign("assign", value, key, firsts.get(name, 0.0))
 
     def _floating(self, values: NDArray[Any]) -> NDArray[Any]:
         if is_floating(values.dtype):
@@ -440,15 +435,12 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
     ) -> list[Ask]:
         """Return what is to be asked of which server for one step."""
-        return self._sharded.pushes(optimizer, rule, step, gradient)
+        return self.sharded.pushes(optimizer, rule, step, gradient)
 
-    def push_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> int:
-        """Change variables and tables by their gradients; `Optimizer.apply_gradients` calls it."""
-        return push_gradients(optimizer, pairs)
-
-    def begin_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> BegunStep:
-        """Begin such a change in a scheduled function; `Optimizer.begin_gradients` calls it."""
-        return begin_gradients(optimizer, pairs)
+    #: `Optimizer.apply_gradients` and `Optimizer.begin_gradients` call them: variables know their
+    #: servers, optimizers do not.
+    push_gradients = staticmethod(push_gradients)
+    begin_gradients = staticmethod(begin_gradients)
 
     def _write(self, how: str, value: Any) -> ServerVariable:
         """Write once what all replicas of this worker bring."""
@@ -512,7 +504,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         servers = sorted({each.server for each in self._record.shards})
         where = f"server {servers[0]}" if len(servers) == 1 else f"servers {servers}"
-        parts = "" if self._sharded.is_whole else f", {len(self._record.shards)} shards"
+        parts = "" if self.sharded.is_whole else f", {len(self._record.shards)} shards"
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} on {where}{parts}>"
 
 

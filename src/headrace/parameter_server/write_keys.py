@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headrace.errors import AbortedError
-from headrace.parameter_server.operations import Counted, Done
+from headrace.parameter_server.operations import Counted
 from headrace.parameter_server.specs import WriteKey
+from headrace.serving.call import Done
 
 __all__ = ["KeyState", "Remembered", "WriteKeys"]
 
