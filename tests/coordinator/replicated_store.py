@@ -14,6 +14,7 @@ from headrace.errors import AbortedError
 from headrace.parameter_server.lives import Leaders
 from headrace.parameter_server.messages import CarryOut
 from headrace.parameter_server.seats import Admission, Role, Seat
+from tests.simulation.kernel import Simulation
 
 LIFE = "life"
 
@@ -36,12 +37,12 @@ class TwoServers:
     """The servers of one store.
 
     Args:
-        world: Time and chance.
+        simulation: Time and randomness.
         contents: What both begin with.
     """
 
-    def __init__(self, world: Any, contents: Any) -> None:
-        self._world = world
+    def __init__(self, simulation: Simulation, contents: Any) -> None:
+        self._simulation = simulation
         self._servers = (_Server(), _Server())
         self._clients: dict[Any, Leaders] = {}
         self.losses = self.mistakes = 0
@@ -70,7 +71,7 @@ class TwoServers:
         asked = leaders.server_of(0)
         insists = leaders.to_store(CarryOut((), ()), 0).insists
         server, other = self._servers[asked], self._servers[1 - asked]
-        chance = self._world.random
+        chance = self._simulation.random
         if not server.is_up or chance.random() < 0.02:
             self.mistakes += server.is_up
             leaders.is_gone(0, asked)
@@ -145,12 +146,14 @@ class TwoServers:
         self.losses += 1
         server.is_up = False
         server.seat, server.contents, server.is_followed = Seat(), None, False
-        self._world.after(self._world.random.uniform(0.01, 1.0), lambda: self._come_back(server))
+        self._simulation.call_later(
+            self._simulation.random.uniform(0.01, 1.0), lambda: self._come_back(server)
+        )
         return True
 
     def _come_back(self, server: _Server) -> None:
         server.is_up = True
-        self._world.after(0.1, self._look)
+        self._simulation.call_later(0.1, self._look)
 
     def _look(self) -> None:
         """Have a leading seat see to the other one."""
@@ -158,7 +161,7 @@ class TwoServers:
             if server.seat.role is Role.LEADING and not server.is_followed and other.is_up:
                 self._mend(server, other)
         if not any(each.is_followed for each in self._servers):
-            self._world.after(0.1, self._look)
+            self._simulation.call_later(0.1, self._look)
 
 
 def _carried_out(do: Callable[[Any], None], contents: Any) -> AbortedError | None:

@@ -1,21 +1,19 @@
-"""Coordinator, workers and servers in virtual time, on one thread; a seed decides what goes wrong.
+"""A coordinator, workers and parameter servers on the simulation kernel (`tests/simulation`).
 
 The coordinator's core, the agendas of workers and the keys of servers are the real ones. Stood in
-for are the network, threads, users' functions, and all of a store but its keys and fences.
+for are threads, users' functions, and all of a store but its keys and fences.
 
     messages are late; connections break, with all that was asked on them
-    workers crash and come back, or stand still and go on after they were given up
-    writes are late, come twice, and arrive after their worker was fenced
-    servers stand still; with replicas they crash, and are taken for gone (`replicated_store`)
+    workers crash and restart, or pause and resume after they were given up
+    writes are late, come twice and in another order, and arrive after their worker was fenced
+    servers pause; with replicas they crash, and are taken for gone (`replicated_store`)
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -42,7 +40,7 @@ from headrace.coordinator.messages import (
     TakeResult,
     Work,
 )
-from headrace.errors import AbortedError, CancelledError, UnavailableError
+from headrace.errors import AbortedError, CancelledError, HeadraceError, UnavailableError
 from headrace.parameter_server.origin import Attempt, Origin
 from headrace.parameter_server.specs import WriteKey
 from headrace.parameter_server.write_keys import WriteKeys
@@ -50,45 +48,19 @@ from headrace.serving.call import Done
 from headrace.transport.envelope import decode_error, encode_error
 from tests.coordinator.invariants import check
 from tests.coordinator.replicated_store import GoneError, TwoServers
+from tests.simulation.kernel import SILENCE_TIMEOUT, Process, Simulation, require
+from tests.simulation.network import Conditions, Link, Network, Request
 
-PATIENCE = 12.0
 FUNCTIONS = [
     Function(b"function%d" % number, f"function {number}", Payload(b"code")) for number in range(3)
 ]
 ITERATOR = Function(b"iterator", "iterator", Payload(b"code"))
 
 
-class World:
-    """Virtual time, and what is to happen when."""
-
-    def __init__(self, seed: int) -> None:
-        self.now = 0.0
-        self.random = random.Random(seed)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-
-    def after(self, seconds: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
-
-    def late(self) -> float:
-        """How long something takes on its way: usually a moment."""
-        chance = self.random
-        return chance.uniform(0.0002, 0.002) if chance.random() < 0.95 else chance.uniform(0, 0.5)
-
-    def run_until(self, is_met: Callable[[], bool], until: float) -> bool:
-        while not is_met():
-            if not self._events or self._events[0][0] > until:
-                return False
-            self.now, _, do = heapq.heappop(self._events)
-            do()
-        return True
-
-
 @dataclass
 class Store:
-    """All servers: counters that are written under keys."""
+    """What is on the servers: counters that are written under keys."""
 
-    world: World
     #: Variable -> value.
     values: dict[str, int] = field(default_factory=dict)
     #: (closure, variable, number) -> how often it was applied.
@@ -98,7 +70,6 @@ class Store:
     #: How many rounds their steps found on the servers, for each round.
     found: list[set[int]] = field(default_factory=list)
     keys: WriteKeys = field(default_factory=WriteKeys)
-    stands_until: float = 0.0
 
     @property
     def contents(self) -> Store:
@@ -108,15 +79,11 @@ class Store:
         do(self)
 
     def copied(self, deeply: Callable[[Any], Any]) -> Store:
-        """Return a copy in which nothing is shared but the world."""
+        """Return a copy in which nothing is shared."""
         values, applied, rounds, found = deeply(
             (self.values, self.applied, self.rounds, self.found)
         )
-        return Store(self.world, values, applied, rounds, found, WriteKeys(self.keys.state()))
-
-    def when(self) -> float:
-        """How long a request takes to arrive and begin."""
-        return max(self.stands_until - self.world.now, 0.0) + self.world.late()
+        return Store(values, applied, rounds, found, WriteKeys(self.keys.state()))
 
     def write(self, written: WriteKey, variable: str) -> None:
         """Apply a write once; raise AbortedError where it is refused."""
@@ -143,6 +110,73 @@ class Store:
             self.found.append({found for _, found in taken})
 
 
+class ServerProcess(Process):
+    """The servers, as one process at one address; with replicas `contents` has several.
+
+    A request is (client, what to do with the store). One in ten is carried out and not answered:
+    its connection breaks.
+    """
+
+    address = "server:1"
+
+    def __init__(self, network: Network, contents: Store | TwoServers) -> None:
+        super().__init__(network, "server")
+        self.contents = contents
+
+    def start(self) -> None:
+        super().start()
+        self.network.listen(self, self.address, self._handle, accepts_repeats=True)
+
+    def _handle(self, request: Request) -> None:
+        try:
+            self.contents.carry_out(*request.message)
+        except GoneError:
+            request.fail(UnavailableError("another server is to be asked"))
+        except AbortedError as error:
+            request.fail(error)
+        else:
+            if self.simulation.random.random() < 0.1:
+                request.drop()
+            else:
+                request.reply(Done())
+
+
+class ServerClient:
+    """Requests of one process to the servers, each repeated until it is answered.
+
+    Several connections carry them, so they overtake each other.
+    """
+
+    def __init__(self, process: Process, name: Any) -> None:
+        self._process, self._name = process, name
+        #: By connection and ticket: what was asked, and what is called with its answer.
+        self._asked: list[dict[int, tuple[Callable[[Store], None], Callable[[Any], None]]]] = []
+        self._links: list[Link] = []
+        for number in range(3):
+            answered, lost = partial(self._answered, number), partial(self._lost, number)
+            network = process.network
+            self._links.append(Link(network, process, ServerProcess.address, answered, lost))
+            self._asked.append({})
+
+    def ask(self, do: Callable[[Store], None], then: Callable[[Any], None]) -> None:
+        """Have something done with the store; `then` gets the answer, or why it is refused."""
+        number = self._process.simulation.random.randrange(len(self._links))
+        ticket = self._links[number].send((self._name, do))
+        self._asked[number][ticket] = do, then
+
+    def _answered(self, number: int, ticket: int, answer: Any, content: Any) -> None:
+        do, then = self._asked[number].pop(ticket)
+        if isinstance(answer, UnavailableError):
+            self._process.call_later(0.05, lambda: self.ask(do, then))
+        else:
+            then(answer)
+
+    def _lost(self, number: int, error: UnavailableError) -> None:
+        asked, self._asked[number] = self._asked[number], {}
+        for do, then in asked.values():
+            self.ask(do, then)
+
+
 @dataclass
 class Plan:
     """What a closure does: writes to these variables, then it returns or fails."""
@@ -153,38 +187,51 @@ class Plan:
     draws: bool
     steps: bool = True
 
+    def numbered_writes(self) -> list[tuple[str, int]]:
+        """Return (variable, how often this closure wrote to it before) of each write."""
+        return [(each, self.writes[:place].count(each)) for place, each in enumerate(self.writes)]
 
-class Worker:
-    """A worker's process, which crashes and comes back."""
+
+class WorkerProcess(Process):
+    """A worker, which crashes and restarts.
+
+    Args:
+        cluster: Where it is.
+        number: Which it is.
+        threads: How many closures it runs at a time.
+    """
 
     def __init__(self, cluster: Cluster, number: int, threads: int) -> None:
+        super().__init__(cluster.network, f"worker {number}")
         self.cluster = cluster
         self.number = number
         self.threads = threads
-        self.is_up = True
-        self.stands_until = 0.0
-        self.process = 1
-        self.begin()
+        self.address = f"worker:{number}"
 
-    def begin(self) -> None:
-        """Be a new process."""
-        self.life: Greet | None = None
+    def start(self) -> None:
+        super().start()
+        self._forget_session()
+        self.network.listen(self, self.address, self._handle)
+
+    def _forget_session(self) -> None:
+        self.session: Greet | None = None
         self.agenda: Agenda[Callable[[Any], None]] = Agenda()
         self.functions: set[bytes] = set()
         self.attending: list[Callable[[Any], None]] = []
         self.iterators: dict[int, int] = {}
-        self.busy = 0
 
-    def handle(self, message: Any, answer: Callable[[Any], None]) -> None:
+    def _handle(self, request: Request) -> None:
         """Do what is asked, or say why not."""
+        message, answer = request.message, request.reply
         if isinstance(message, Greet):
-            self._end_life()
-            self.begin()
-            self.life = message
+            self._end_session()
+            self._forget_session()
+            self.session = message
+            self.servers = ServerClient(self, message.session)
             answer(Greeted())
             return
-        if self.life is None or self.life.session != message.session:
-            answer(AbortedError("another life"))
+        if self.session is None or self.session.session != message.session:
+            answer(AbortedError("another session"))
             return
         match message:
             case Attend():
@@ -194,14 +241,13 @@ class Worker:
                 answer(Done())
             case Run():
                 self.agenda.add(message, [], answer)
-                self._begin_next()
+                self._start_next()
             case CallOff():
                 reply, others = self.agenda.call_off(message)
-                for request, ran in others:
-                    request(ran)
+                for request_of_other, ran in others:
+                    request_of_other(ran)
                 if reply.is_dropped and message.how == "abandon":
-                    self.busy = len(self.agenda.running)
-                    self._begin_next()
+                    self._start_next()
                 answer(reply)
             case TakeResult():
                 answer(Taken(value=self.agenda.values[message.number].data))
@@ -211,40 +257,38 @@ class Worker:
             case Release() | Forget():
                 answer(Done())
 
-    def _end_life(self) -> None:
+    def _end_session(self) -> None:
         for answer, _ in self.agenda.close():
-            answer(AbortedError("another life"))
+            answer(AbortedError("another session"))
         for answer in self.attending:
-            answer(AbortedError("another life"))
+            answer(AbortedError("another session"))
 
-    def _begin_next(self) -> None:
+    def _start_next(self) -> None:
         while len(self.agenda.running) < self.threads and (task := self.agenda.begin_next()):
-            steps = self._steps(task, self.life, self.agenda)
-            self._go_on(steps)
+            assert self.session is not None
+            self._go_on(self._steps(task, self.session, self.agenda, self.servers))
 
-    def _go_on(self, steps: Iterator[float], process: int = 0) -> None:
+    def _go_on(self, steps: Iterator[float]) -> None:
         """Run a closure up to its next wait; it ends with its process alone."""
-        process = process or self.process
-        if process != self.process:
-            return
-        world = self.cluster.world
         wait = next(steps, None)
         if wait is not None:
-            still = max(self.stands_until - world.now, 0.0)
-            world.after(wait + still, lambda: self._go_on(steps, process))
+            self.call_later(wait, lambda: self._go_on(steps))
 
     def _steps(
-        self, task: Task[Callable[[Any], None]], life: Greet | None, agenda: Agenda[Any]
+        self,
+        task: Task[Callable[[Any], None]],
+        session: Greet,
+        agenda: Agenda[Any],
+        servers: ServerClient,
     ) -> Iterator[float]:
         cluster, run, iterators = self.cluster, task.run, self.iterators
-        assert life is not None
         if run.digest not in self.functions:
             self._end(task, agenda, Ran(lacks_function=True))
             return
-        attempt = task.attempt = Attempt(Origin(life.incarnation, run.number, life.session))
+        attempt = task.attempt = Attempt(Origin(session.incarnation, run.number, session.session))
         if task.is_refused:
             task.refuse()
-        yield cluster.world.random.expovariate(1 / cluster.mean_seconds)
+        yield self.simulation.random.expovariate(1 / cluster.mean_seconds)
         if run.keeps:
             iterators[run.keeps] = int(run.arguments or b"0")
             self._end(task, agenda, Ran())
@@ -265,14 +309,15 @@ class Worker:
             except CancelledError as refused:
                 error = refused
                 break
-            outcome: list[Exception | None] = []
-            cluster.send_write(key, variable, outcome)
+            answers: list[Any] = []
+            write = partial(Store.write, written=key, variable=variable)
+            servers.ask(write, answers.append)
             pause = 0.001
-            while not outcome:
+            while not answers:
                 yield pause
                 pause = min(0.1, 1.5 * pause)
-            error = outcome[0]
-            if error is not None:
+            if isinstance(answers[0], HeadraceError):
+                error = answers[0]
                 break
         if error is None and plan.fails:
             error = ValueError(f"closure {run.number}")
@@ -284,7 +329,7 @@ class Worker:
             error=b"" if error is None else encode_error(error),
             nbytes=1 << 20 if plan.is_large and error is None else 0,
             wrote=attempt.wrote,
-            steps=step if life.gathers and plan.steps and error is None else b"",
+            steps=step if session.gathers and plan.steps and error is None else b"",
             seconds=0.01,
             states={} if drawn is None else {1: b"%d" % iterators[1]},
         )
@@ -298,73 +343,88 @@ class Worker:
             ran = msgspec.structs.replace(ran, value=b"")
         if task.request is not None:
             task.request(ran)
-        if agenda is self.agenda and self.is_up:
-            self._begin_next()
+        if agenda is self.agenda:
+            self._start_next()
 
 
-class Link:
-    """The connection of the coordinator to one worker; messages keep their order."""
+class CoordinatorProcess(Process):
+    """The coordinator's core and the connections to workers and servers, as its shell has them.
 
-    def __init__(self, cluster: Cluster, worker: int) -> None:
-        self.cluster = cluster
-        self.worker = worker
-        self.number = 0
-        self._open: set[int] = set()
-        self._tickets = itertools.count()
-        self._last_there = self._last_back = 0.0
+    Args:
+        network: What connects it.
+        core: The core.
+        check: Called after each step of the core.
+    """
 
-    def send(self, call: Call) -> None:
-        cluster, worker = self.cluster, self.cluster.workers[self.worker]
-        world, connection, ticket = cluster.world, self.number, next(self._tickets)
-        self._open.add(ticket)
-        if not worker.is_up:
-            world.after(world.late(), lambda: self.break_off("refused", connection))
-            return
-        arrives = max(self._last_there, world.now + world.late())
-        self._last_there = arrives
+    def __init__(self, network: Network, core: Coordination, check: Callable[[], None]) -> None:
+        super().__init__(network, "coordinator")
+        self.core = core
+        self._check = check
+        self.links: dict[int, Link] = {}
+        self._calls: dict[int, dict[int, Call]] = {}
+        self._servers = ServerClient(self, "coordinator")
 
-        def answer(reply: Any) -> None:
-            back = max(self._last_back, world.now + world.late())
-            self._last_back = back
-            world.after(back - world.now, lambda: take(reply))
+    def add_worker(self, address: str) -> int:
+        number = self.core.add_worker(address, self.simulation.now)
+        answered, lost = partial(self._answered, number), partial(self._lost, number)
+        self.links[number] = Link(self.network, self, address, answered, lost)
+        self._calls[number] = {}
+        return number
 
-        def take(reply: Any) -> None:
-            if connection == self.number and ticket in self._open:
-                self._open.discard(ticket)
-                core = cluster.core
-                core.answered(self.worker, call.message, reply, (), world.now)
-                cluster.turn()
+    def _answered(self, worker: int, ticket: int, answer: Any, content: Any) -> None:
+        call = self._calls[worker].pop(ticket)
+        self.core.answered(worker, call.message, answer, (), self.simulation.now)
+        self.act()
 
-        def arrive() -> None:
-            if connection != self.number or not worker.is_up:
-                return
-            still = worker.stands_until - world.now
-            if still > 0:
-                world.after(still, arrive)
-                return
-            worker.handle(call.message, answer)
+    def _lost(self, worker: int, error: UnavailableError) -> None:
+        self._calls[worker].clear()
+        self.core.lost(worker, error, self.simulation.now)
+        self.act()
 
-        world.after(arrives - world.now, arrive)
+    def woken(self) -> None:
+        self.act()
 
-    def break_off(self, why: str, connection: int | None = None) -> None:
-        """Lose the connection, and all that was asked on it."""
-        if connection is not None and connection != self.number:
-            return
-        if not self._open:
-            return
-        self.number += 1
-        self._open.clear()
-        self._last_there = self._last_back = self.cluster.world.now
-        self.cluster.core.lost(self.worker, UnavailableError(why), self.cluster.world.now)
-        self.cluster.turn()
+    def act(self) -> None:
+        """Carry out what the core wants, as the I/O thread does."""
+        queue, simulation = self.core.queue, self.simulation
+        actions = self.core.act(simulation.now)
+        self._check()
+        for call in actions.calls:
+            self.log("calls", call.worker, call.message)
+            self._calls[call.worker][self.links[call.worker].send(call.message)] = call
+        for session in actions.fences:
+            self._tell_servers(
+                lambda store, session=session: store.keys.fence(1, session),
+                lambda session=session: queue.fenced(session, simulation.now),
+            )
+        if (complete := actions.round) is not None:
+            self._tell_servers(
+                lambda store: store.push_round(complete.last, complete.steps),
+                lambda: queue.pushed(simulation.now),
+            )
+        if actions.settles:
+            numbers = list(actions.settles)
+            self._tell_servers(
+                lambda store, below=queue.low: store.keys.settle(1, tuple(numbers), below),
+                lambda: queue.settled(numbers, simulation.now),
+            )
+        if actions.wake_in < 1e6:
+            self.wake_in(actions.wake_in + 1e-4)
+
+    def _tell_servers(self, do: Callable[[Store], None], then: Callable[[], None]) -> None:
+        def answered(answer: Any) -> None:
+            then()
+            self.act()
+
+        self._servers.ask(do, answered)
 
 
 class Cluster:
-    """Everybody.
+    """A coordinator, workers and servers.
 
     Args:
         seed: Decides what happens.
-        num_workers: How many there are.
+        num_workers: How many workers there are.
         threads: How many closures each runs at a time.
         staleness: As in the queue.
         round_size: As in the queue; closures take a step each then.
@@ -385,17 +445,15 @@ class Cluster:
         settle_within: float = 0.0,
         mean_seconds: float = 0.05,
     ) -> None:
-        self.world = World(seed)
+        self.simulation = Simulation(seed)
+        self.network = Network(self.simulation)
+        # Usually a message takes a moment.
+        self.network.conditions = Conditions(latency=0.001, late=0.1, lateness=0.5, twice=0.1)
         self.mean_seconds = mean_seconds
-        self.staleness = staleness
         self.plans: dict[int, Plan] = {}
         self.told: dict[int, int] = {}
         self.results: dict[int, Result] = {}
-        self.failed: list[str] = []
         self.worst_gap = 0
-        self._idle = Store(self.world)
-        self.servers = TwoServers(self.world, Store(self.world)) if replicas else self._idle
-        self.is_in_rounds = round_size is not None
         self.queue = ClosureQueue(
             staleness=staleness,
             round_size=round_size,
@@ -410,22 +468,27 @@ class Cluster:
                 session=0,
                 worker=0,
                 threads=threads,
-                gathers=self.is_in_rounds,
+                gathers=round_size is not None,
             ),
             read_error=decode_error,
         )
-        self.workers: dict[int, Worker] = {}
-        self.links: dict[int, Link] = {}
-        self._wakes_at = -1.0
+        self.servers = TwoServers(self.simulation, Store()) if replicas else Store()
+        self.server = ServerProcess(self.network, self.servers)
+        self.coordinator = CoordinatorProcess(
+            self.network, self.core, lambda: check(self.queue, staleness)
+        )
+        self.workers: list[WorkerProcess] = []
+        self.server.start()
+        self.coordinator.start()
         for _ in range(num_workers):
             self.add_worker(threads)
         self.core.define(Resource(1, "iterator", ITERATOR, lambda state: Payload(state or b"0")))
-        self.turn()
+        self.coordinator.act()
 
     def add_worker(self, threads: int) -> None:
-        number = self.core.add_worker(f"worker:{len(self.workers)}", self.world.now)
-        self.workers[number] = Worker(self, number, threads)
-        self.links[number] = Link(self, number)
+        number = self.coordinator.add_worker(f"worker:{len(self.workers)}")
+        self.workers.append(WorkerProcess(self, number, threads))
+        self.workers[number].start()
 
     @property
     def store(self) -> Store:
@@ -433,92 +496,26 @@ class Cluster:
         found: Store = self.servers.contents
         return found
 
-    # --- the coordinator's shell ----------------------------------------------------------------
-
     def schedule(self, plan: Plan, inputs: tuple[Result, ...] = ()) -> Closure:
-        work = Work(self.world.random.choice(FUNCTIONS))
+        work = Work(self.simulation.random.choice(FUNCTIONS))
         closure = Closure("step", work, inputs)
         number = self.queue.last + 1
         self.plans[number] = plan
-        self.results[number] = closure.result
-        closure.result = self.results[number] = _Watched(number, self.told)
-        self.queue.schedule(closure, self.world.now)
+        closure.result = self.results[number] = _CountedResult(number, self.told)
+        self.queue.schedule(closure, self.simulation.now)
         return closure
 
-    def run_until_drained(self, until: float) -> bool:
-        """Let things happen until nothing is left of what was scheduled; False: it is too late."""
-        return self.world.run_until(lambda: self.queue.is_drained, until)
+    def run_for(self, seconds: float) -> None:
+        """Let the coordinator act, and time pass."""
+        self.coordinator.act()
+        self.simulation.run(self.simulation.now + seconds)
 
-    def turn(self) -> None:
-        """Carry out what the core wants, as the I/O thread does."""
-        world = self.world
-        actions = self.core.act(world.now)
-        check(self.queue, self.staleness)
-        for call in actions.calls:
-            self.links[call.worker].send(call)
-        for session in actions.fences:
-            self._tell_servers(
-                lambda store, session=session: store.keys.fence(1, session),
-                lambda session=session: self.queue.fenced(session, world.now),
-            )
-        if (complete := actions.round) is not None:
-            self._tell_servers(
-                lambda store: store.push_round(complete.last, complete.steps),
-                lambda: self.queue.pushed(world.now),
-            )
-        if actions.settles:
-            numbers = list(actions.settles)
-            self._tell_servers(
-                lambda store, below=self.queue.low: store.keys.settle(1, tuple(numbers), below),
-                lambda: self.queue.settled(numbers, world.now),
-            )
-        if actions.wake_in < 1e6:
-            world.after(actions.wake_in + 1e-4, self._wake)
-
-    def _wake(self) -> None:
-        if self._wakes_at < self.world.now:  # once an instant is enough
-            self._wakes_at = self.world.now
-            self.turn()
-
-    def _tell_servers(self, tell: Callable[[Store], None], then: Callable[[], None]) -> None:
-        def arrive() -> None:
-            try:
-                self.servers.carry_out("coordinator", tell)
-                if self.world.random.random() < 0.1:  # it comes twice
-                    self.servers.carry_out("coordinator", tell)
-            except GoneError:
-                self.world.after(self._idle.when(), arrive)
-                return
-            self.world.after(self.world.late(), answered)
-
-        def answered() -> None:
-            then()
-            self.turn()
-
-        self.world.after(self._idle.when(), arrive)
-
-    # --- what workers do with servers -----------------------------------------------------------
-
-    def send_write(self, key: WriteKey, variable: str, outcome: list[Exception | None]) -> None:
-        """Send a write; it may come late, and twice."""
-
-        def arrive() -> None:
-            try:
-                self.servers.carry_out(key.worker, lambda store: store.write(key, variable))
-            except GoneError:
-                self.world.after(self._idle.when(), arrive)
-                return
-            except AbortedError as error:
-                reply: Exception | None = error
-            else:
-                reply = None
-            if self.world.random.random() < 0.1:
-                # The answer is lost: it is sent again, and an old copy may still be on its way.
-                self.world.after(self._idle.when(), arrive)
-            else:
-                self.world.after(self.world.late(), lambda: outcome.append(reply))
-
-        self.world.after(self._idle.when(), arrive)
+    def drain(self, seconds: float) -> None:
+        """Let time pass until nothing is left of what was scheduled."""
+        self.queue.end_round()
+        self.coordinator.act()
+        self.simulation.run(self.simulation.now + seconds, stop=lambda: self.queue.is_drained)
+        require(self.queue.is_drained, "all closures end", f"in {seconds} s")
 
     def note_first_read(self, number: int) -> None:
         """Count closures before this one whose writes are not all applied."""
@@ -530,65 +527,41 @@ class Cluster:
         self.worst_gap = max(self.worst_gap, gap)
 
     def _is_applied(self, number: int) -> bool:
-        counts: dict[str, int] = {}
-        for variable in self.plans[number].writes:
-            place = counts.get(variable, 0)
-            counts[variable] = place + 1
-            if not self.store.applied.get((number, variable, place)):
-                return False
-        return True
+        writes = self.plans[number].numbered_writes()
+        return all(self.store.applied.get((number, *each)) for each in writes)
 
-    # --- what goes wrong ------------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------
 
-    def crash(self, number: int, seconds: float) -> None:
-        """End a worker's process; another one begins after a while."""
-        worker = self.workers[number]
-        if not worker.is_up:
-            return
-        worker.is_up = False
-        worker.process += 1
-        worker.agenda.close()
-        worker.begin()
-        self.links[number].break_off("its process has ended")
-
-        def come_back() -> None:
-            worker.is_up = True
-            worker.stands_until = 0.0
-
-        self.world.after(seconds, come_back)
-
-    def pause(self, number: int, seconds: float) -> None:
-        """Have a worker stand still; if it is for long, it is given up, and goes on later."""
-        worker, link = self.workers[number], self.links[number]
-        worker.stands_until = max(worker.stands_until, self.world.now + seconds)
-        if seconds > PATIENCE:
-            connection = link.number
-            self.world.after(PATIENCE, lambda: link.break_off("it is silent", connection))
-
-    def storm(self, until: float, mean: float = 1.0) -> None:
+    def inject_faults(self, until: float, mean_seconds: float) -> None:
         """Have something go wrong every now and then."""
-        chance = self.world.random
+        chance = self.simulation.random
+        faults = {
+            "crash a worker": self._crash_worker,
+            "pause a worker": lambda: self._pause_worker(0.01, 3.0),
+            "pause a worker for long": lambda: self._pause_worker(
+                SILENCE_TIMEOUT, 2 * SILENCE_TIMEOUT
+            ),
+            "reset a connection of the coordinator": lambda: self.network.reset(self.coordinator),
+            "reset a connection of a worker": self._reset_worker,
+            "pause the servers": lambda: self.server.pause(chance.uniform(0.01, 2.0)),
+        }
+        self.simulation.inject_faults(faults, mean_seconds=mean_seconds, until=until)
 
-        def strike() -> None:
-            number = chance.choice(list(self.workers))
-            kind = chance.choice(["crash", "pause", "long pause", "cut", "cut", "server"])
-            if kind == "crash":
-                self.crash(number, chance.uniform(0.01, 3.0))
-            elif kind == "pause":
-                self.pause(number, chance.uniform(0.01, 3.0))
-            elif kind == "long pause":
-                self.pause(number, chance.uniform(PATIENCE, 2 * PATIENCE))
-            elif kind == "cut":
-                self.links[number].break_off("the network was cut")
-            else:
-                self._idle.stands_until = self.world.now + chance.uniform(0.01, 2.0)
-            if self.world.now < until:
-                self.world.after(chance.expovariate(1 / mean), strike)
+    def _crash_worker(self) -> None:
+        worker = self.simulation.random.choice(self.workers)
+        if worker.is_up:
+            worker.crash()
+            worker.start_in(self.simulation.random.uniform(0.01, 3.0))
 
-        self.world.after(chance.expovariate(1 / mean), strike)
+    def _pause_worker(self, least: float, most: float) -> None:
+        chance = self.simulation.random
+        chance.choice(self.workers).pause(chance.uniform(least, most))
+
+    def _reset_worker(self) -> None:
+        self.network.reset(self.simulation.random.choice(self.workers))
 
 
-class _Watched(Result):
+class _CountedResult(Result):
     """A result that counts how often it is told."""
 
     __slots__ = ("_number", "_told")

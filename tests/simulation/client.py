@@ -1,4 +1,4 @@
-"""A client as a process: its session, the wires of a reader, and a consumer."""
+"""A client as a process: its session, its connections, and a consumer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.element.chunk import Chunk
-from headrace.errors import (
-    HeadraceError,
-    UnavailableError,
-)
+from headrace.errors import HeadraceError, UnavailableError
 from headrace.service.client.session import Delivery, Session
 from headrace.service.config import STATIC_POLICIES
 from headrace.service.messages import (
@@ -35,10 +32,11 @@ from headrace.service.modes.coordinated_reads.session import RoundSession
 from headrace.service.modes.ordered.units import Found, Units
 from headrace.service.ranges import Ranges
 from headrace.transport.envelope import decode_error
-from tests.simulation.network import Link, Network, Peer
+from tests.simulation.kernel import Process
+from tests.simulation.network import Link, Network
 from tests.simulation.production import Atom, Element
 
-__all__ = ["GROUP_SECONDS", "ClientProcess", "Outcome", "Portion", "Reading"]
+__all__ = ["GROUP_SECONDS", "ClientProcess", "Consumer", "Outcome", "Portion", "Reading"]
 
 GROUP_SECONDS = 150.0
 """How long consumers wait for each other."""
@@ -54,7 +52,25 @@ class Outcome(enum.Enum):
     ENDED = "the iteration is over"
     FAILED = "an error"
     CLOSED = "closed by the consumer"
-    DIED = "the process is dead"
+    DIED = "the process crashed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consumer:
+    """How a client reads."""
+
+    passes: int = 1
+    """How many passes, one after another."""
+    max_outstanding: int = 16
+    counts_elements: bool = False
+    ahead: int = 20
+    """In order, how many elements may be here before their turn while all are asked."""
+    think: float = 0.0
+    """Seconds that it needs for a portion, at most."""
+    close_after: int | None = None
+    """Portions after which it closes a pass; None: it reads to the end."""
+    trainer_id: str = ""
+    """For whom it reads, where trainers share what workers make."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,14 @@ class Portion:
     task: TaskAddress
     number: int
     elements: Sequence[Element]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Which answer of which task it is."""
+        return self.task.task_id, self.number
+
+    def atoms(self) -> list[Atom]:
+        return [atom for element in self.elements for atom in element]
 
 
 @dataclass
@@ -94,8 +118,13 @@ class Reading:
     #: The dispatcher was lost after the end, perhaps before it heard what was used.
     was_unheard: bool = False
 
+    def atoms(self) -> list[tuple[int, Atom]]:
+        """Return (task, atom) of all that the consumer got, or that raised."""
+        got = [(each.task.task_id, atom) for each in self.yielded for atom in each.atoms()]
+        return got + [(task_id, (unit, 0)) for task_id, unit in self.raised]
 
-class ClientProcess(Peer):
+
+class ClientProcess(Process):
     """Reads some passes of a job, one after another.
 
     Args:
@@ -104,13 +133,7 @@ class ClientProcess(Peer):
         dispatcher: The dispatcher's address.
         before: What to put and to register before anything is opened.
         opening: What to open; client, dataset and pass are filled in.
-        passes: How many passes to read.
-        max_outstanding: See `Session`.
-        think: Seconds that the consumer needs for a portion, at most.
-        close_after: Portions after which the consumer closes a pass; None: it reads to the end.
-        trainer_id: For whom it reads, where trainers share what workers make.
-        counts_elements: See `Session`.
-        ahead: In order, how many elements may be here before their turn while all are asked.
+        consumer: How it reads.
     """
 
     def __init__(
@@ -118,32 +141,20 @@ class ClientProcess(Peer):
         network: Network,
         name: str,
         dispatcher: str,
-        *,
         before: tuple[PutPlan, RegisterDataset],
         opening: OpenIteration,
-        passes: int = 1,
-        max_outstanding: int = 16,
-        think: float = 0.0,
-        close_after: int | None = None,
-        trainer_id: str = "",
-        counts_elements: bool = False,
-        ahead: int = 20,
+        consumer: Consumer,
     ) -> None:
         super().__init__(network, name)
+        self.consumer = consumer
         self.readings: list[Reading] = []
-        self.is_done = False
+        self.is_done = self._is_closed = False
         #: When it said what, since the last look.
         self.unjudged: list[tuple[float, str]] = []
         self.most_outstanding = self.most_tasks = 0
         self._dispatcher_address = dispatcher
-        self._before, self._opening, self._passes = before, opening, passes
-        self._max_outstanding, self._think, self._close_after = (
-            max_outstanding,
-            think,
-            close_after,
-        )
-        self._dataset_id, self._ahead = "", ahead
-        self.trainer_id, self.counts_elements = trainer_id, counts_elements
+        self._before, self._opening = before, opening
+        self._dataset_id = ""
         #: Elements that may come with each request, or came and are not used up; the most of all.
         self._owed: dict[tuple[int, int], int] = {}
         #: Requests that were answered; one that was repeated may be answered once more.
@@ -156,11 +167,11 @@ class ClientProcess(Peer):
     def reading(self) -> Reading:
         return self.readings[-1]
 
-    def begin(self) -> None:
-        super().begin()
+    def start(self) -> None:
+        super().start()
         self._connect()
         put, register = self._before
-        began = self.world.now
+        began = self.simulation.now
 
         def registered(answer: Any) -> None:
             if isinstance(answer, DatasetRegistered) and not answer.wanted:
@@ -172,23 +183,19 @@ class ClientProcess(Peer):
 
         self._ask(put, lambda _: self._ask(register, registered, began), began)
 
-    def die(self, why: str = "dies") -> None:
+    def crash(self, why: str = "dies") -> None:
         if self.is_up and self.readings and self.reading.outcome is None:
             self.reading.outcome = Outcome.DIED
         self.is_done = True
-        super().die(why)
+        super().crash(why)
 
     # --- opening ------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         self._asked: dict[int, DispatcherRequest | Callable[[Any], None]] = {}
-        self._dispatcher = Link(
-            self.network,
-            self,
-            self._dispatcher_address,
-            self._dispatcher_said,
-            self._dispatcher_lost,
-        )
+        address = self._dispatcher_address
+        take, lost = self._dispatcher_said, self._dispatcher_lost
+        self._dispatcher = Link(self.network, self, address, take, lost)
 
     def _ask(self, message: DispatcherRequest, then: Callable[[Any], None], began: float) -> None:
         """Ask the dispatcher until it answers, as a stub with retries does."""
@@ -205,12 +212,12 @@ class ClientProcess(Peer):
         def again() -> None:
             if is_answered or self.is_done:
                 return
-            if self.world.now - began > _OPEN_SECONDS:
+            if self.simulation.now - began > _OPEN_SECONDS:
                 self._gave_up()
                 return
-            self.note("asks", message)
+            self.log("asks", message)
             self._asked[self._dispatcher.send(message)] = answered
-            self.later(_CALL_SECONDS, again)
+            self.call_later(_CALL_SECONDS, again)
 
         again()
 
@@ -237,50 +244,45 @@ class ClientProcess(Peer):
         )
         self.session = self._session(reading.client_id)
         self._owed, self._answered = {}, set()
-        self._units, self._unit, self._ordinal = Units(self._ahead * _ELEMENT_BYTES), 0, 0
+        self._units = Units(self.consumer.ahead * _ELEMENT_BYTES)
+        self._unit = self._ordinal = 0
 
         def opened(answer: Any) -> None:
             if not isinstance(answer, IterationOpened):
                 self._end(Outcome.FAILED, answer)
                 return
-            self.note("opened", answer)
-            self._heard_at = self.world.now
+            self.log("opened", answer)
+            self._heard_at = self.simulation.now
             reading.iteration_id = answer.iteration_id
             self._is_open = True
             # A new connection, as that of a reader's own thread.
             self._dispatcher.close()
             self._connect()
-            self.session.opened(answer, self.world.now)
+            self.session.opened(answer, self.simulation.now)
             self._next()
             self._act()
 
-        self._ask(opening, opened, self.world.now)
+        self._ask(opening, opened, self.simulation.now)
 
     def _session(self, client_id: str) -> Session | RoundSession:
-        address, now = self._dispatcher_address, self.world.now
-        opening = self._opening
+        opening, consumer = self._opening, self.consumer
+        common = client_id, self._dispatcher_address, consumer.max_outstanding, self.simulation.now
         if opening.terms.num_consumers is None or opening.consumer_index is None:
             return Session(
-                client_id,
-                address,
-                self._max_outstanding,
-                now,
-                trainer_id=self.trainer_id,
-                counts_elements=self.counts_elements,
+                *common,
+                trainer_id=consumer.trainer_id,
+                counts_elements=consumer.counts_elements,
                 has_shares=opening.terms.processing_mode in STATIC_POLICIES,
                 wants_all=opening.terms.ordered,
             )
         return RoundSession(
-            client_id,
-            address,
-            self._max_outstanding,
-            now,
+            *common,
             consumer=opening.consumer_index,
             consumers=opening.terms.num_consumers,
             wait_timeout=GROUP_SECONDS,
         )
 
-    # --- the wires ----------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------
 
     def woken(self) -> None:
         self._act()
@@ -288,11 +290,11 @@ class ClientProcess(Peer):
     def _act(self) -> None:
         if self.is_done or not self._is_open or self.reading.outcome is not None:
             return
-        now, session = self.world.now, self.session
+        now, session = self.simulation.now, self.session
         self._results += session.due(now)
         actions = session.act(now)
         for warning in actions.warnings:
-            self.note("warns", warning)
+            self.log("warns", warning)
             self.reading.warnings.append(warning)
             self.unjudged.append((now, warning))
             if warning.startswith("waited"):
@@ -306,7 +308,7 @@ class ClientProcess(Peer):
             self._numbers[task.task_id][link.send(message)] = number
             self._owed[task.task_id, number] = message.most
         for call in actions.calls:
-            self.note("asks", call)
+            self.log("asks", call)
             self._asked[self._dispatcher.send(call)] = call
         self._measure()
         if self._is_waiting:
@@ -340,12 +342,12 @@ class ClientProcess(Peer):
         assert isinstance(answer, Elements | Exception), answer
         payload = content
         if isinstance(answer, Elements):
-            self.note(f"has of {task_id}", number, answer, content or "")
+            self.log(f"has of {task_id}", number, answer, content or "")
             if answer.error is not None:
                 payload = decode_error(answer.error)
         else:
-            self.note(f"is refused by {task_id}", number, repr(answer))
-        due = self.session.answered(task_id, number, answer, payload, self.world.now)
+            self.log(f"is refused by {task_id}", number, repr(answer))
+        due = self.session.answered(task_id, number, answer, payload, self.simulation.now)
         for each in due:
             key = each.task.task_id, each.number
             if _has_content(each):
@@ -361,7 +363,7 @@ class ClientProcess(Peer):
 
     def _worker_lost(self, task_id: int, error: UnavailableError) -> None:
         self._drop(task_id)
-        self.session.disconnected(task_id, error, self.world.now)
+        self.session.disconnected(task_id, error, self.simulation.now)
         self._act()
 
     def _dispatcher_lost(self, error: UnavailableError) -> None:
@@ -371,7 +373,7 @@ class ClientProcess(Peer):
         has_session = len(waiting) < len(self._asked)
         self._asked.clear()
         if has_session and not self.is_done:
-            self.session.unheard(self.world.now)
+            self.session.unheard(self.simulation.now)
             self._act()
 
     def _dispatcher_said(
@@ -383,28 +385,23 @@ class ClientProcess(Peer):
         if callable(asked):
             asked(answer)
             return
-        self._take_verdict(asked, answer)
-        self._act()
-
-    def _take_verdict(self, asked: DispatcherRequest, answer: Any) -> None:
-        """Say to the session what the dispatcher said."""
         if isinstance(answer, ClientUpdate) and not answer.same:
-            self.note("hears", answer)
-        self.session.heard(asked, answer, self.world.now)
-        self.longest_silence = max(self.longest_silence, self.world.now - self._heard_at)
-        self._heard_at = self.world.now
+            self.log("hears", answer)
+        self.session.heard(asked, answer, self.simulation.now)
+        self.longest_silence = max(self.longest_silence, self.simulation.now - self._heard_at)
+        self._heard_at = self.simulation.now
+        self._act()
 
     # --- the consumer -------------------------------------------------------------------------
 
     def _next(self) -> None:
         """Go on reading, as `RemoteReader.read` does."""
-        session, now = self.session, self.world.now
+        session, now = self.session, self.simulation.now
         if self._opening.terms.ordered:
             self._next_in_order(now)
             return
         while True:
-            if self._close_after is not None and self._taken >= self._close_after:
-                self._end(Outcome.CLOSED)
+            if self._closes():
                 return
             if self._in_use is not None:
                 if not self._has_lease(now):
@@ -424,19 +421,26 @@ class ClientProcess(Peer):
                 self._wait(now)
                 return
 
+    def _closes(self) -> bool:
+        """Close the pass if the consumer has enough; return whether it has."""
+        has_enough = self.consumer.close_after is not None
+        has_enough = has_enough and self._taken >= (self.consumer.close_after or 0)
+        if has_enough:
+            self._end(Outcome.CLOSED)
+        return has_enough
+
     def _next_in_order(self, now: float) -> None:
         """Go on reading, as `ArrivingUnits.found` does."""
         session, units, size = self.session, self._units, self._opening.terms.units or 0
         while True:
-            if self._close_after is not None and self._taken >= self._close_after:
-                self._end(Outcome.CLOSED)
+            if self._closes():
                 return
             while self._results:
                 self._take_in(self._results.popleft())
             units.forget(units.tasks - session.reading)
             units.give_up(session.given_up)
             self.reading.given_up = session.given_up
-            limit = self.world.chance.choice((1, 64))
+            limit = self.simulation.random.choice((1, 64))
             found = None if self._unit >= size else units.found(self._unit, self._ordinal, limit)
             wanted = self._unit if found is None and self._unit < size else None
             session.allow(units.askable(wanted, session.reading, session.helpers), wanted, now)
@@ -472,7 +476,7 @@ class ClientProcess(Peer):
     def _got(self, found: Found) -> bool:
         """Take what came next; return whether the consumer is busy with it."""
         if found.error is not None:
-            self.note("raises", found.error)
+            self.log("raises", found.error)
             self.reading.sequence.append((int(str(found.error).split()[1]), 0))
             self.reading.raised.append((0, int(str(found.error).split()[1])))
             return False
@@ -482,11 +486,12 @@ class ClientProcess(Peer):
         self._ordinal = found.ordinal + found.chunk.size
         self._taken += 1
         rows = found.chunk.rows()
-        self.note("yields", rows)
-        self.reading.sequence += [atom for element in rows for atom in element]
+        self.log("yields", rows)
         task = TaskAddress(task_id=0, worker_id="", worker_address="", ticket="")
-        self.reading.yielded.append(Portion(task, self._taken, rows))
-        self.later(self._think * self.world.chance.random(), self._go_on_reading)
+        portion = Portion(task, self._taken, rows)
+        self.reading.sequence += portion.atoms()
+        self.reading.yielded.append(portion)
+        self.call_later(self.consumer.think * self.simulation.random.random(), self._go_on_reading)
         return True
 
     def _has_lease(self, now: float) -> bool:
@@ -513,11 +518,11 @@ class ClientProcess(Peer):
             self._in_use, self._unread = delivery, list(delivery.payload)
 
     def _yield_some(self, delivery: Delivery) -> None:
-        size = self.world.chance.choice((1, len(self._unread)))
+        size = self.simulation.random.choice((1, len(self._unread)))
         part, self._unread = self._unread[:size], self._unread[size:]
-        self.note("yields", f"of {delivery.task.task_id}", part)
+        self.log("yields", f"of {delivery.task.task_id}", part)
         self.reading.yielded.append(Portion(delivery.task, delivery.number, part))
-        self.later(self._think * self.world.chance.random(), self._go_on_reading)
+        self.call_later(self.consumer.think * self.simulation.random.random(), self._go_on_reading)
 
     def _use_up(self, delivery: Delivery) -> None:
         self._owed.pop((delivery.task.task_id, delivery.number), None)
@@ -562,20 +567,19 @@ class ClientProcess(Peer):
     def close(self) -> None:
         """Stop reading, because the consumer wants no more."""
         if self.is_running and not self.is_done and self.readings:
-            self._passes = 0
+            self._is_closed = True
             self._end(Outcome.CLOSED)
 
     def _end(self, outcome: Outcome, failure: HeadraceError | None = None) -> None:
         reading = self.reading
         reading.outcome, reading.failure, reading.waiting_since = outcome, failure, None
-        self.note("ends:", outcome.value, "" if failure is None else repr(failure))
+        self.log("ends:", outcome.value, "" if failure is None else repr(failure))
         number = len(self.readings)
-        if outcome in (Outcome.ENDED, Outcome.CLOSED) and number < self._passes:
-            self._say_goodbye()
+        goes_on = outcome in (Outcome.ENDED, Outcome.CLOSED) and number < self.consumer.passes
+        self.is_done = self._is_closed or not goes_on
+        self._say_goodbye()
+        if not self.is_done:
             self._open_pass(number)
-        else:
-            self.is_done = True
-            self._say_goodbye()
 
     def _say_goodbye(self) -> None:
         """Say what was used, where others are to read the rest, and leave."""
@@ -585,14 +589,11 @@ class ClientProcess(Peer):
             for task_id in list(self._links):
                 self._drop(task_id)
             if self._opening.job_name is not None:
-                used = self._in_use
-                begun = (
-                    None
-                    if used is None
-                    else (used.task.task_id, used.number, used.count - len(self._unread))
-                )
+                begun, used = None, self._in_use
+                if used is not None:
+                    begun = used.task.task_id, used.number, used.count - len(self._unread)
                 for word in self.session.leave(begun):
-                    self.note("says", word)
+                    self.log("says", word)
                     self._dispatcher.send(word)
         self._asked.clear()
         self._dispatcher.send(CloseIteration(client_id=reading.client_id))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -19,15 +20,15 @@ from headrace.service.messages import LostUnits
 from headrace.service.modes.coordinated_reads.records import RoundsSettled
 from headrace.serving.blobs import BlobPart
 from headrace.serving.journal import MemoryJournal
-from tests.simulation.network import Network, Peer, Request
+from tests.simulation.kernel import Process
+from tests.simulation.network import Network, Request
 
 __all__ = ["Disk", "DispatcherProcess"]
 
 _AT_ONCE = 0.0005
 """Seconds in which requests gather that are decided together."""
 _COMPACT_AFTER = 500
-"""Facts: few, so that many runs go through a snapshot."""
-
+"""Events: few, so that many runs go through a snapshot."""
 
 _ENDING = (
     updates.IterationFinished,
@@ -40,7 +41,7 @@ _ENDING = (
     updates.WorkerLost,
     updates.WorkerLeft,
 )
-"""Facts that may change what a finished iteration has lost."""
+"""Events that may change what a finished iteration has lost."""
 
 
 class Disk(MemoryJournal[Update, DispatcherState]):
@@ -49,14 +50,14 @@ class Disk(MemoryJournal[Update, DispatcherState]):
     def __init__(self) -> None:
         super().__init__(FORMAT, compact_after=_COMPACT_AFTER)
         self.is_full = False
-        #: Every fact that was ever kept.
+        #: Every event that was ever kept.
         self.history: list[Update] = []
 
-    def append(self, facts: Sequence[Update], blobs: Sequence[BlobPart] = ()) -> None:
-        if self.is_full and (facts or blobs):
+    def append(self, events: Sequence[Update], blobs: Sequence[BlobPart] = ()) -> None:
+        if self.is_full and (events or blobs):
             raise UnavailableError("no space left on the disk")
-        super().append(facts, blobs)
-        self.history += facts
+        super().append(events, blobs)
+        self.history += events
 
     def close(self) -> None:
         """Leave everything where it is."""
@@ -69,7 +70,7 @@ class _Core(DispatcherCore):
         raise AssertionError(f"the dispatcher failed at {request}") from error
 
 
-class DispatcherProcess(Peer):
+class DispatcherProcess(Process):
     """Decides requests in batches, and ticks.
 
     Args:
@@ -94,7 +95,7 @@ class DispatcherProcess(Peer):
     @property
     def dispatcher(self) -> Dispatcher:
         """The state and what decides; read from the disk again where that must be."""
-        decider = self._core._open()
+        decider = self.core._open()
         assert isinstance(decider, Dispatcher)
         return decider
 
@@ -102,55 +103,57 @@ class DispatcherProcess(Peer):
     def state(self) -> DispatcherState:
         return self.dispatcher.state
 
-    def begin(self) -> None:
-        super().begin()
+    def start(self) -> None:
+        super().start()
         if not self.is_durable:
             self.disk = Disk()
             self.registered_at = {}
         self._in_hand = []
-        self._core = _Core(
+        self.core = _Core(
             self.disk,
             self.limits,
             worker_addresses=self.worker_addresses,
-            clock=lambda: self.world.now,
-            token=lambda size: self.life.to_bytes(size),
+            clock=lambda: self.simulation.now,
+            token=lambda size: self.incarnation.to_bytes(size),
         )
-        self.network.listen(self, self.address, self._take, repeats=True)
-        self.later(self.limits.tick_interval, self._tick)
+        self.network.listen(self, self.address, self._take, accepts_repeats=True)
+        self.call_later(self.limits.tick_interval, self._tick)
 
     def _take(self, request: Request) -> None:
         if not self._in_hand:
-            self.later(self.world.chance.random() * _AT_ONCE, self._handle)
+            self.call_later(self.simulation.random.random() * _AT_ONCE, self._handle)
         self._in_hand.append(request)
 
     def _handle(self) -> None:
         requests, self._in_hand = self._in_hand, []
-        before = len(self.disk.history)
-        try:
-            self._core.handle(requests)
-        except UnavailableError as error:
-            for request in requests:
-                request.fail(error)
-        self._tell(before)
+        with self.logged_events():
+            try:
+                self.core.handle(requests)
+            except UnavailableError as error:
+                for request in requests:
+                    request.fail(error)
 
     def _tick(self) -> None:
-        self.later(self.limits.tick_interval, self._tick)
-        before = len(self.disk.history)
-        try:
-            self._core.tick()
-        except UnavailableError:
-            self.note("cannot write")
-        self._tell(before)
+        self.call_later(self.limits.tick_interval, self._tick)
+        with self.logged_events():
+            try:
+                self.core.tick()
+            except UnavailableError:
+                self.log("cannot write")
 
-    def _tell(self, before: int) -> None:
-        facts = self.disk.history[before:]
-        for fact in facts:
-            self.note("knows", fact)
-            if isinstance(fact, updates.WorkerRegistered):
-                self.registered_at.setdefault(fact.worker_id, self.world.now)
-            elif isinstance(fact, updates.WorkerLost | updates.WorkerLeft):
-                self.registered_at.pop(fact.worker_id, None)
-        if any(isinstance(fact, _ENDING) for fact in facts):
+    @contextmanager
+    def logged_events(self) -> Iterator[None]:
+        """Have the trace, and what is remembered here, follow the events of a change."""
+        before = len(self.disk.history)
+        yield
+        events = self.disk.history[before:]
+        for event in events:
+            self.log("journals", event)
+            if isinstance(event, updates.WorkerRegistered):
+                self.registered_at.setdefault(event.worker_id, self.simulation.now)
+            elif isinstance(event, updates.WorkerLost | updates.WorkerLeft):
+                self.registered_at.pop(event.worker_id, None)
+        if any(isinstance(event, _ENDING) for event in events):
             for iteration_id, iteration in self.state.iterations.items():
                 if iteration.finished:
                     policy = policy_of(self.state, iteration)

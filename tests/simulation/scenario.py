@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.limits import Limits
 from tests.simulation.production import Plan
 
-__all__ = ["KINDS", "Kind", "Scenario", "crowd_of", "rounds_of", "scenario_of"]
+__all__ = ["KINDS", "Kind", "Scenario", "crowd_of", "scenario_of"]
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A family of scenarios: troubles, and which promises hold in spite of them."""
+    """A family of scenarios: its faults, and what holds in spite of them."""
 
-    troubles: tuple[str, ...] = ()
-    """Names in `storm.TROUBLES`."""
+    faults: tuple[str, ...] = ()
+    """Methods of `FaultInjector`."""
     nobody_is_lost: bool = True
     """The dispatcher declares nobody lost, worker or client."""
     workers_die: bool = False
@@ -33,56 +33,60 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "calm": Kind(),
-    "weather": Kind(troubles=("weather", "reset", "part briefly")),
+    "network": Kind(faults=("change_conditions", "reset_connection", "part_briefly")),
     "pauses": Kind(
-        troubles=("weather", "pause a worker", "pause a client", "pause the dispatcher")
+        faults=("change_conditions", "pause_worker", "pause_client", "pause_dispatcher")
     ),
     "restarts": Kind(
-        troubles=("weather", "restart the dispatcher", "pause the dispatcher", "fill the disk")
+        faults=("change_conditions", "restart_dispatcher", "pause_dispatcher", "fill_disk")
     ),
-    "leaving": Kind(troubles=("weather", "drain a worker", "add a worker", "pause a client")),
-    "stopping": Kind(
-        troubles=("stop a worker", "add a worker", "drain a worker"), workers_die=True
-    ),
+    "leaving": Kind(faults=("change_conditions", "drain_worker", "add_worker", "pause_client")),
+    "stopping": Kind(faults=("stop_worker", "add_worker", "drain_worker"), workers_die=True),
     "deaths": Kind(
-        troubles=("kill a worker", "add a worker", "weather"),
+        faults=("kill_worker", "add_worker", "change_conditions"),
         workers_die=True,
         nobody_is_lost=False,
     ),
     "false losses": Kind(
-        troubles=("pause a worker for long", "part for long", "reset", "weather"),
+        faults=("pause_worker_for_long", "part_for_long", "reset_connection", "change_conditions"),
         workers_die=True,
         nobody_is_lost=False,
     ),
     "departures": Kind(
-        troubles=("close a client", "kill a client", "weather", "reset", "add a worker"),
+        faults=(
+            "close_client",
+            "kill_client",
+            "change_conditions",
+            "reset_connection",
+            "add_worker",
+        ),
         clients_go=True,
         nobody_is_lost=False,
     ),
     "forgetful": Kind(
-        troubles=("restart the dispatcher", "weather", "pause the dispatcher"),
+        faults=("restart_dispatcher", "change_conditions", "pause_dispatcher"),
         is_durable=False,
         nobody_is_lost=False,
     ),
     "everything": Kind(
-        troubles=(
-            "weather",
-            "reset",
-            "part briefly",
-            "part for long",
-            "pause a worker",
-            "pause a worker for long",
-            "pause a client",
-            "pause a client for long",
-            "pause the dispatcher",
-            "restart the dispatcher",
-            "fill the disk",
-            "kill a worker",
-            "add a worker",
-            "drain a worker",
-            "stop a worker",
-            "close a client",
-            "kill a client",
+        faults=(
+            "change_conditions",
+            "reset_connection",
+            "part_briefly",
+            "part_for_long",
+            "pause_worker",
+            "pause_worker_for_long",
+            "pause_client",
+            "pause_client_for_long",
+            "pause_dispatcher",
+            "restart_dispatcher",
+            "fill_disk",
+            "kill_worker",
+            "add_worker",
+            "drain_worker",
+            "stop_worker",
+            "close_client",
+            "kill_client",
         ),
         workers_die=True,
         clients_go=True,
@@ -96,23 +100,23 @@ class Scenario:
     """One run."""
 
     seed: int
-    kind: str
+    kind_name: str
+    """In `KINDS`."""
     plan: Plan
-    mode: ShardingPolicy
-    visitation: str | None
-    is_named: bool
+    mode: ShardingPolicy = DYNAMIC
+    visitation: str | None = "exactly_once"
+    is_named: bool = False
     workers: int
-    clients: int
-    passes: int
-    limits: Limits
-    max_outstanding: int
-    think: float
-    storm_seconds: float
-    """How long things go wrong."""
-    calm_seconds: float
-    """Between two troubles, on average."""
-    in_rounds: bool = False
-    """All clients read together, as consumers."""
+    clients: int = 1
+    passes: int = 1
+    limits: Limits = field(default_factory=Limits)
+    max_outstanding: int = 16
+    think: float = 0.0
+    """Seconds that a consumer needs for a portion, at most."""
+    fault_seconds: float = 0.0
+    """How long faults are injected."""
+    seconds_between_faults: float = 1.0
+    """On average."""
     counts_elements: bool = False
     """`max_outstanding` is of elements, and not of requests with whatever they bring."""
     in_order: bool = False
@@ -121,14 +125,8 @@ class Scenario:
     """How many may be at a client before their turn: so few that this is often reached."""
 
     @property
-    def promises(self) -> Kind:
-        return KINDS[self.kind]
-
-    def __str__(self) -> str:
-        values = ", ".join(
-            f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self)
-        )
-        return values
+    def kind(self) -> Kind:
+        return KINDS[self.kind_name]
 
 
 def scenario_of(seed: int) -> Scenario:
@@ -148,14 +146,13 @@ def scenario_of(seed: int) -> Scenario:
     if plan.deadly and mode == OFF:
         # Copies that last for long before they die begin again without end.
         limits = dataclasses.replace(limits, copy_lasts=1e9)
+    visitations = ("exactly_once", "exactly_once", None)
     scenario = Scenario(
         seed=seed,
-        kind=kind,
+        kind_name=kind,
         plan=plan,
         mode=mode,
-        visitation=chance.choice(("exactly_once", "exactly_once", None))
-        if mode == DYNAMIC
-        else None,
+        visitation=chance.choice(visitations) if mode == DYNAMIC else None,
         is_named=clients > 1 or chance.random() < 0.4,
         workers=chance.choice((1, 2, 2, 3, 4, 6)),
         clients=clients,
@@ -163,15 +160,15 @@ def scenario_of(seed: int) -> Scenario:
         limits=limits,
         max_outstanding=chance.choice((1, 2, 4, 16, 16)),
         think=chance.choice((0.0, 0.001, 0.05, 0.3)),
-        storm_seconds=chance.choice((0.0, 3.0, 10.0, 25.0)),
-        calm_seconds=chance.choice((0.3, 1.0, 3.0)),
+        fault_seconds=chance.choice((0.0, 3.0, 10.0, 25.0)),
+        seconds_between_faults=chance.choice((0.3, 1.0, 3.0)),
         counts_elements=random.Random(f"counted {seed}").random() < 0.25,
     )
     return dataclasses.replace(scenario, in_order=_may_be_in_order(scenario))
 
 
 def _may_be_in_order(scenario: Scenario) -> bool:
-    """Whether it is one of the scenarios that are read in order, where that can be."""
+    """Whether it is one of the scenarios that are read in order, where that is possible."""
     plan = scenario.plan
     one_after_the_other = plan.window == plan.mixed == plan.joined == 1
     alone = scenario.clients == 1 and scenario.visitation == "exactly_once"
@@ -183,41 +180,18 @@ def _may_be_in_order(scenario: Scenario) -> bool:
 def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
     """Return a scenario with so many workers and clients, and short work for each."""
     chance = random.Random(f"crowd {seed}")
-    kind = chance.choice(list(KINDS))
-    plan = Plan(size=chance.choice((5_000, 20_000)), cost=chance.choice((0.001, 0.1)))
     return Scenario(
         seed=seed,
-        kind=kind,
-        plan=plan,
-        mode=DYNAMIC,
+        kind_name=chance.choice(list(KINDS)),
+        plan=Plan(size=chance.choice((5_000, 20_000)), cost=chance.choice((0.001, 0.1))),
         visitation=chance.choice(("exactly_once", None)),
         is_named=True,
         workers=workers,
         clients=clients,
-        passes=1,
         limits=Limits(client_timeout=40.0, gc_timeout=5.0),
-        max_outstanding=16,
         think=0.001,
-        storm_seconds=5.0,
-        calm_seconds=0.05,
-    )
-
-
-def rounds_of(seed: int) -> Scenario:
-    """Return a scenario in which all clients read in rounds."""
-    chance = random.Random(f"rounds {seed}")
-    scenario = scenario_of(seed)
-    plan = dataclasses.replace(scenario.plan, size=chance.choice((0, 3, 20, 60, 150)))
-    return dataclasses.replace(
-        scenario,
-        plan=plan,
-        mode=chance.choice((OFF, DYNAMIC)),
-        clients=chance.choice((1, 2, 2, 3, 5)),
-        limits=dataclasses.replace(scenario.limits, copy_lasts=1e9),
-        is_named=True,
-        visitation=None,
-        in_rounds=True,
-        in_order=False,
+        fault_seconds=5.0,
+        seconds_between_faults=0.05,
     )
 
 

@@ -1,36 +1,67 @@
-"""Reading comes to its end although workers die again and again, whatever holds elements there."""
+"""Reading and saving end in time although workers are slow, or die again and again."""
 
 from __future__ import annotations
 
-import logging
+import dataclasses
 import random
-from collections.abc import Iterator
 
 import pytest
 
-from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.limits import Limits
-from tests.simulation.cast import Cast
+from headrace.service.messages import SaveFiles
+from tests.simulation.cluster import Cluster
+from tests.simulation.distributed_save import DistributedSave
 from tests.simulation.production import Plan
-from tests.simulation.promises import check_at_end, check_now
-from tests.simulation.run import tell
 from tests.simulation.scenario import Scenario
 from tests.simulation.worker import WorkerProcess
-from tests.simulation.world import BrokenPromiseError
 
-_SEEDS = 15
-_SECONDS = 60.0
-"""By when all must be read; with workers that live, two would do."""
+_SLOWNESS = 2000.0
 
 
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+def _read_with_a_slow_worker(
+    seed: int, slowness: float, *, ahead: int, dies_at: float | None = None
+) -> Cluster:
+    """Read in order with one worker that takes so many times as long, and may die."""
+    chance = random.Random(f"backups {seed}")
+    plan = Plan(size=60, parts=chance.choice((1, 9)), cost=0.02)
+    workers = chance.choice((2, 3, 4))
+    cluster = Cluster(
+        Scenario(
+            seed=seed, kind_name="deaths", plan=plan, workers=workers, in_order=True, ahead=ahead
+        )
+    )
+
+    def arrange() -> None:
+        at, workers = cluster.simulation.call_later, cluster.workers
+        at(1.001, lambda: setattr(workers[0], "slowness", slowness))
+        if dies_at is not None:
+            at(dies_at, lambda: workers[0].crash("is killed"))
+
+    cluster.run_for(600.0, arrange)
+    return cluster
 
 
-def _scenario(seed: int) -> Scenario:
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ahead", [1000, 20, 4])
+def test_the_time_of_an_ordered_reading_is_bounded_by_the_fast_workers(ahead: int) -> None:
+    """Also where so little fits before its turn that the fast ones wait for room."""
+    for seed in range(10):
+        cluster = _read_with_a_slow_worker(seed, 1.0, ahead=ahead)
+        workers = cluster.scenario.workers
+        alone = cluster.simulation.now * workers / (workers - 1)
+        took = _read_with_a_slow_worker(seed, _SLOWNESS, ahead=ahead).simulation.now
+        assert took < 2 * alone + 5.0, (seed, alone, took)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ahead", [1000, 4])
+def test_a_slow_worker_that_dies_has_nothing_dealt_a_third_time(ahead: int) -> None:
+    for seed in range(10):
+        for dies_at in (1.5, 3.0, 4.5):
+            _read_with_a_slow_worker(seed, _SLOWNESS, ahead=ahead, dies_at=dies_at)
+
+
+def _read_while_workers_are_killed(seed: int, kills_until: float, seconds: float) -> None:
+    """Read while a worker is killed each second, and replaced within a second."""
     chance = random.Random(f"progress {seed}")
     plan = Plan(
         size=480,
@@ -40,63 +71,84 @@ def _scenario(seed: int) -> Scenario:
         joined=chance.choice((1, 1, 7)),
         cost=0.01,
     )
-    return Scenario(
-        seed=seed,
-        kind="deaths",
-        plan=plan,
-        mode=ShardingPolicy.DYNAMIC,
-        visitation="exactly_once",
-        is_named=False,
-        workers=3,
-        clients=1,
-        passes=1,
-        limits=Limits(),
-        max_outstanding=chance.choice((1, 4, 16)),
-        think=chance.choice((0.0, 0.001)),
-        storm_seconds=0.0,
-        calm_seconds=1.0,
+    outstanding, think = chance.choice((1, 4, 16)), chance.choice((0.0, 0.001))
+    cluster = Cluster(
+        Scenario(
+            seed=seed,
+            kind_name="deaths",
+            plan=plan,
+            workers=3,
+            max_outstanding=outstanding,
+            think=think,
+        )
     )
-
-
-def _kill_again_and_again(cast: Cast, until: float) -> None:
-    """Kill a worker about once a second; another process takes its place within a second."""
-    world, chance = cast.world, cast.world.chance
-
-    def begin(worker: WorkerProcess) -> None:
-        if not worker.is_up:
-            worker.begin()
+    simulation = cluster.simulation
 
     def kill() -> None:
-        there = [each for each in cast.workers if each.is_running]
-        if there and world.now < until:
-            worker = chance.choice(there)
-            worker.die("is killed")
-            world.at(0.1 + chance.random(), lambda: begin(worker))
-        world.at(0.5 + chance.random(), kill)
+        running = [each for each in cluster.workers if each.is_running]
+        if running and simulation.now < kills_until:
+            worker = simulation.random.choice(running)
+            worker.crash("is killed")
+            worker.start_in(0.1 + simulation.random.random())
+        simulation.call_later(0.5 + simulation.random.random(), kill)
 
-    world.at(1.5, kill)
-
-
-def _read(seed: int, kills_until: float) -> Cast:
-    cast = Cast(_scenario(seed))
-    try:
-        cast.begin()
-        _kill_again_and_again(cast, kills_until)
-        cast.world.run(_SECONDS, stop=lambda: cast.is_over)
-        check_now(cast, thoroughly=True)
-        if not cast.is_over:
-            raise BrokenPromiseError("all is read in time")
-        check_at_end(cast)
-    except Exception as error:
-        tell(cast, error, last=40)
-        raise
-    return cast
+    cluster.run_for(seconds, lambda: simulation.call_later(1.5, kill))
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kills_until", [6.0, _SECONDS], ids=["for a while", "all the time"])
+@pytest.mark.parametrize("kills_until", [6.0, 60.0], ids=["for a while", "all the time"])
 def test_a_shuffle_of_values_ends_although_a_worker_is_killed_each_second(
     kills_until: float,
 ) -> None:
-    for seed in range(_SEEDS):
-        _read(seed, kills_until)
+    for seed in range(15):
+        # With workers that live, two seconds would do.
+        _read_while_workers_are_killed(seed, kills_until, 60.0)
+
+
+@pytest.mark.parametrize(("window", "mixed"), [(1, 30), (30, 1), (3, 1)])
+def test_a_save_that_must_fail_fails_soon_whatever_steps_hold(window: int, mixed: int) -> None:
+    plan = Plan(size=400, window=window, mixed=mixed, omits=True, cost=0.01, deadly=frozenset({80}))
+    for seed in range(5):
+        scenario = dataclasses.replace(
+            DistributedSave.scenario_of(seed), plan=plan, kind_name="deaths", workers=2
+        )
+        cluster = DistributedSave(scenario)
+
+        def restart_workers(cluster: DistributedSave = cluster) -> None:
+            for worker in cluster.workers:
+                worker.start_in(0.0)
+            cluster.simulation.call_later(0.5, restart_workers)
+
+        cluster.run_for(60.0, restart_workers)
+        (save,) = cluster.dispatcher.state.saves.values()
+        assert "given up" in save.error
+
+
+def test_a_worker_that_dies_after_its_last_files_leaves_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard = WorkerProcess._said
+
+    def die_when_files_count(self: WorkerProcess, ticket: int, answer: object, why: object) -> None:
+        was_of_files = isinstance(self._asked.get(ticket), SaveFiles)
+        heard(self, ticket, answer, why)
+        now, chance = self.simulation.now, self.simulation.random
+        if was_of_files and self.is_up and now < 20.0 and chance.random() < 0.3:
+            self.crash("is killed")
+            self.start_in(0.3)
+
+    monkeypatch.setattr(WorkerProcess, "_said", die_when_files_count)
+    for seed in range(40):
+        chance = random.Random(seed)
+        plan = Plan(
+            size=60,
+            parts=chance.choice((1, 3)),
+            window=chance.choice((1, 3)),
+            mixed=chance.choice((1, 30)),
+            joined=chance.choice((1, 7)),
+            omits=True,
+        )
+        scenario = dataclasses.replace(
+            DistributedSave.scenario_of(seed), plan=plan, kind_name="deaths", fault_seconds=0.0
+        )
+        DistributedSave(scenario).run()

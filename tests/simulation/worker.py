@@ -18,21 +18,24 @@ from headrace.service.worker.producer import MOST_ELEMENTS
 from headrace.service.worker.session import Session
 from headrace.service.worker.ways import is_in_order
 from tests.simulation import production
-from tests.simulation.files import FileSteps
-from tests.simulation.network import Link, Network, Peer, Request
-from tests.simulation.production import Need, Plan, Production, produce
+from tests.simulation.kernel import Process
+from tests.simulation.network import Link, Network, Request
+from tests.simulation.production import FileSteps, Need, Plan, Production, produce
 
-__all__ = ["WorkerProcess"]
+__all__ = ["BOUNDS", "WorkerProcess"]
+
+BOUNDS = Bounds(client_bytes=4 << 20, total_bytes=8 << 20)
+"""Of what is kept of each worker's tasks."""
 
 
-class WorkerProcess(Peer):
+class WorkerProcess(Process):
     """Runs tasks. One that is begun again is another process at the same address.
 
     Args:
         network: What connects it.
         name: Its name, and the host in its address.
         dispatcher: The dispatcher's address.
-        plan_of: Returns what a pickled plan stands for.
+        plan: What its tasks read.
         bounds: How much of a task may be kept.
         address: Where it listens; None: on a host of its own.
     """
@@ -42,30 +45,30 @@ class WorkerProcess(Peer):
         network: Network,
         name: str,
         dispatcher: str,
-        plan_of: Callable[[bytes], Plan],
-        bounds: Bounds | None = None,
+        plan: Plan,
+        bounds: Bounds = BOUNDS,
         address: str | None = None,
     ) -> None:
         super().__init__(network, name)
         self.address = address or f"{name}:1"
-        self.plan_of = plan_of
+        self.plan = plan
         self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
         self.has_ever_left = False
         self.starts = self.killed_by_units = 0
         #: How many times as long as others it takes for everything.
         self.slowness = 1.0
-        self._dispatcher_address, self._bounds = dispatcher, bounds
+        self._dispatcher_address, self.bounds = dispatcher, bounds
 
-    def begin(self) -> None:
-        super().begin()
+    def start(self) -> None:
+        super().start()
         self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
         self.session: Session[Request] = Session(
             self.address,
             self._dispatcher_address,
-            self.world.now,
+            self.simulation.now,
             new_id=self._new_id,
-            chance=self.world.chance.random,
-            bounds=self._bounds,
+            chance=self.simulation.random.random,
+            bounds=self.bounds,
         )
         self._producers: dict[int, _Producer] = {}
         self._is_acting = False
@@ -83,17 +86,17 @@ class WorkerProcess(Peer):
     def drain(self, seconds: float) -> None:
         """Deliver what there is, then leave."""
         if self.is_up and not self.is_paused and not self.is_leaving:
-            self.note("drains for", f"{seconds:.1f} s")
+            self.log("drains for", f"{seconds:.1f} s")
             self.is_leaving = self.has_ever_left = True
-            self.session.drain(seconds, self.world.now)
+            self.session.drain(seconds, self.simulation.now)
             self.act()
 
     def stop(self) -> None:
         """Hand back, and leave."""
         if self.is_up and not self.is_paused:
-            self.note("stops")
+            self.log("stops")
             self.is_leaving = self.has_ever_left = True
-            self.session.stop(self.world.now)
+            self.session.stop(self.simulation.now)
             self.act()
 
     def kept(self) -> list[tuple[int, int]]:
@@ -102,24 +105,24 @@ class WorkerProcess(Peer):
         kept = [_kept(task._hand_out) for task in tasks]
         return [each for each in kept if each is not None]
 
-    # --- the wires ----------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------
 
     def _take(self, request: Request) -> None:
         assert isinstance(request.message, GetElements)
-        self.session.requested(request, request.message, self.world.now)
+        self.session.requested(request, request.message, self.simulation.now)
         self.act()
 
     def _said(self, ticket: int, answer: Any, content: Any) -> None:
         asked = self._asked.pop(ticket)
-        self.note("hears", answer)
-        self.session.answered(asked, answer, self.world.now)
+        self.log("hears", answer)
+        self.session.answered(asked, answer, self.simulation.now)
         self.act()
 
     def _lost(self, error: UnavailableError) -> None:
         asked, self._asked = list(self._asked.values()), {}
-        if self.world.chance.random() < 0.8:
+        if self.simulation.random.random() < 0.8:
             for message in asked:
-                self.session.answered(message, error, self.world.now)
+                self.session.answered(message, error, self.simulation.now)
             self.act()
 
     def woken(self) -> None:
@@ -132,7 +135,7 @@ class WorkerProcess(Peer):
         self._is_acting = True
         try:
             while True:
-                actions = self.session.act(self.world.now)
+                actions = self.session.act(self.simulation.now)
                 if not self._do(actions):
                     break
         finally:
@@ -141,14 +144,14 @@ class WorkerProcess(Peer):
     def _do(self, actions: Actions[Request]) -> bool:
         """Carry actions out; return whether there may be more."""
         for warning in actions.warnings:
-            self.note("warns", warning)
+            self.log("warns", warning)
         for call in actions.calls:
-            self.note("asks", call)
+            self.log("asks", call)
             self._asked[self._dispatcher.send(call)] = call
         for request, answer in actions.answers:
             answering.answer(request, answer, production.frame_of)  # type: ignore[arg-type]
         for start in actions.starts:
-            self.note("starts", start.definition)
+            self.log("starts", start.definition)
             self._producers[start.producer] = _Producer(self, start)
         steps: list[tuple[int, Callable[[_Producer], None]]] = []
         steps += [(start.producer, _Producer.advance) for start in actions.starts]
@@ -166,7 +169,7 @@ class WorkerProcess(Peer):
             self.forget(number)
         if actions.over and self.is_up:
             self.has_left = True
-            self.die("has left")
+            self.crash("has left")
         if self.is_up:
             self.wake_in(actions.wake_in)
         return bool(steps) and self.is_up
@@ -192,12 +195,11 @@ class _Producer:
     def __init__(self, worker: WorkerProcess, start: Start) -> None:
         self.worker, self.number = worker, start.producer
         self.is_over = False
-        plan = worker.plan_of(start.plan)
         self.most: int | None = None
         task = start.definition
         self._steps: Production | FileSteps = produce(
-            plan,
-            worker.world.chance,
+            worker.plan,
+            worker.simulation.random,
             is_dealt=task.deals,
             portion_bytes=start.portion_bytes,
             origins=task.origins,
@@ -209,7 +211,7 @@ class _Producer:
             to_files=task.save is not None,
         )
         if task.save is not None:
-            self._steps = FileSteps(self._steps, worker.world.chance)
+            self._steps = FileSteps(self._steps, worker.simulation.random)
         self._has_room, self._is_cut = True, False
         self._needs: Need | None = None
 
@@ -222,7 +224,7 @@ class _Producer:
         files = self._steps.let_wait() if isinstance(self._steps, FileSteps) else None
         if files is not None and self._needs is Need.UNITS:
             self._has_room = False
-            self.worker.session.tasks.produced(self.number, files, self.worker.world.now)
+            self.worker.session.tasks.produced(self.number, files, self.worker.simulation.now)
 
     def cut(self) -> None:
         self._is_cut = True
@@ -241,7 +243,7 @@ class _Producer:
     def advance(self, grant: production.Grant | None = None) -> None:
         """Go on until it must wait for something."""
         worker = self.worker
-        session, now = worker.session, worker.world.now
+        session, now = worker.session, worker.simulation.now
         while not self.is_over and worker.is_up:
             if self._needs is Need.ROOM:
                 if self._is_cut:
@@ -262,14 +264,14 @@ class _Producer:
             elif step is Need.DEATH:
                 worker.was_killed_by_a_unit = True
                 worker.killed_by_units += 1
-                worker.die("is killed by a unit")
+                worker.crash("is killed by a unit")
             elif isinstance(step, Need):
                 self._needs = step
                 if step is Need.UNITS:
                     session.tasks.needs_units(self.number, now)
                     return
             else:
-                worker.later(step * worker.slowness, self._after_work)
+                worker.call_later(step * worker.slowness, self._after_work)
                 return
 
     def _after_work(self) -> None:
@@ -279,4 +281,4 @@ class _Producer:
 
     def _end(self, failure: str | None) -> None:
         self.worker.forget(self.number)
-        self.worker.session.tasks.ended(self.number, failure, self.worker.world.now)
+        self.worker.session.tasks.ended(self.number, failure, self.worker.simulation.now)

@@ -1,0 +1,181 @@
+"""The kernel of the simulation keeps its own rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import UnavailableError
+from headrace.service.messages import Done, Ping
+from tests.simulation.cluster import Cluster
+from tests.simulation.kernel import InvariantError, Process, Simulation, require_none
+from tests.simulation.network import Conditions, Link, Network, Request
+
+ADDRESS = "server:1"
+
+
+class Scene:
+    """A client and a server that answers everything."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.simulation = Simulation(seed)
+        self.network = Network(self.simulation)
+        self.server, self.client = Process(self.network, "server"), Process(self.network, "client")
+        self.heard: list[Any] = []
+        self.taken: list[Request] = []
+        self.server.start()
+        self.client.start()
+        self.listen()
+        self.link = Link(
+            self.network,
+            self.client,
+            ADDRESS,
+            lambda ticket, message, content: self.heard.append(ticket),
+            self.heard.append,
+        )
+
+    def listen(self) -> None:
+        self.network.listen(self.server, ADDRESS, self.take, accepts_repeats=True)
+
+    def take(self, request: Request) -> None:
+        self.taken.append(request)
+        request.reply(Done())
+
+
+def test_what_is_sent_over_one_connection_arrives_in_order_however_late() -> None:
+    scene = Scene()
+    scene.network.conditions = Conditions(late=0.5, lateness=2.0)
+    tickets = [scene.link.send(Ping()) for _ in range(100)]
+    scene.simulation.run(60.0)
+    assert scene.heard == tickets
+
+
+def test_a_dead_server_refuses_and_one_that_lives_again_is_reached_again() -> None:
+    scene = Scene()
+    scene.link.send(Ping())
+    scene.server.crash()
+    scene.simulation.run(1.0)
+    scene.link.send(Ping())
+    scene.simulation.run(2.0)
+    assert [(type(each), each.refused) for each in scene.heard] == [(UnavailableError, True)] * 2
+    scene.server.start()
+    scene.listen()
+    ticket = scene.link.send(Ping())
+    scene.simulation.run(3.0)
+    assert scene.heard[2:] == [ticket]
+
+
+def test_a_connection_that_breaks_while_nothing_is_asked_is_made_again_without_a_word() -> None:
+    scene = Scene()
+    scene.link.send(Ping())
+    scene.simulation.run(1.0)
+    scene.network.reset(scene.client)
+    scene.simulation.run(2.0)
+    scene.link.send(Ping())
+    scene.simulation.run(3.0)
+    assert scene.heard == [1, 2]
+
+
+def test_a_paused_server_answers_when_it_goes_on_and_is_given_up_after_long_silence() -> None:
+    scene = Scene()
+    scene.link.send(Ping())
+    scene.simulation.run(1.0)
+    scene.server.pause(5.0)
+    scene.simulation.call_later(0.5, lambda: scene.link.send(Ping()))
+    scene.simulation.run(5.9)
+    assert scene.heard == [1]
+    scene.simulation.run(8.0)
+    assert scene.heard == [1, 2]
+    scene.server.pause(30.0)
+    scene.link.send(Ping())
+    scene.simulation.run(21.0)
+    assert not scene.heard[2].refused
+
+
+def test_a_request_may_be_taken_twice_and_is_answered_once() -> None:
+    scene = Scene()
+    scene.network.conditions = Conditions(twice=1.0)
+    scene.link.send(Ping())
+    scene.simulation.run(1.0)
+    assert (len(scene.taken), scene.heard) == (2, [1])
+
+
+def test_a_paused_process_does_later_what_a_dead_one_never_does() -> None:
+    scene = Scene()
+    done: list[float] = []
+    scene.client.call_later(1.0, lambda: done.append(scene.simulation.now))
+    scene.client.pause(3.0)
+    scene.simulation.run(5.0)
+    assert done == [3.0]
+    scene.client.call_later(1.0, lambda: done.append(scene.simulation.now))
+    scene.client.crash()
+    scene.client.start()
+    scene.simulation.run(10.0)
+    assert done == [3.0]
+
+
+def test_a_seed_gives_the_same_run_each_time() -> None:
+    traces = []
+    for _ in range(2):
+        cluster = Cluster.of_seed(5)
+        cluster.run()
+        traces.append(cluster.simulation.trace(last=100_000))
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 50
+
+
+def test_a_server_hears_of_a_lost_client_after_its_last_request() -> None:
+    told: list[Any] = []
+    for seed in range(20):
+        scene = Scene(seed)
+        heard: list[Any] = []
+        scene.network.listen(
+            scene.server,
+            ADDRESS,
+            lambda request, heard=heard: heard.append(request.message),
+            on_client_lost=heard.append,
+        )
+        scene.link.send(Ping())
+        scene.simulation.run(1.0)
+        connection = scene.link.connection
+        scene.link.send(Ping())
+        scene.client.crash()
+        scene.simulation.run(2.0)
+        assert heard[-1] is connection
+        told.append(heard)
+    assert {len(heard) for heard in told} == {2, 3}, "a request under way is lost, or is not"
+
+
+def test_a_dropped_request_is_lost_with_its_connection() -> None:
+    scene = Scene()
+    scene.network.listen(scene.server, ADDRESS, Request.drop)
+    scene.link.send(Ping())
+    scene.simulation.run(1.0)
+    assert [type(each) for each in scene.heard] == [UnavailableError]
+
+
+def test_nothing_gets_through_a_partition_until_it_is_over() -> None:
+    scene = Scene()
+    scene.network.partition(scene.client, scene.server, 5.0)
+    scene.link.send(Ping())
+    scene.simulation.run(4.9)
+    assert scene.heard == scene.taken == []
+    scene.simulation.run(6.0)
+    assert scene.heard == [1]
+
+
+def test_an_error_tells_the_seed_the_faults_and_the_trace() -> None:
+    scene = Scene(seed=17)
+    pause = {"pause": lambda: scene.server.pause(0.5)}
+    scene.simulation.inject_faults(pause, mean_seconds=1.0, until=10.0)
+    scene.simulation.run(20.0)
+    reports = scene.simulation.report("why")
+    with pytest.raises(InvariantError, match=r"no odd ones: \[2, 3\]") as raised, reports:
+        require_none([2, 3], "no odd ones", of=[scene.server])
+    place, scenario, trace = raised.value.__notes__
+    assert place == "seed 17 at 20.000 s"
+    assert scenario == "why"
+    assert trace.count("server") == trace.count("\n") + 1, "lines of that process alone"
+    assert "resumes" in trace
+    assert 3 < scene.simulation.fault_counts["pause"] < 30
