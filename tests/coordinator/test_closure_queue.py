@@ -104,6 +104,7 @@ def _fetch(closure: Closure) -> Payload | None:
     return closure.result.payload
 
 
+@pytest.mark.catalogue("2.8.5", "3.1.1-3")
 def test_a_closure_of_a_lost_worker_runs_again_first_under_its_number():
     driver = Driver(2)
     first, second, third, fourth = (driver.schedule() for _ in range(4))

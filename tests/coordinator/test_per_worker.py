@@ -71,6 +71,24 @@ def test_workers_shuffle_differently(coordinator: ClusterCoordinator):
     assert iterator.element_spec == dataset.element_spec
 
 
+@pytest.mark.catalogue("2.9.1", "3.1.55")
+def test_a_dataset_function_knows_its_worker():
+    with coordinating(3) as coordinator:
+        dataset = coordinator.create_per_worker_dataset(
+            lambda: hr.Dataset.range(9).shard(3, get_current_worker_index())
+        )
+        assert dataset.element_spec == hr.Dataset.range(9).element_spec
+        sums = {}
+        while len(sums) < 3:
+            worker, total = coordinator.schedule(
+                lambda data: (get_current_worker_index(), sum(int(each) for each in data)),
+                (dataset,),
+            ).fetch(SECONDS)
+            sums[worker] = total
+        assert sums == {0: 9, 1: 12, 2: 15}
+
+
+@pytest.mark.catalogue("2.8.30", "2.9.6")
 def test_the_end_of_a_per_worker_dataset_is_an_error(coordinator: ClusterCoordinator):
     iterator = iter(coordinator.create_per_worker_dataset(hr.Dataset.range(1)))
     coordinator.schedule(take_next, (iterator,)).fetch(SECONDS)

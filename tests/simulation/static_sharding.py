@@ -99,6 +99,7 @@ class StaticSharding(Cluster):
     def _check_shards(self, iteration_id: int, readings: list[Reading]) -> None:
         plan, of = self.scenario.plan, self.scenario.workers
         tasks, got = tasks_of(self, iteration_id), atoms_by_task(readings)
+        shards = {task_id: shard_of(fact.mode).index for task_id, fact in tasks.items()}
         for task_id, share in got.items():
             require_none(duplicates(share), "nothing of a shard comes twice", task_id)
             strange = [atom for atom in share if atom[0] % of != shards[task_id]]
