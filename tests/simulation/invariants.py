@@ -40,6 +40,7 @@ from headrace.errors import (
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.messages import LostUnits
+from headrace.service.modes.static.records import shard_of
 from tests.simulation.client import ClientProcess, Outcome, Portion, Reading
 from tests.simulation.kernel import require, require_none
 from tests.simulation.production import Atom
@@ -516,11 +517,17 @@ def check_told_of_repeats(cluster: Cluster, iteration_id: int, readings: list[Re
     """Check that whoever read a copy or a shard again was told so."""
     tasks = tasks_of(cluster, iteration_id)
     for reading in readings:
-        of = {tasks[task_id] for task_id, _ in reading.atoms()}
-        again = {(each.shard, each.attempt) for each in of if each.attempt}
+        of = [tasks[task_id] for task_id in {task_id for task_id, _ in reading.atoms()}]
+        again = {(_shard(each), each.attempt) for each in of if each.attempt}
         told = sum("reads it again from the start" in each for each in reading.warnings)
         about = f"{reading.client_id}: {sorted(again)}, told {told} times"
         require(told >= len(again), "each repeated reading of a copy or a shard is said", about)
+
+
+def _shard(task: updates.TaskCreated) -> int:
+    """Return which shard a task reads; -1: it reads a copy."""
+    shard = shard_of(task.mode)
+    return -1 if shard is None else shard.index
 
 
 def _whole_copies(cluster: Cluster, iteration_id: int) -> list[int]:

@@ -17,6 +17,7 @@ import random
 from headrace.errors import FailedPreconditionError
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
+from headrace.service.modes.static.records import shard_of
 from tests.simulation.client import Outcome, Reading
 from tests.simulation.cluster import DISPATCHER, Cluster
 from tests.simulation.invariants import (

@@ -182,7 +182,7 @@ class Walk:
 
     def settle(self) -> None:
         for task in [*self.scene.state.tasks.values()]:
-            rounds = self.scene.state.iterations[task.iteration_id].num_consumers
+            rounds = self.scene.state.iterations[task.iteration_id].mode
             for client_id in sorted(task.unsettled):
                 if self.chance.random() < 0.7:
                     self.say(client_id, task, None if rounds is None else self.chance.randrange(4))

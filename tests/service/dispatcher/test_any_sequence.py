@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from headrace.errors import HeadraceError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
-from headrace.service.modes.distributed_save.records import files_of
+from headrace.service.modes.distributed_save.records import TaskFiles
 from headrace.service.modes.distributed_save.saves import NoteSave
 from headrace.service.ranges import Ranges, common, count, located, subtracted, united
 from headrace.service.rows import END
@@ -322,12 +322,12 @@ class AnySequence(RuleBasedStateMachine):
             return
         task = tasks[data.draw(st.sampled_from(sorted(tasks)))]
         files = data.draw(st.integers(0, 2))
+        known = task.mode if isinstance(task.mode, TaskFiles) else TaskFiles()
         message = messages.SaveFiles(
             worker_id=task.worker_id,
-            number=max(0, files_of(task.mode).reports - data.draw(st.integers(0, 1))),
+            number=max(0, known.reports - data.draw(st.integers(0, 1))),
             files=tuple(
-                messages.SavedFile(files_of(task.mode).number + place, 1, 10, "{}")
-                for place in range(files)
+                messages.SavedFile(known.number + place, 1, 10, "{}") for place in range(files)
             ),
             done=data.draw(st.integers(0, task.splits.dealt)),
             **self.scene.shown(task.task_id),

@@ -10,6 +10,7 @@ from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.state import Slot
+from headrace.service.modes.static.records import Shard
 from tests.service.dispatcher.scenario import STARTED, opening
 from tests.service.dispatcher.test_any_sequence import CLIENTS, DATASETS, AnySequence
 
@@ -53,7 +54,7 @@ class AnySequenceOfSlots(AnySequence):
     @rule(data=st.data())
     def end_share(self, data: st.DataObject) -> None:
         """Let a worker say that it has read its share, or that it leaves midway."""
-        tasks = [task for task in self.scene.state.tasks.values() if task.of]
+        tasks = [task for task in self.scene.state.tasks.values() if task.mode]
         if tasks:
             task = data.draw(st.sampled_from(tasks))
             shown = self.scene.shown(task.task_id)
@@ -72,8 +73,8 @@ class AnySequenceOfSlots(AnySequence):
                 held.setdefault(fact.worker_id, fact.slot)
             elif isinstance(fact, updates.WorkerLeft | updates.WorkerLost):
                 held.pop(fact.worker_id)
-            elif isinstance(fact, updates.TaskCreated) and fact.of is not None:
-                assert held[fact.worker_id] == fact.shard
+            elif isinstance(fact, updates.TaskCreated) and isinstance(fact.mode, Shard):
+                assert held[fact.worker_id] == fact.mode.index
 
 
 TestAnySequenceOfSlots = AnySequenceOfSlots.TestCase
