@@ -30,8 +30,8 @@ from headrace.execution.origins import (
     sorted_runs,
 )
 from headrace.execution.places import in_turns
-from headrace.plan.free_order import free_steps
-from headrace.plan.root import Root
+from headrace.plan.determinism import free_steps
+from headrace.plan.units import Root
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 from headrace.rewrites.roots import with_roots

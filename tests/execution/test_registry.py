@@ -6,18 +6,12 @@ import headrace.execution.build
 from headrace.execution.iterator import make_iterator
 from headrace.plan import (
     batching,
-    blocks,
     buffering,
-    choosing,
     combining,
     elements,
     elementwise,
-    failures,
     options,
     ordering,
-    padding,
-    root,
-    scanning,
     units,
     windows,
 )
@@ -26,16 +20,19 @@ from headrace.plan.node import Node
 #: Iterators that have grown files of their own, and whose part they are.
 TWINS = {
     "shuffle": "ordering",
+    "blocks": "ordering",
+    "padding": "batching",
+    "scanning": "elementwise",
+    "choosing": "combining",
     "interleave": "combining",
     "caching": "buffering",
     "reading": "elements",
+    "root": "units",
+    "failures": "units",
 }
 
 
-ROOMS = [
-    *(batching, blocks, buffering, choosing, combining, elements, elementwise, failures, options),
-    *(ordering, padding, root, scanning, units, windows),
-]
+ROOMS = [batching, buffering, combining, elements, elementwise, options, ordering, units, windows]
 
 
 def nodes() -> set[type[Node]]:

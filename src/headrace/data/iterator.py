@@ -33,9 +33,8 @@ from headrace.execution.iteration import Iteration
 from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.execution.pace import Pace
 from headrace.execution.rest import start_rest
-from headrace.plan.any_order import holding_over
+from headrace.plan.determinism import fixed_seeds, holding_over
 from headrace.plan.elements import FromSource, Read
-from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import Entry, identity
 from headrace.plan.node import Node
 from headrace.plan.source import Source

@@ -21,8 +21,8 @@ from headrace.errors import FailedPreconditionError, HeadraceError, NotFoundErro
 from headrace.execution.build import draw_seed, start
 from headrace.execution.iteration import Iteration
 from headrace.execution.iterator import ElementIterator
+from headrace.plan.determinism import fixed_seeds
 from headrace.plan.elements import FromSource
-from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import identity_digest
 from headrace.plan.node import Node
 from headrace.plan.source import (

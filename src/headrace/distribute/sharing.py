@@ -12,11 +12,10 @@ from headrace.element.spec import BYTES, STR, ArraySpec, Spec, leaf_spec
 from headrace.element.structure import Structure, flatten, unflatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.plan.batching import Batch
+from headrace.plan.batching import Batch, PaddedBatch
 from headrace.plan.combining import Zip
 from headrace.plan.node import Node
 from headrace.plan.ordering import Repeat, Shuffle, Skip, Take
-from headrace.plan.padding import PaddedBatch
 from headrace.plan.traverse import element_spec, fold
 from headrace.rewrites.read_alike import sources
 

@@ -23,9 +23,8 @@ from headrace.execution.intake import Intake
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.places import within
 from headrace.execution.runs import mask_of, runs_of
-from headrace.plan.batching import Batch, Unbatch
+from headrace.plan.batching import Batch, PaddedBatch, Unbatch
 from headrace.plan.node import Node
-from headrace.plan.padding import PaddedBatch
 from headrace.plan.user_function import step_name
 
 __all__ = ["BatchIterator", "UnbatchIterator"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.plan.blocks import ShardBlocks
+from headrace.plan.ordering import ShardBlocks
 
 __all__ = ["ShardBlocksIterator"]
 

@@ -41,14 +41,11 @@ from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.ledger import Ledger
 from headrace.execution.local_units import LocalUnits
 from headrace.execution.unit_source import UnitSource
+from headrace.plan.determinism import fixed_seeds, free_steps, with_fixed_seeds
 from headrace.plan.elements import FromSource
-from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
-from headrace.plan.free_order import free_steps
-from headrace.plan.index_part import leaves
-from headrace.plan.lending import lending_steps
 from headrace.plan.node import Node
 from headrace.plan.options import Options
-from headrace.plan.traverse import fold, transform
+from headrace.plan.traverse import fold, leaves, lending_steps, transform
 from headrace.rewrites.cut import Cut, Half, cut_as
 from headrace.rewrites.normal import NO_OPTIONS, Normal
 from headrace.rewrites.optimize import prepare
@@ -81,7 +78,7 @@ def start(
         plan: The plan as written.
         seed: What random steps without a seed of their own draw from; None: that of the plan's
             options, or else drawn now.
-        fixed: `plan.fixed_order.fixed_seeds`, of a saved state; (): those of the plan.
+        fixed: `plan.determinism.fixed_seeds`, of a saved state; (): those of the plan.
         pass_number: Which iteration over the plan this is; shuffles differ from one to the next.
         iteration: Numbers what nested datasets read of shared jobs, where the plan may be started
             again within one iteration; None: it is not.
@@ -212,7 +209,7 @@ def start_halves(
 
 
 def _free_in(plan: Node, options: Options, half: Half | None) -> frozenset[int]:
-    """Return the steps whose order is free (`plan.free_order`): none in a half that is in order."""
+    """Return the steps whose order is free (`plan.determinism`); none in an ordered half."""
     if half is not None and half != "in any order":
         return frozenset()
     return free_steps(plan, options.deterministic)

@@ -55,7 +55,7 @@ class Context:
     options: Options = field(default_factory=Options)
     """The options of the whole plan."""
     free: frozenset[int] = frozenset()
-    """`id` of each step that yields elements as they are ready (`plan.free_order`)."""
+    """`id` of each step that yields elements as they are ready (`plan.determinism`)."""
     dealer: Dealer | None = None
     """Deals units of the plan to its leaves; None: they are read whole."""
     unit_source: UnitSource | None = None
@@ -64,7 +64,7 @@ class Context:
     """Whether what comes from there has places, for some step opens datasets for it."""
     lending: frozenset[int] = frozenset()
     """`id` of each step that may lend what it keeps: its elements are only read
-    (`plan.lending`)."""
+    (`plan.traverse`)."""
     parts_passes: bool = False
     """Whether a chunk of numbers that are repeated ends with a pass: rows in order are lent."""
     leaves: Mapping[int, int] = field(default_factory=dict)

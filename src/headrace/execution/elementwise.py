@@ -23,9 +23,8 @@ from headrace.execution.iterator import (
 )
 from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.stage import BLOCK, NOTHING, RowStage, chosen_states
-from headrace.plan.elementwise import Filter, Map, TakeWhile
+from headrace.plan.elementwise import PLAIN_VERDICTS, Filter, Map, TakeWhile, is_true
 from headrace.plan.user_function import UserFunction, map_rows, step_name
-from headrace.plan.verdict import PLAIN_VERDICTS, is_true
 
 __all__ = ["FilterIterator", "MapIterator", "TakeWhileIterator"]
 

@@ -31,7 +31,7 @@ class ErrorOrigin(NamedTuple):
     """Of the element before which it stands, at the root."""
     number: int
     """1, 2, ... among those that stand there; 0: the element before that one has failed itself;
-    -1: so it has, below steps of the client's half that choose (`plan.failures`)."""
+    -1: so it has, below steps of the client's half that choose (`plan.units`)."""
     is_last: bool = False
     """Whether it is known that nothing of the unit comes after it."""
 

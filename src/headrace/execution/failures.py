@@ -1,4 +1,4 @@
-"""The iterators of steps that say where an element fails which workers made (`plan.failures`)."""
+"""The iterators of steps that say where an element fails which workers made (`plan.units`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.execution.error_origins import Failed, fails_below
 from headrace.execution.iterator import ElementIterator, Singles, make_iterator
 from headrace.execution.stage import Stage
 from headrace.execution.watch_point import Watched
-from headrace.plan.failures import FailsBelow, RaiseFailed
+from headrace.plan.units import FailsBelow, RaiseFailed
 
 __all__ = ["FailsBelowIterator", "RaiseFailedIterator"]
 

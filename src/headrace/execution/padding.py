@@ -11,7 +11,7 @@ from headrace.errors import InvalidElementError
 from headrace.execution.batching import BatchIterator
 from headrace.execution.context import Context
 from headrace.execution.iterator import make_iterator
-from headrace.plan.padding import PaddedBatch
+from headrace.plan.batching import PaddedBatch
 
 __all__ = ["PaddedBatchIterator"]
 

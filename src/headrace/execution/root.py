@@ -20,7 +20,7 @@ from headrace.execution.error_origins import ErrorOrigin, give_origin
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.ledger import Ledger
 from headrace.execution.part import Part
-from headrace.plan.root import Root
+from headrace.plan.units import Root
 
 __all__ = ["RootIterator"]
 

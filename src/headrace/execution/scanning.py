@@ -18,7 +18,7 @@ from headrace.execution.intake import Live
 from headrace.execution.iterator import Singles, State, make_iterator
 from headrace.execution.stage import RowStage
 from headrace.execution.values import decode_value, encode_value
-from headrace.plan.scanning import Scan
+from headrace.plan.elementwise import Scan
 from headrace.plan.user_function import UserFunction, step_name
 
 __all__ = ["ScanIterator"]
