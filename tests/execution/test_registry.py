@@ -1,4 +1,4 @@
-"""Every plan node has exactly one iterator, in the file that is the twin of its own."""
+"""Every plan node has exactly one iterator, in the file of the same name or one of its part."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from headrace.plan.node import Node
 #: Iterators that have grown files of their own, and whose part they are.
 TWINS = {
     "shuffle": "ordering",
-    "blocks": "ordering",
-    "padding": "batching",
     "scanning": "elementwise",
     "choosing": "combining",
     "interleave": "combining",
     "caching": "buffering",
     "reading": "elements",
     "root": "units",
-    "failures": "units",
 }
 
 

@@ -4,7 +4,7 @@ import contextvars
 import threading
 
 from headrace.distribute.context import here
-from headrace.distribute.mirrored import MirroredStrategy
+from headrace.distribute.strategy import MirroredStrategy
 from headrace.parameter_server.operations import WriteKey
 from headrace.parameter_server.origin import Origin, in_closure, next_key, writing_as
 

@@ -59,8 +59,6 @@ def test_a_plan_that_has_these_seeds_is_left_alone() -> None:
 
 # --- Free order counts where nothing above would have to read the same elements again -------------
 
-Dataset = hr.Dataset
-
 
 def nested(x):
     return Dataset.range(int(x))

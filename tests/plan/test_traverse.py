@@ -141,8 +141,6 @@ def test_a_step_describes_itself_in_one_line():
 
 # --- What is kept is lent where no function of the user's stands between it and who only reads ----
 
-Dataset = hr.Dataset
-
 
 def rows():
     return Dataset.from_tensor_slices(np.arange(8.0).reshape(4, 2))

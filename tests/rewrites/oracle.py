@@ -17,7 +17,7 @@ import numpy as np
 from headrace.element.normalize import normalize
 from headrace.element.structure import unflatten
 from headrace.element.transpose import map_leaves
-from headrace.execution.shuffle_order import Draws
+from headrace.execution.shuffle_buffer import Draws
 from headrace.plan.batching import Batch, PaddedBatch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combined_sources import draws

@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.adapters.rounds import Rounds
 from headrace.errors import FailedPreconditionError
-from headrace.execution.opens_files import opens_files
+from headrace.execution.build import opens_files
 from headrace.plan.batching import Batch, PaddedBatch
 from headrace.plan.buffering import Prefetch
 from headrace.plan.combining import Interleave

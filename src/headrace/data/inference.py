@@ -12,8 +12,7 @@ from headrace.element.stack import stack
 from headrace.element.wire import frame_bytes
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import start
-from headrace.execution.iterator import ElementIterator, Singles
-from headrace.execution.watch_point import Watched
+from headrace.execution.iterator import ElementIterator, Singles, Watched
 from headrace.plan.batching import Batch, PaddedBatch
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combining import Interleave

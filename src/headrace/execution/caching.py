@@ -16,9 +16,8 @@ from headrace.execution.cache_store import (
     Store,
     plan_cache,
 )
-from headrace.execution.context import Context
+from headrace.execution.context import Context, counters_of
 from headrace.execution.dealt import as_first_pass
-from headrace.execution.iteration import counters_of
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
 from headrace.execution.places import of_positions
 from headrace.plan.buffering import Cache

@@ -22,11 +22,18 @@ from headrace.execution.iterator import ElementIterator, Singles, State, make_it
 from headrace.execution.stage import chosen_states, in_part, states_in
 from headrace.plan.elements import FromSource, Indices
 from headrace.plan.node import Node
-from headrace.plan.ordering import SHARD_HINT, Enumerate, Repeat, Shard, Skip, Take
+from headrace.plan.ordering import SHARD_HINT, Enumerate, Repeat, Shard, ShardBlocks, Skip, Take
 from headrace.plan.traverse import cardinality, walk
 from headrace.plan.user_function import step_name
 
-__all__ = ["EnumerateIterator", "RepeatIterator", "ShardIterator", "SkipIterator", "TakeIterator"]
+__all__ = [
+    "EnumerateIterator",
+    "RepeatIterator",
+    "ShardBlocksIterator",
+    "ShardIterator",
+    "SkipIterator",
+    "TakeIterator",
+]
 
 _MOST_EMPTY_PASSES = 10_000
 _MOST_LEFT_OUT = 1 << 16
@@ -353,3 +360,50 @@ def _is_shared(plan: Node) -> bool:
     Nothing comes of any other input that was empty once, however often it is read.
     """
     return any(isinstance(node, FromSource) for node in walk(plan))
+
+
+# --- The iterator over every n-th block of elements -----------------------------------------------
+
+
+@make_iterator.register(ShardBlocks)
+class ShardBlocksIterator(ElementIterator):
+    """Keeps every n-th block; counts the elements that it read."""
+
+    def __init__(self, node: ShardBlocks, context: Context) -> None:
+        self._input: ElementIterator = make_iterator(node.input, context)
+        self._block = node.block
+        self._stride = node.num_shards * node.block
+        self._first = node.index * node.block
+        self._count = 0
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while True:
+            count = self._count
+            at = (count - self._first) % self._stride
+            inside = at < self._block
+            wanted = min(limit, self._block - at) if inside else self._stride - at
+            chunk = self._input.next_chunk(wanted)
+            if chunk is None:
+                return None
+            self._count = count + chunk.size
+            if inside:
+                return chunk.with_states(_states_counted(chunk.states, count))
+
+    def seek(self, position: int) -> None:
+        block, within = divmod(position, self._block)
+        self._count = self._first + block * self._stride + within
+        self._input.seek(self._count)
+
+    def get_state(self) -> State:
+        return {"count": self._count, "input": self._input.get_state()}
+
+    def set_state(self, state: State) -> None:
+        self._count = state["count"]
+        self._input.set_state(state["input"])
+
+    def close(self) -> None:
+        self._input.close()
+
+
+def _states_counted(states: States, count: int) -> States:
+    return lambda index: {"count": count + index, "input": states(index)}

@@ -13,11 +13,10 @@ from headrace.element.brief import InParts, InRow, InTurns
 from headrace.element.chunk import Chunk
 from headrace.element.places import row_counts, rows_of
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.execution.build import Watch, start
+from headrace.execution.build import Watch, opens_files, start
 from headrace.execution.dealer import Pause, UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
-from headrace.execution.opens_files import opens_files
 from headrace.execution.origins import Run, one_run_of, runs_in_turns, runs_of, sorted_runs
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
