@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.brief import InParts, InRow, InTurns
+from headrace.element.brief import InRow, InTurns
 from headrace.element.chunk import Chunk
 from headrace.element.places import has_origins, rows_of
 from headrace.execution.places import Places
@@ -91,49 +91,33 @@ def order_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArray[n
     return order[((units - unit) * each + ordinals).argsort()]
 
 
-def runs_in_turns(turns: InTurns | InParts) -> tuple[bool, tuple[Run, ...]]:
+def runs_in_turns(turns: InTurns) -> tuple[bool, tuple[Run, ...]]:
     """Return whether elements are mixed, and their runs: unit by unit then, else in their order.
 
     Args:
         turns: From the root on.
     """
-    found: list[tuple[int, int, int]] = []
-    in_order = True
-    for part in _parts_of(turns):
-        units, ordinals, count = part.units, part.ordinals, len(found)
-        assert ordinals is not None, "the elements are below the root"
-        for number, before, size in part.shares():
-            found.append((units[number], ordinals[number] + before, size))
-        in_order = in_order and (len(found) - count < 2 or part.turns == len(found) - count)
-    by_number = sorted(found, key=operator.itemgetter(0))
-    return not in_order or by_number != found, _of_each(by_number)
+    ordinals = turns.ordinals
+    assert ordinals is not None, "the elements are below the root"
+    found = [
+        (turns.units[number], ordinals[number] + before, size)
+        for number, before, size in turns.shares()
+    ]
+    in_order = len(found) < 2 or turns.turns == len(found)
+    ascending = sorted(found, key=operator.itemgetter(0))
+    return not in_order or ascending != found, _of_each(ascending)
 
 
-def order_in_turns(turns: InTurns | InParts) -> NDArray[np.int32]:
+def order_in_turns(turns: InTurns) -> NDArray[np.int32]:
     """Return the order that sorts elements by their units, as of `runs_in_turns`."""
-    places: list[tuple[int, NDArray[np.int32]]] = []
-    start = 0
-    for part in _parts_of(turns):
-        for share in part.shares():
-            places.append((part.units[share.number], part.places_of(share) + np.int32(start)))
-        start += part.size
-    return np.concatenate([each for _, each in sorted(places, key=operator.itemgetter(0))])
-
-
-def _parts_of(turns: InTurns | InParts) -> tuple[InTurns, ...]:
-    return turns.parts if isinstance(turns, InParts) else (turns,)
+    shares = sorted(turns.shares(), key=lambda share: turns.units[share.number])
+    return np.concatenate([turns.places_of(share) for share in shares])
 
 
 def _of_each(found: list[tuple[int, int, int]]) -> tuple[Run, ...]:
-    """Return runs of units that ascend; what one unit has goes on where it stands again."""
-    whole: list[tuple[int, int, int]] = []
-    for unit, ordinal, size in found:
-        if whole and whole[-1][0] == unit and whole[-1][1] + whole[-1][2] == ordinal:
-            whole[-1] = (unit, whole[-1][1], whole[-1][2] + size)
-        else:
-            whole.append((unit, ordinal, size))
+    """Return (unit, ordinal, size) of units that ascend as runs."""
     runs: list[Run] = []
-    for unit, ordinal, size in whole:
+    for unit, ordinal, size in found:
         last = runs[-1] if runs else None
         if last is not None and (last[0] + last[1], *last[2:]) == (unit, ordinal, size):
             runs[-1] = Run(last[0], last[1] + 1, ordinal, size)
@@ -153,7 +137,7 @@ def by_unit(chunk: Chunk) -> Chunk:
     column = chunk.column
     if isinstance(column, InRow):
         return chunk
-    if isinstance(column, InTurns | InParts):
+    if isinstance(column, InTurns):
         is_mixed, _ = runs_in_turns(column)
         return chunk.take(order_in_turns(column)) if is_mixed else chunk
     places = chunk.places
