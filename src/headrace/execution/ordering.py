@@ -45,7 +45,9 @@ _BLOCK = 64
 class _Counting(ElementIterator):
     """An iterator over one input whose own state is a number."""
 
-    def __init__(self, node: Take | Skip | Shard | Enumerate, context: Context) -> None:
+    def __init__(
+        self, node: Take | Skip | Shard | ShardBlocks | Enumerate, context: Context
+    ) -> None:
         self._input = make_iterator(node.input, context)
         self._count = 0
 
@@ -197,6 +199,35 @@ class ShardIterator(_Counting):
 
     def seek(self, position: int) -> None:
         self._count = (position - 1) * self._shards + self._index + 1 if position else 0
+        self._input.seek(self._count)
+
+
+@make_iterator.register(ShardBlocks)
+class ShardBlocksIterator(_Counting):
+    """Keeps every n-th block; counts the elements that it read."""
+
+    def __init__(self, node: ShardBlocks, context: Context) -> None:
+        super().__init__(node, context)
+        self._block = node.block
+        self._stride = node.num_shards * node.block
+        self._first = node.index * node.block
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while True:
+            count = self._count
+            at = (count - self._first) % self._stride
+            inside = at < self._block
+            wanted = min(limit, self._block - at) if inside else self._stride - at
+            chunk = self._input.next_chunk(wanted)
+            if chunk is None:
+                return None
+            self._count = count + chunk.size
+            if inside:
+                return chunk.with_states(_counted(chunk.states, count))
+
+    def seek(self, position: int) -> None:
+        block, within = divmod(position, self._block)
+        self._count = self._first + block * self._stride + within
         self._input.seek(self._count)
 
 
@@ -360,50 +391,3 @@ def _is_shared(plan: Node) -> bool:
     Nothing comes of any other input that was empty once, however often it is read.
     """
     return any(isinstance(node, FromSource) for node in walk(plan))
-
-
-# --- The iterator over every n-th block of elements -----------------------------------------------
-
-
-@make_iterator.register(ShardBlocks)
-class ShardBlocksIterator(ElementIterator):
-    """Keeps every n-th block; counts the elements that it read."""
-
-    def __init__(self, node: ShardBlocks, context: Context) -> None:
-        self._input: ElementIterator = make_iterator(node.input, context)
-        self._block = node.block
-        self._stride = node.num_shards * node.block
-        self._first = node.index * node.block
-        self._count = 0
-
-    def next_chunk(self, limit: int) -> Chunk | None:
-        while True:
-            count = self._count
-            at = (count - self._first) % self._stride
-            inside = at < self._block
-            wanted = min(limit, self._block - at) if inside else self._stride - at
-            chunk = self._input.next_chunk(wanted)
-            if chunk is None:
-                return None
-            self._count = count + chunk.size
-            if inside:
-                return chunk.with_states(_states_counted(chunk.states, count))
-
-    def seek(self, position: int) -> None:
-        block, within = divmod(position, self._block)
-        self._count = self._first + block * self._stride + within
-        self._input.seek(self._count)
-
-    def get_state(self) -> State:
-        return {"count": self._count, "input": self._input.get_state()}
-
-    def set_state(self, state: State) -> None:
-        self._count = state["count"]
-        self._input.set_state(state["input"])
-
-    def close(self) -> None:
-        self._input.close()
-
-
-def _states_counted(states: States, count: int) -> States:
-    return lambda index: {"count": count + index, "input": states(index)}
