@@ -201,8 +201,9 @@ def _refuse_state(state: Any) -> NoReturn:
 
 # --- What becomes of a step's rows: as which arrays, and where, the replicas get them -------------
 #
-# OnHost          arrays of NumPy OnDevices       arrays of a framework, each on the device of its
-# replica GlobalArrays    arrays over the devices of all replicas
+#     OnHost          arrays of NumPy
+#     OnDevices       arrays of a framework, each on the device of its replica
+#     GlobalArrays    arrays over the devices of all replicas
 
 
 class Delivery(ABC):
