@@ -74,7 +74,7 @@ def in_both_visitations(
     check: Check,
     *,
     unit: str = "elements",
-    at_least: float | None = 0.97,
+    at_least: float | None = 0.90,
     consume: Consume | None = None,
     needs: tuple[str, ...] = ("headrace",),
 ) -> Workload:
@@ -87,7 +87,7 @@ def in_both_visitations(
         consume=consume,
         reopen=False,
         stretch=0.4,
-        times_rounds=4,  # 0.97 or 1
+        times_rounds=4,  # 0.90 or 1
         renew_after=2,
         contenders=tuple(
             Contender(

@@ -79,7 +79,7 @@ def test_every_folder_has_a_caption(folder):
 #: Rooms whose caption is a table of their files.
 TABLES = [
     "adapters", "adapters/keras_training", "cli", "coordinator", "deploy", "distribute",
-    "frameworks", "parameter_server", "process", "saved", "service", "service/client",
+    "execution", "frameworks", "parameter_server", "process", "saved", "service", "service/client",
     "service/dispatcher", "service/messages", "service/modes", "service/modes/coordinated_reads",
     "service/modes/cross_trainer_cache", "service/modes/distributed_save", "service/modes/dynamic",
     "service/modes/no_sharding", "service/modes/ordered", "service/modes/static",

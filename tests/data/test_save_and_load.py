@@ -31,7 +31,7 @@ from headrace.errors import (
     NotFoundError,
     UserFunctionError,
 )
-from headrace.execution.waiting import LongWait
+from headrace.execution.threads import LongWait
 from headrace.service import LocalCluster, ShardingPolicy, distribute
 from tests.execution.battery import assert_restores_everywhere
 from tests.saved.strategies import bits, random_structure

@@ -12,7 +12,6 @@ from headrace.data import optional
 from headrace.distribute import (
     feeding,
     get_replica_context,
-    mirrored,
     multi_worker,
     pooling,
     rebatch,
@@ -25,7 +24,7 @@ numbers = hr.Dataset.range
 
 
 @pytest.mark.parametrize(
-    "module", [feeding, mirrored, multi_worker, optional, pooling, rebatch, strategy, streams]
+    "module", [feeding, multi_worker, optional, pooling, rebatch, strategy, streams]
 )
 def test_examples_in_docstrings_give_what_they_say(module):
     assert doctest.testmod(module).failed == 0

@@ -19,8 +19,7 @@ from headrace.distribute import (
 )
 from headrace.distribute.agreement import StepAgreement
 from headrace.distribute.meeting.member import Member
-from headrace.distribute.meeting.own_end import OwnEnd
-from headrace.distribute.meeting.place import _Meetings
+from headrace.distribute.meeting.place import OwnEnd, _Meetings
 from headrace.errors import FailedPreconditionError
 from tests.distribute.replicas import mirrored, rows
 

@@ -81,7 +81,7 @@ def test_a_dataset_by_its_id_is_not_shared_again(cluster, request):
 
 
 class OthersHave:
-    """Agrees that another worker has data for so many steps (`agreement.Agreement`)."""
+    """Agrees that another worker has data for so many steps (as `StepAgreement`)."""
 
     def __init__(self, steps):
         self.left = steps

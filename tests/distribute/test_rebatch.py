@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 
 from headrace.distribute import rebatch
 from headrace.distribute.rebatch import (
-    batch_sizes_for_worker,
     ceil_split,
     ceil_steps,
+    rotated_batch_sizes,
     size_of_piece,
 )
+
+
+def sizes_of_worker(size, workers, here, worker):
+    """Return the sizes of the pieces of one worker with `here` replicas."""
+    return rotated_batch_sizes(size, workers * here, worker * here)
 
 
 @pytest.mark.catalogue("2.2.8", "2.2.9", "3.13.6-9")
@@ -53,7 +58,7 @@ def test_the_ceil_split_is_that_of_the_tables(rows, replicas, sizes):
     ],
 )
 def test_the_balanced_sizes_are_those_of_the_tables(arguments, sizes):
-    assert batch_sizes_for_worker(*arguments) == sizes
+    assert sizes_of_worker(*arguments) == sizes
 
 
 @pytest.mark.catalogue("2.2.3", "2.2.4", "3.13.1-5")
@@ -61,7 +66,7 @@ def test_the_balanced_sizes_are_those_of_the_tables(arguments, sizes):
 def test_balanced_sizes_sum_to_the_global_batch_in_each_worker_and_in_each_step(
     size, workers, here
 ):
-    sizes = [batch_sizes_for_worker(size, workers, here, worker) for worker in range(workers)]
+    sizes = [sizes_of_worker(size, workers, here, worker) for worker in range(workers)]
     for own in sizes:
         assert len(own) == workers * here
         assert sum(own) == size
@@ -85,7 +90,7 @@ def test_steps_of_a_batch_have_each_row_once_from_wherever_they_begin(rows, work
 @pytest.mark.catalogue("4.3.1")
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_no_replica_is_idle_for_good(size, replicas):
-    sizes = batch_sizes_for_worker(size, 1, replicas, 0)
+    sizes = sizes_of_worker(size, 1, replicas, 0)
     steps = range(replicas)
     rows = [
         sum(size_of_piece(sizes, step * replicas + replica) for step in steps)

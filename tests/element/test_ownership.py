@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 
 from headrace.element.normalize import normalize
-from headrace.element.ownership import owned, separated
+from headrace.element.ownership import owned
 from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError
 from headrace.testing.conformance import same
@@ -244,14 +244,3 @@ def test_a_container_whose_reading_fails_is_an_error_of_the_element() -> None:
 
     with pytest.raises(InvalidElementError):
         owned(Broken(a=1))
-
-
-def test_columns_that_are_one_array_are_separated() -> None:
-    column, other = np.arange(4.0), np.arange(4)
-
-    x, y, z = separated((column, column, other))
-
-    assert x is column
-    assert z is other
-    assert y.tolist() == column.tolist()
-    assert not np.shares_memory(x, y)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.execution.begun import begun_units
 from headrace.execution.build import start
+from headrace.execution.dealt import begun_units
 
 Dataset = hr.Dataset
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.data.dataset import Dataset
 from headrace.execution.build import start
-from headrace.plan.blocks import ShardBlocks
+from headrace.plan.ordering import ShardBlocks
 from headrace.plan.traverse import cardinality
 
 

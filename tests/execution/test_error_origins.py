@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.execution.error_origins import (
+from headrace.execution.origins import (
     ErrorOrigin,
     blame_element,
     give_origin,

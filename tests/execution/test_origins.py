@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.element.brief import InParts, InRow, InTurns, joined_columns
+from headrace.element.brief import InRow, InTurns, joined_columns
 from headrace.element.chunk import concatenate
 from headrace.element.places import of_units, rows_of
 from headrace.errors import FailedPreconditionError, UserFunctionError
@@ -30,8 +30,8 @@ from headrace.execution.origins import (
     sorted_runs,
 )
 from headrace.execution.places import in_turns
-from headrace.plan.free_order import free_steps
-from headrace.plan.root import Root
+from headrace.plan.determinism import free_steps
+from headrace.plan.units import Root
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 from headrace.rewrites.roots import with_roots
@@ -670,24 +670,6 @@ def some_turns(draw):
     return InTurns(units, each, start, draw.randrange(1, 60), ordinals)
 
 
-def some_parts(draw):
-    """Return several of those, whose ordinals go on."""
-    counts = Counter()
-    parts = []
-    for _ in range(draw.randrange(2, 6)):
-        turns = some_turns(draw)
-        size = turns.size if parts else 64 * 6
-        turns = InTurns(turns.units, turns.each, turns.start, size)
-        ordinals = [0] * len(turns.units)
-        for number, before, there in turns.shares():
-            unit = turns.units[number]
-            counts[unit] += draw.randrange(3) == 0  # one was left out
-            ordinals[number] = counts[unit] - before
-            counts[unit] += there
-        parts.append(InTurns(turns.units, turns.each, turns.start, size, tuple(ordinals)))
-    return parts
-
-
 def test_a_column_in_turns_is_the_array_that_it_stands_for():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -742,23 +724,15 @@ def test_a_block_may_be_longer_than_any_dataset(block):
     assert found == [(unit, ordinal) for unit in range(4) for ordinal in range(9)]
 
 
-def test_a_column_in_parts_is_the_array_that_it_stands_for():
+def test_columns_of_several_cycles_are_joined_as_their_arrays():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    for _ in range(300):
-        parts = some_parts(draw)
-        array = np.concatenate([part.made() for part in parts])
-        whole = joined_columns(parts)
-        assert isinstance(whole, InParts)
-        assert whole.dtype == array.dtype
-        assert whole.made().tolist() == array.tolist()
-        assert whole.newest() == array["unit"].max()
-        a, b = sorted(draw.choices(range(whole.size + 3), k=2))
-        assert whole[a:b].made().tolist() == array[a:b].tolist()
-        again = joined_columns([whole[:a], whole[a:b], whole[b:]])
-        made = again if isinstance(again, np.ndarray) else again.made()
-        assert made.tolist() == array.tolist()
+    for _ in range(100):
+        parts = [some_turns(draw) for _ in range(draw.randrange(2, 6))]
+        joined = joined_columns(parts)
+        made = joined if isinstance(joined, np.ndarray) else joined.made()
+        assert made.tolist() == np.concatenate([part.made() for part in parts]).tolist()
 
 
 def check_runs(column):
@@ -774,20 +748,6 @@ def check_runs(column):
     want_order, want_runs = sorted_runs(units, ordinals)
     assert runs == want_runs
     assert order_in_turns(column).tolist() == want_order.tolist()
-
-
-def test_runs_of_units_in_parts_are_those_of_their_array():
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
-    for _ in range(500):
-        whole = joined_columns(some_parts(draw))
-        assert isinstance(whole, InParts)
-        if draw.random() < 0.5:
-            whole = whole[draw.randrange(400) :]
-        if draw.random() < 0.3:  # few turns
-            whole = whole[: draw.randrange(1, 8)]
-        check_runs(whole)
 
 
 def test_runs_of_units_in_turns_are_those_of_their_array():

@@ -19,7 +19,7 @@ from headrace.element.chunk import Chunk
 from headrace.execution.build import start
 from headrace.execution.context import Context
 from headrace.execution.parallel import ParallelMapIterator
-from headrace.execution.runs import mask_of, runs_of
+from headrace.execution.stage import mask_of, runs_of
 from headrace.plan.elementwise import Map
 from tests.stopwatch import Stopwatch
 

@@ -18,7 +18,7 @@ from headrace.execution import buffering
 from headrace.execution.buffering import PrefetchIterator
 from headrace.execution.build import start
 from headrace.execution.context import Context
-from headrace.execution.feeder import Feeder
+from headrace.execution.threads import Feeder
 from headrace.plan.buffering import Prefetch
 from tests.stopwatch import Stopwatch
 

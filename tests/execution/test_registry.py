@@ -1,4 +1,4 @@
-"""Every plan node has exactly one iterator, in the file that is the twin of its own."""
+"""Every plan node has exactly one iterator, in the file of the same name or one of its part."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import headrace.execution.build
 from headrace.execution.iterator import make_iterator
 from headrace.plan import (
     batching,
-    blocks,
     buffering,
-    choosing,
     combining,
     elements,
     elementwise,
-    failures,
     options,
     ordering,
-    padding,
-    root,
-    scanning,
     units,
     windows,
 )
@@ -26,16 +20,16 @@ from headrace.plan.node import Node
 #: Iterators that have grown files of their own, and whose part they are.
 TWINS = {
     "shuffle": "ordering",
+    "scanning": "elementwise",
+    "choosing": "combining",
     "interleave": "combining",
     "caching": "buffering",
     "reading": "elements",
+    "root": "units",
 }
 
 
-ROOMS = [
-    *(batching, blocks, buffering, choosing, combining, elements, elementwise, failures, options),
-    *(ordering, padding, root, scanning, units, windows),
-]
+ROOMS = [batching, buffering, combining, elements, elementwise, options, ordering, units, windows]
 
 
 def nodes() -> set[type[Node]]:

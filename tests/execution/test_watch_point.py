@@ -10,7 +10,7 @@ import pytest
 import headrace as hr
 from headrace.errors import UserFunctionError
 from headrace.execution.build import start
-from headrace.execution.watch_point import Watched
+from headrace.execution.iterator import Watched
 from headrace.plan.elements import Indices
 from headrace.plan.ordering import Repeat
 from headrace.plan.traverse import walk

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.element.chunk import Chunk
-from headrace.execution.feeder import Item
+from headrace.execution.threads import Item
 from headrace.execution.workers import PENDING, Work
 from headrace.plan.user_function import UserFunction
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.distribute.casting import is_floating
+from headrace.distribute.scattering import is_floating
 from headrace.parameter_server.specs import as_dtype, dtype_named, name_of
 from headrace.parameter_server.specs import working_dtype as working
 

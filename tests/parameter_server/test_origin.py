@@ -4,7 +4,7 @@ import contextvars
 import threading
 
 from headrace.distribute.context import here
-from headrace.distribute.mirrored import MirroredStrategy
+from headrace.distribute.strategy import MirroredStrategy
 from headrace.parameter_server.origin import Origin, in_closure, next_key, writing_as
 from headrace.parameter_server.specs import WriteKey
 from tests.parameter_server.small_cluster import in_threads

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.distribute.row_numbers import check_rows
+from headrace.distribute.pooling import check_rows
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server import gradients as sums
 from headrace.parameter_server.arrays import IndexedSlices

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 import headrace as hr
-from headrace.plan.blocks import ShardBlocks
-from headrace.plan.failures import FailsBelow, RaiseFailed
 from headrace.plan.node import Node
-from headrace.plan.root import Root
+from headrace.plan.ordering import ShardBlocks
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import walk
-from headrace.plan.units import Units
+from headrace.plan.units import FailsBelow, RaiseFailed, Root, Units
 from headrace.rewrites.normal import normalize
 
 Dataset = hr.Dataset

@@ -17,21 +17,18 @@ import numpy as np
 from headrace.element.normalize import normalize
 from headrace.element.structure import unflatten
 from headrace.element.transpose import map_leaves
-from headrace.execution.shuffle_order import Draws
-from headrace.plan.batching import Batch, Unbatch
+from headrace.execution.shuffle_buffer import Draws
+from headrace.plan.batching import Batch, PaddedBatch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch
-from headrace.plan.choosing import Choose, Sample
-from headrace.plan.combining import Concatenate, Interleave, Zip
-from headrace.plan.drawn_source import draws
+from headrace.plan.combined_sources import draws
+from headrace.plan.combining import Choose, Concatenate, Interleave, Sample, Zip
+from headrace.plan.determinism import fixed_seeds, with_fixed_seeds
 from headrace.plan.elements import FromSource
-from headrace.plan.elementwise import Filter, Map, TakeWhile
-from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
+from headrace.plan.elementwise import Filter, Map, Scan, TakeWhile
 from headrace.plan.node import Node
 from headrace.plan.options import WithOptions
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
-from headrace.plan.padding import PaddedBatch
 from headrace.plan.random_words import key_of, words_at
-from headrace.plan.scanning import Scan
 from headrace.plan.source import INFINITE
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 from headrace.sources.memory import HeldRowsSource, RandomSource

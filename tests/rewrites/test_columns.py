@@ -19,7 +19,7 @@ from headrace.element.spec import ArraySpec
 from headrace.element.stack import unstack
 from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError
-from headrace.execution.column_call import call_on_columns, may_raise_on_warnings
+from headrace.execution.elementwise import call_on_columns, may_raise_on_warnings
 from headrace.plan.elementwise import Filter, Map
 from headrace.rewrites.columns import map_columns, trace
 from tests.rewrites.functions import compile_function, random_case

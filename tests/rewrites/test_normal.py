@@ -8,7 +8,7 @@ from hypothesis import given
 
 import headrace as hr
 from headrace.element.spec import ArraySpec
-from headrace.plan.drawn_source import DrawnSource, draws
+from headrace.plan.combined_sources import DrawnSource, draws
 from headrace.plan.elements import FromSource, Gather, Indices, Read
 from headrace.plan.options import Options, WithOptions
 from headrace.plan.source import Source

@@ -9,13 +9,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.plan.batching import Batch
+from headrace.plan.batching import Batch, PaddedBatch
 from headrace.plan.combining import Concatenate
-from headrace.plan.index_part import is_index_part, leaves
 from headrace.plan.ordering import Repeat
-from headrace.plan.padding import PaddedBatch
 from headrace.plan.source import INFINITE, Source
-from headrace.plan.traverse import cardinality, walk
+from headrace.plan.traverse import cardinality, is_index_part, leaves, walk
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
 from tests.rewrites.plans import pipelines

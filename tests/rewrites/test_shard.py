@@ -7,8 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from headrace.execution.build import start
-from headrace.execution.opens_files import opens_files
+from headrace.execution.build import opens_files, start
 from headrace.plan.identity import identity
 from headrace.plan.ordering import SHARD_HINT
 from headrace.rewrites.shard import shard_elements, shard_files, shard_hints

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from headrace.errors import UserFunctionError
-from headrace.execution.begun import begun_units
+from headrace.execution.dealt import begun_units
 from headrace.service.messages import ElementOrigins, SavedFile
 from headrace.service.ranges import Ranges
 from headrace.service.rows import END, EVERYTHING, OriginRun

@@ -8,9 +8,9 @@ import pytest
 import headrace as hr
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import start
-from headrace.plan.index_part import leaves
 from headrace.plan.random_words import key_of, words_at
 from headrace.plan.source import INFINITE
+from headrace.plan.traverse import leaves
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
 from headrace.sources.memory import RandomSource

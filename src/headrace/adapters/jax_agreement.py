@@ -29,7 +29,7 @@ from headrace.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from headrace.execution.waiting import LongWait
+from headrace.execution.threads import LongWait
 from headrace.frameworks.shares import rows_to_use
 
 __all__ = ["Agreement", "Store", "Word", "name_for", "verdict"]

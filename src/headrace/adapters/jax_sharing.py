@@ -15,10 +15,10 @@ from headrace.adapters.jax_steps import DatasetSteps, ReplicaSteps, Steps
 from headrace.adapters.jax_store import jax_store
 from headrace.data.ahead import read_ahead
 from headrace.data.dataset import Dataset
-from headrace.distribute.auto_shard import auto_shard
+from headrace.distribute.batch_feeds import check_is_batched, global_batch_size
 from headrace.distribute.dataset import DistributedDataset
 from headrace.distribute.input_context import InputContext
-from headrace.distribute.sharing import check_is_batched, global_batch_size
+from headrace.distribute.streams import auto_shard
 from headrace.errors import InvalidArgumentError
 from headrace.execution.build import draw_seed
 from headrace.frameworks.jax_arrays import BatchLayout

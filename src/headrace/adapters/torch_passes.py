@@ -30,9 +30,9 @@ from headrace.distribute.dataset import Distributed
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import draw_seed
-from headrace.execution.iteration import counters_of, next_iteration
+from headrace.execution.context import counters_of, next_iteration
 from headrace.plan.buffering import Prefetch
-from headrace.plan.fixed_order import fixed_seeds
+from headrace.plan.determinism import fixed_seeds
 from headrace.plan.identity import identity
 from headrace.plan.node import Node
 from headrace.plan.options import AutoShardPolicy, Options, WithOptions

@@ -21,18 +21,16 @@ from typing import Any
 
 from headrace.adapters.rounds import Rounds
 from headrace.errors import FailedPreconditionError
-from headrace.execution.opens_files import opens_files
-from headrace.plan.batching import Batch
-from headrace.plan.blocks import ShardBlocks
+from headrace.execution.build import opens_files
+from headrace.plan.batching import Batch, PaddedBatch
 from headrace.plan.buffering import Prefetch
 from headrace.plan.combining import Interleave
+from headrace.plan.determinism import free_steps
 from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Map
-from headrace.plan.free_order import free_steps
 from headrace.plan.node import Node
 from headrace.plan.options import AutoShardPolicy, WithOptions
-from headrace.plan.ordering import Shard, Skip, Take
-from headrace.plan.padding import PaddedBatch
+from headrace.plan.ordering import Shard, ShardBlocks, Skip, Take
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import cardinality, merged_options, walk
 from headrace.plan.user_function import step_name

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.data.saved_state import Mark
-from headrace.execution.iteration import next_iteration
+from headrace.execution.context import next_iteration
 from headrace.plan.node import Node
 
 __all__ = ["AheadIterator", "Mark", "next_pass", "read_ahead"]

@@ -23,11 +23,10 @@ from headrace.plan import traverse
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combining import DEFAULT_CYCLE_LENGTH, Concatenate, Interleave, Zip
-from headrace.plan.elementwise import Filter, Map, TakeWhile
+from headrace.plan.elementwise import Filter, Map, Scan, TakeWhile
 from headrace.plan.node import AUTOTUNE, Node, call_site
 from headrace.plan.options import Options, WithOptions
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
-from headrace.plan.scanning import Scan
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.explain import explain
 from headrace.storage.names import FileName

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.data.absent import AbsentNames
-from headrace.plan.choosing import Choose, Sample
+from headrace.plan.batching import PaddedBatch
+from headrace.plan.combining import Choose, Sample
 from headrace.plan.node import Node, call_site
-from headrace.plan.padding import PaddedBatch
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 
 __all__ = ["Choosing", "Windows"]

@@ -12,18 +12,15 @@ from headrace.element.stack import stack
 from headrace.element.wire import frame_bytes
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import start
-from headrace.execution.iterator import ElementIterator, Singles
-from headrace.execution.watch_point import Watched
-from headrace.plan.batching import Batch
+from headrace.execution.iterator import ElementIterator, Singles, Watched
+from headrace.plan.batching import Batch, PaddedBatch
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combining import Interleave
 from headrace.plan.elements import FromSource, Gather, Read
 from headrace.plan.elementwise import Map
-from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
-from headrace.plan.padding import PaddedBatch
-from headrace.plan.traverse import element_spec, transform, walk
+from headrace.plan.traverse import element_spec, leaves, transform, walk
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.read_alike import sources

@@ -28,14 +28,13 @@ from headrace.element.chunk import States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
 from headrace.execution.build import draw_seed, start, start_halves
+from headrace.execution.context import Iteration
 from headrace.execution.delivered import NO_ORDER
-from headrace.execution.iteration import Iteration
+from headrace.execution.intake import Pace
 from headrace.execution.iterator import ElementIterator, Singles, State
-from headrace.execution.pace import Pace
 from headrace.execution.rest import start_rest
-from headrace.plan.any_order import holding_over
+from headrace.plan.determinism import fixed_seeds, holding_over
 from headrace.plan.elements import FromSource, Read
-from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import Entry, identity
 from headrace.plan.node import Node
 from headrace.plan.source import Source

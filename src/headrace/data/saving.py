@@ -19,10 +19,10 @@ from headrace.element.spec import Spec, describe_spec, described_spec, loosened,
 from headrace.element.wire import frame_bytes
 from headrace.errors import FailedPreconditionError, HeadraceError, NotFoundError, describe_error
 from headrace.execution.build import draw_seed, start
-from headrace.execution.iteration import Iteration
+from headrace.execution.context import Iteration
 from headrace.execution.iterator import ElementIterator
+from headrace.plan.determinism import fixed_seeds
 from headrace.plan.elements import FromSource
-from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import identity_digest
 from headrace.plan.node import Node
 from headrace.plan.source import (

@@ -26,7 +26,7 @@ from headrace.errors import (
     FailedPreconditionError,
     NotFoundError,
 )
-from headrace.execution.waiting import LongWait
+from headrace.execution.threads import LongWait
 from headrace.plan.source import Position, Reader, Source, check_limit, check_range
 from headrace.saved.directory import SavedDirectory, Standing
 from headrace.saved.format import ChunkRecord

@@ -1,20 +1,17 @@
 """Distributed input and training: who takes part, and what each gets.
 
 * `ClusterSpec` and the resolvers say which tasks a cluster has, and which this process is.
-* A strategy (`strategy`, `mirrored`, `extended`, `scope`; what it reads: `feeding`) has replicas.
-  `run` calls a function on each (`crew`: the threads); code asks where it runs (`context`,
-  `current`, `replica_context`); values of several replicas (`values`) become one (`collectives`);
-  a `variable`, `made_once`, has a copy on each (`aggregation`: how they become one; `operators`:
-  what arrays can do; `scattering`: `row_numbers` of one, `pooling` of bags). `gradients` go
-  through collectives; `casting` checks that values fit a dtype.
-  `spmd` compiles a step once for all. `metrics` are sums in variables.
+* A strategy (`strategy`; what it reads: `feeding`) has replicas. `run` calls a function on each
+  (`crew`: the threads); code asks where it runs (`context` with the scope, `current`,
+  `replica_context` with the collectives through which gradients flow); values of several replicas
+  (`values`) become one (`collectives`). A `variable` has a copy on each; rows of it are read and
+  changed by their numbers (`scattering`, with casts to its dtype; `pooling`: numbers of rows, and
+  bags). `spmd` compiles a step once for all. `metrics` are sums in variables.
 * Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
-  dataset whether there is another (`agreement`). Large sums go straight between them (`direct`),
-  and `calls` of a program over all of them begin together.
-* A distributed dataset (`dataset`, `sharing`) gives each replica its rows (`rebatch`: arithmetic;
-  `auto_shard`: what of it this worker reads), through `iterator`, `feeds` and `batch_feeds`;
-  `streams` are what several workers read of it, and `delivery` puts rows on their devices.
-  `input_context` has the records that say among whom, and how.
+  dataset whether there is another, and at each call of a program over all of them (`agreement`).
+* A distributed dataset (`dataset`) gives each replica its rows (`rebatch`: arithmetic; `streams`:
+  what this worker reads of it) through `iterator`, which puts them on their devices, `feeds` and
+  `batch_feeds`. `input_context` has the records that say among whom, and how.
 """
 
 from typing import TYPE_CHECKING
@@ -31,8 +28,11 @@ if TYPE_CHECKING:
     from headrace.cluster.torchrun import TorchrunClusterResolver
     from headrace.deploy.local_cluster import LocalCluster
     from headrace.deploy.server import Server
-    from headrace.distribute.aggregation import VariableAggregation, VariableSynchronization
-    from headrace.distribute.collectives import ReduceOp
+    from headrace.distribute.collectives import (
+        ReduceOp,
+        VariableAggregation,
+        VariableSynchronization,
+    )
     from headrace.distribute.current import (
         get_replica_context,
         get_strategy,
@@ -47,10 +47,9 @@ if TYPE_CHECKING:
         ValueContext,
     )
     from headrace.distribute.iterator import DistributedIterator
-    from headrace.distribute.mirrored import MirroredStrategy, OneDeviceStrategy
     from headrace.distribute.multi_worker import MultiWorkerMirroredStrategy
     from headrace.distribute.replica_context import ReplicaContext
-    from headrace.distribute.strategy import Strategy
+    from headrace.distribute.strategy import MirroredStrategy, OneDeviceStrategy, Strategy
     from headrace.distribute.values import PerReplica, PerReplicaSpec
     from headrace.parameter_server import partitioners, v1
     from headrace.parameter_server.read_cache import cache_variable_reads
@@ -71,9 +70,9 @@ else:
             "InputReplicationMode": "headrace.distribute.input_context",
             "KubernetesClusterResolver": "headrace.cluster.kubernetes",
             "LocalCluster": "headrace.deploy.local_cluster",
-            "MirroredStrategy": "headrace.distribute.mirrored",
+            "MirroredStrategy": "headrace.distribute.strategy",
             "MultiWorkerMirroredStrategy": "headrace.distribute.multi_worker",
-            "OneDeviceStrategy": "headrace.distribute.mirrored",
+            "OneDeviceStrategy": "headrace.distribute.strategy",
             "ParameterServerStrategy": "headrace.parameter_server.strategy",
             "PerReplica": "headrace.distribute.values",
             "PerReplicaSpec": "headrace.distribute.values",
@@ -88,8 +87,8 @@ else:
             "TorchrunClusterResolver": "headrace.cluster.torchrun",
             "UnionResolver": "headrace.cluster.resolver",
             "ValueContext": "headrace.distribute.input_context",
-            "VariableAggregation": "headrace.distribute.aggregation",
-            "VariableSynchronization": "headrace.distribute.aggregation",
+            "VariableAggregation": "headrace.distribute.collectives",
+            "VariableSynchronization": "headrace.distribute.collectives",
             "cache_variable_reads": "headrace.parameter_server.read_cache",
             "get_replica_context": "headrace.distribute.current",
             "get_strategy": "headrace.distribute.current",

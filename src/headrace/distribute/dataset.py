@@ -11,15 +11,10 @@ from headrace.arguments import check_instance
 from headrace.data.ahead import next_pass
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
-from headrace.distribute.agreement import Agreement
-from headrace.distribute.auto_shard import auto_shard, is_read_whole
-from headrace.distribute.batch_feeds import Balanced, Split
-from headrace.distribute.delivery import Delivery, OnHost
-from headrace.distribute.feeds import Feed, InTurn, Own, Step, Whole
-from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.iterator import DistributedIterator
-from headrace.distribute.rebatch import rotated_batch_sizes
-from headrace.distribute.sharing import (
+from headrace.distribute.agreement import StepAgreement
+from headrace.distribute.batch_feeds import (
+    Balanced,
+    Split,
     check_is_batched,
     check_keeps_order,
     empty_step,
@@ -28,7 +23,11 @@ from headrace.distribute.sharing import (
     spec_in_turn,
     spec_of_pieces,
 )
-from headrace.distribute.streams import Part, Streams
+from headrace.distribute.feeds import Feed, InTurn, Own, Step, Whole
+from headrace.distribute.input_context import InputContext, InputOptions
+from headrace.distribute.iterator import Delivery, DistributedIterator, OnHost
+from headrace.distribute.rebatch import rotated_batch_sizes
+from headrace.distribute.streams import Part, Streams, auto_shard, is_read_whole
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 from headrace.plan.buffering import Prefetch
@@ -50,7 +49,7 @@ class Distributed(ABC):
     def __init__(
         self,
         context: InputContext,
-        agreement: Callable[[], Agreement] | None,
+        agreement: Callable[[], StepAgreement] | None,
         delivery: Delivery | None,
     ) -> None:
         self._context = context
@@ -169,7 +168,7 @@ class DistributedDataset(Distributed):
         dataset: Dataset,
         context: InputContext,
         options: InputOptions | None = None,
-        agreement: Callable[[], Agreement] | None = None,
+        agreement: Callable[[], StepAgreement] | None = None,
         seed: int | None = None,
         delivery: Delivery | None = None,
     ) -> None:
@@ -293,7 +292,7 @@ class DistributedDatasetsFromFunction(Distributed):
         self,
         datasets: list[Dataset],
         context: InputContext,
-        agreement: Callable[[], Agreement] | None = None,
+        agreement: Callable[[], StepAgreement] | None = None,
         delivery: Delivery | None = None,
     ) -> None:
         super().__init__(context, agreement, delivery)

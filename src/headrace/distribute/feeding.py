@@ -14,16 +14,16 @@ from typing import Any
 from headrace.arguments import check_callable, check_instance
 from headrace.cluster.resolver import ClusterResolver
 from headrace.data.dataset import Dataset
-from headrace.distribute.agreement import Agreement
+from headrace.distribute.agreement import StepAgreement
+from headrace.distribute.batch_feeds import global_batch_size
 from headrace.distribute.context import check_cross_replica
 from headrace.distribute.dataset import (
     Distributed,
     DistributedDataset,
     DistributedDatasetsFromFunction,
 )
-from headrace.distribute.delivery import Delivery, GlobalArrays, OnDevices, OnHost
 from headrace.distribute.input_context import InputContext, InputOptions, ValueContext
-from headrace.distribute.sharing import global_batch_size
+from headrace.distribute.iterator import Delivery, GlobalArrays, OnDevices, OnHost
 from headrace.distribute.values import regroup
 from headrace.frameworks.framework import Device, Framework
 from headrace.frameworks.numpy import FRAMEWORK as NUMPY
@@ -69,7 +69,7 @@ class Feeding:
     def _input_context(self) -> InputContext:
         return InputContext(1, 0, self.num_replicas_in_sync)
 
-    def _agreement(self, batch_size: int | None = None) -> Callable[[], Agreement] | None:
+    def _agreement(self, batch_size: int | None = None) -> Callable[[], StepAgreement] | None:
         """Return what makes each iterator over a dataset its word with the others'; None: alone.
 
         Args:

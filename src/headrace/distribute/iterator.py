@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
+
+import numpy as np
 
 from headrace.arguments import check_state_version
 from headrace.data.optional import Optional
-from headrace.distribute.agreement import Agreement
+from headrace.distribute.agreement import StepAgreement
+from headrace.distribute.batch_feeds import spec_of_step
 from headrace.distribute.context import OnReplica, here
-from headrace.distribute.delivery import Delivery, OnHost
 from headrace.distribute.feeds import Step
-from headrace.distribute.sharing import spec_of_step
 from headrace.distribute.streams import Streams, has_form_of_state, merged_states
-from headrace.element.spec import Spec
+from headrace.distribute.values import PerReplica, PerReplicaSpec
+from headrace.element.spec import ArraySpec, Spec
+from headrace.element.structure import Structure, flatten, unflatten
+from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from headrace.frameworks import shares
+from headrace.frameworks.framework import Device, Framework
 
-__all__ = ["VERSION", "DistributedIterator"]
+__all__ = ["VERSION", "Delivery", "DistributedIterator", "GlobalArrays", "OnDevices", "OnHost"]
 
 VERSION = 1
 """Of states."""
@@ -43,7 +50,7 @@ class DistributedIterator:
         feed: Streams,
         wraps: bool,
         element_spec: Callable[[], Spec],
-        agreement: Agreement | None = None,
+        agreement: StepAgreement | None = None,
         empty: Callable[[Spec | None], Step] | None = None,
         delivery: Delivery | None = None,
         check_jobs: Callable[[], None] | None = None,
@@ -189,4 +196,163 @@ class DistributedIterator:
 def _refuse_state(state: Any) -> NoReturn:
     raise TypeError(
         f"`state` must be a value of a DistributedIterator's `get_state`, but got {state!r:.80}"
+    )
+
+
+# --- What becomes of a step's rows: as which arrays, and where, the replicas get them -------------
+#
+#     OnHost          arrays of NumPy
+#     OnDevices       arrays of a framework, each on the device of its replica
+#     GlobalArrays    arrays over the devices of all replicas
+
+
+class Delivery(ABC):
+    """Makes one value of what the local replicas get of each leaf.
+
+    Attributes:
+        keeps_order: Whether rows of a batch that all workers read stand in their order.
+    """
+
+    keeps_order = False
+
+    @abstractmethod
+    def deliver(
+        self, structure: Structure, columns: Sequence[Sequence[Any]], wraps: bool
+    ) -> tuple[Any] | None:
+        """Return the step in a tuple; None: it is left out.
+
+        Args:
+            structure: Of an element.
+            columns: For each leaf the local replicas' values.
+            wraps: Whether leaves are `PerReplica`s; else they are those of the only replica.
+        """
+
+    @abstractmethod
+    def spec(self, piece: Spec, here: int, everywhere: int, wraps: bool) -> Spec:
+        """Return the spec of what `deliver` returns.
+
+        Args:
+            piece: Spec of what a replica gets, as arrays of NumPy.
+            here: Local replicas.
+            everywhere: Replicas of all workers.
+            wraps: As above.
+        """
+
+
+class OnHost(Delivery):
+    """Hands the arrays out as they are (`Delivery`)."""
+
+    def deliver(
+        self, structure: Structure, columns: Sequence[Sequence[Any]], wraps: bool
+    ) -> tuple[Any] | None:
+        """Wrap them."""
+        if not wraps:
+            return (unflatten(structure, [column[0] for column in columns]),)
+        return (unflatten(structure, [PerReplica(column) for column in columns]),)
+
+    def spec(self, piece: Spec, here: int, everywhere: int, wraps: bool) -> Spec:
+        """One for each replica."""
+        if not wraps:
+            return piece
+        return map_leaves(lambda leaf: PerReplicaSpec(*[leaf] * here), piece)
+
+
+class OnDevices(OnHost):
+    """Puts each replica's arrays on its device.
+
+    Args:
+        framework: Whose arrays they become.
+        devices: Of the local replicas.
+    """
+
+    def __init__(self, framework: Framework, devices: Sequence[Device]) -> None:
+        self._framework = framework
+        self._devices = list(devices)
+
+    def deliver(
+        self, structure: Structure, columns: Sequence[Sequence[Any]], wraps: bool
+    ) -> tuple[Any] | None:
+        """Put them, and wrap them; strings stay on the host."""
+        count = len(self._devices)
+        values = [value for column in columns for value in column]
+        put = self._framework.put(values, self._devices * len(columns))
+        parts = [put[start : start + count] for start in range(0, len(put), count)]
+        return super().deliver(structure, parts, wraps)
+
+    def spec(self, piece: Spec, here: int, everywhere: int, wraps: bool) -> Spec:
+        """With the dtypes that the framework has."""
+        return super().spec(_converted(piece, self._framework), here, everywhere, wraps)
+
+
+class GlobalArrays(Delivery):
+    """Makes one array over all devices of each leaf; each replica's rows are on its device.
+
+    Args:
+        framework: One that has such arrays.
+        devices: Of the replicas of all workers.
+        remainder: What becomes of a step in which they have different numbers of rows.
+        rows_of_all: Given the rows of the local replicas, returns those of all.
+        size: Rows of a replica in a full batch, if they are known.
+    """
+
+    keeps_order = True
+
+    def __init__(
+        self,
+        framework: Framework,
+        devices: tuple[Device, ...],
+        remainder: str,
+        rows_of_all: Callable[[list[int]], list[int]],
+        size: int | None,
+    ) -> None:
+        self._framework = framework
+        self._remainder = remainder
+        self._rows_of_all = rows_of_all
+        self._size = size
+        program = framework.program()
+        self._layout = program.layout_of(devices)
+        self._joined = program.global_array
+
+    def deliver(
+        self, structure: Structure, columns: Sequence[Sequence[Any]], wraps: bool
+    ) -> tuple[Any] | None:
+        """Make them alike in length as `remainder` says, and one."""
+        rows = shares.rows_of_shares(structure, columns)
+        used = shares.rows_to_use(self._remainder, self._rows_of_all(rows), self._size)
+        if used is None:
+            return None
+        paths = structure.paths
+        if self._remainder != "pad":
+            made = [
+                self._joined(self._layout, column, path)
+                for column, path in zip(columns, paths, strict=True)
+            ]
+            return (unflatten(structure, made),)
+        made = [
+            self._joined(self._layout, shares.padded(column, used), path)
+            for column, path in zip(columns, paths, strict=True)
+        ]
+        mask = self._joined(self._layout, shares.mask_of(rows, used))
+        return (shares.with_mask(structure, made, mask),)
+
+    def spec(self, piece: Spec, here: int, everywhere: int, wraps: bool) -> Spec:
+        """Plain, of all replicas' rows."""
+        pads = self._remainder == "pad"
+
+        def whole(leaf: ArraySpec) -> ArraySpec:
+            rows = self._size if pads and self._size else leaf.shape[0] if leaf.shape else None
+            total = None if rows is None else rows * everywhere
+            return ArraySpec((total, *leaf.shape[1:]), leaf.dtype, leaf.name)
+
+        spec = map_leaves(whole, _converted(piece, self._framework))
+        if not pads:
+            return spec
+        leaves, structure = flatten(spec)
+        rows = leaves[0].shape[:1] if leaves else (None,)
+        return shares.with_mask(structure, leaves, ArraySpec(rows, np.bool_))
+
+
+def _converted(spec: Spec, framework: Framework) -> Spec:
+    return map_leaves(
+        lambda leaf: ArraySpec(leaf.shape, framework.dtype_put(leaf.dtype), leaf.name), spec
     )

@@ -22,12 +22,16 @@ from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import EVALUATOR, PS, ClusterSpec, check_task, rank, workers
 from headrace.data.at_exit import close_at_exit, close_iterators_first
 from headrace.data.dataset import Dataset
-from headrace.distribute.agreement import Agreement, StepAgreement, said_by_all
-from headrace.distribute.calls import Calls, rows_of_all
+from headrace.distribute.agreement import (
+    Calls,
+    DirectSums,
+    StepAgreement,
+    rows_of_all,
+    said_by_all,
+)
 from headrace.distribute.collectives import Axis, ReduceOp, concatenated, finished, total_and_count
-from headrace.distribute.direct import DirectSums
 from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.meeting.combining import ALL, ANY, ERROR, FIRST
+from headrace.distribute.meeting.hall import ALL, ANY, ERROR, FIRST
 from headrace.distribute.meeting.member import Member
 from headrace.distribute.meeting.messages import MemberReply
 from headrace.distribute.meeting.place import LARGEST_BYTES, place_at
@@ -161,7 +165,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     # --- input --------------------------------------------------------------------------------
 
-    def _agreement(self, batch_size: int | None = None) -> Callable[[], Agreement] | None:
+    def _agreement(self, batch_size: int | None = None) -> Callable[[], StepAgreement] | None:
         member = self._member
         if member is None:
             return None

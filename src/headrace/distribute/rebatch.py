@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from headrace.arguments import check_int
-
 __all__ = [
     "Piece",
-    "batch_sizes_for_worker",
     "ceil_split",
     "ceil_steps",
     "rotated_batch_sizes",
@@ -64,27 +61,11 @@ def ceil_steps(rows: int, replicas: int, here: int, done: int = 0) -> list[list[
     return [pieces[first : first + here] for first in range(0, len(pieces), here)]
 
 
-def batch_sizes_for_worker(
-    global_batch_size: int, num_workers: int, replicas_per_worker: int, worker: int
-) -> list[int]:
-    """Return the sizes of the pieces of one worker, which it uses in turn.
-
-    There is one for each replica of the cluster. They sum to the global batch size, and so does
-    what all workers use in one step; they differ by one at most.
-
-    >>> batch_sizes_for_worker(7, 2, 2, 0), batch_sizes_for_worker(7, 2, 2, 1)
-    ([2, 2, 2, 1], [2, 1, 2, 2])
-    """
-    check_int("global_batch_size", global_batch_size, minimum=0)
-    check_int("num_workers", num_workers, minimum=1)
-    check_int("replicas_per_worker", replicas_per_worker, minimum=1)
-    check_int("worker", worker, minimum=0, maximum=num_workers - 1)
-    replicas = num_workers * replicas_per_worker
-    return rotated_batch_sizes(global_batch_size, replicas, worker * replicas_per_worker)
-
-
 def rotated_batch_sizes(global_batch_size: int, replicas: int, first: int) -> list[int]:
     """Return the sizes of the pieces of a global batch, from that of replica `first` on.
+
+    A worker whose first replica it is uses them in turn: they sum to the global batch size, and so
+    does what all workers use in one step. They differ by one at most.
 
     >>> rotated_batch_sizes(7, 4, 2)
     [2, 1, 2, 2]
@@ -104,7 +85,7 @@ def size_of_piece(sizes: Sequence[int], number: int) -> int:
     [1, 1, 0, 1, 0, 1, 0, 1, 1]
 
     Args:
-        sizes: What `batch_sizes_for_worker` returned.
+        sizes: What `rotated_batch_sizes` returned.
         number: Counted from 0.
     """
     turn, place = divmod(number, len(sizes))

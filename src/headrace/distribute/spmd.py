@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from headrace.arguments import check_callable, check_int
-from headrace.distribute.calls import RowsOfArguments
+from headrace.distribute.agreement import RowsOfArguments
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import OnReplica, check_cross_replica, here
 from headrace.distribute.values import (

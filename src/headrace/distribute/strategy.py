@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.arguments import check_callable, check_instance
-from headrace.distribute.calls import Calls
+from headrace.distribute.agreement import Calls
 from headrace.distribute.collectives import Axis, ReduceOp, concatenated, reduced
-from headrace.distribute.context import before_replicas, check_cross_replica, here
+from headrace.distribute.context import Scope, before_replicas, check_cross_replica, here
 from headrace.distribute.crew import Crew, Round
-from headrace.distribute.extended import Extended
 from headrace.distribute.feeding import Feeding
 from headrace.distribute.replica_context import Alone, ReplicaContext, across
-from headrace.distribute.scope import Scope
 from headrace.distribute.spmd import compiled
 from headrace.distribute.values import (
     DistributedValues,
@@ -29,10 +28,15 @@ from headrace.distribute.values import (
     select,
 )
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.framework import Framework
+from headrace.frameworks.framework import Framework, device_names, framework_named
 from headrace.frameworks.numpy import FRAMEWORK as NUMPY
 
-__all__ = ["Strategy"]
+__all__ = [
+    "Extended",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "Strategy",
+]
 
 
 class Strategy(Feeding):
@@ -292,3 +296,112 @@ class Strategy(Feeding):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {', '.join(self._devices)}>"
+
+
+# --- `strategy.extended`: the few names of tf.distribute there that have a meaning here -----------
+
+_SCOPE = "strategy.scope()"
+_ELSEWHERE = {
+    "batch_reduce_to": "strategy.reduce(op, structure, axis=None), of any structure",
+    "broadcast_to": "the value itself: strategy.run passes it to each replica",
+    "call_for_each_replica": "strategy.run(fn, args)",
+    "experimental_between_graph": "nothing: leave it out",
+    "experimental_make_numpy_dataset": "Dataset.from_tensor_slices(arrays)",
+    "read_var": "variable.read()",
+    "reduce_to": "strategy.reduce(op, value, axis=None)",
+    "should_checkpoint": "strategy.first_replica == 0",
+    "should_save_summary": "strategy.first_replica == 0",
+    "update": "variable.assign(...) in replica context",
+    "value_container": "the variable itself",
+    "variable_created_in_scope": f"making variables in {_SCOPE}",
+}
+
+
+class Extended:
+    """What `strategy.extended` has.
+
+    Args:
+        strategy: Whose it is.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Devices of the replicas of this process."""
+        devices: tuple[str, ...] = self._strategy.worker_devices
+        return devices
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Devices that hold variables: those of the replicas."""
+        return self.worker_devices
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
+        """Return a context manager; variables made in it have copies where that one has."""
+        if getattr(colocate_with_variable, "strategy", None) is not self._strategy:
+            raise ValueError(
+                "`colocate_vars_with` must only be passed a variable created in this "
+                f"Strategy.scope(), but got {colocate_with_variable!r:.80}"
+            )
+        return nullcontext()
+
+    if not TYPE_CHECKING:  # or every name would pass for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            words = f"strategy.extended has no {name!r}"
+            if name in _ELSEWHERE:
+                words += f"; what does its work: {_ELSEWHERE[name]}"
+            else:
+                words += (
+                    "; it has worker_devices, parameter_devices and colocate_vars_with. What "
+                    "strategies do is on the strategy itself: run, reduce, gather, local_results"
+                )
+            raise AttributeError(words, name=name, obj=self)
+
+
+# --- Strategies of one process: a single device, and several that hold copies ---------------------
+
+
+class OneDeviceStrategy(Strategy):
+    """One replica: elements and results are plain values.
+
+    >>> import headrace as hr
+    >>> strategy = hr.distribute.OneDeviceStrategy()
+    >>> strategy.run(lambda x: x + 1, args=(2,))
+    3
+
+    Args:
+        device: Such as "cpu:0" or "gpu:1"; None: the framework's first.
+        framework: "numpy" (None), "jax" or "torch".
+    """
+
+    def __init__(self, device: str | None = None, framework: str | None = None) -> None:
+        found = framework_named(framework)
+        wanted = [device] if device is not None else found.defaults()[:1]
+        super().__init__(device_names(wanted, found), found)
+
+    def _wraps_single_values(self) -> bool:
+        return False
+
+
+class MirroredStrategy(Strategy):
+    """Replicas in one process, one to a device; each batch is shared among them.
+
+    >>> import headrace as hr
+    >>> strategy = hr.distribute.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    >>> strategy.num_replicas_in_sync
+    4
+
+    Args:
+        devices: Such as "cpu:0", "cpu:1" or "gpu:0". NumPy and PyTorch have any number of logical
+            CPUs, JAX those that it was started with. None or none: all accelerators that the
+            framework has here, else "cpu:0".
+        framework: "numpy": values are NumPy arrays; None: that. "jax" and "torch": arrays of
+            theirs, on each replica's device.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None, framework: str | None = None) -> None:
+        found = framework_named(framework)
+        super().__init__(device_names(devices, found), found)

@@ -18,28 +18,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.arguments import check_flag, check_string
-from headrace.distribute.aggregation import (
+from headrace.distribute.collectives import (
+    ReduceOp,
     VariableAggregation,
     VariableSynchronization,
     member_named,
 )
-from headrace.distribute.casting import check_range
-from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import CrossReplica, OnReplica, here
-from headrace.distribute.current import get_strategy
-from headrace.distribute.made_once import MadeOnce
-from headrace.distribute.operators import ArrayOperators
+from headrace.distribute.current import MadeOnce, get_strategy
 from headrace.distribute.scattering import (
     Scattering,
     Slices,
     check_combines,
+    check_range,
     combined,
     scattered,
     slices_of,
     written_together,
 )
 from headrace.distribute.spmd import CompiledReplica
-from headrace.distribute.values import DistributedValues, select
+from headrace.distribute.values import ArrayOperators, DistributedValues, select
 from headrace.errors import FailedPreconditionError
 
 __all__ = ["Variable"]

@@ -1,12 +1,12 @@
 """Columns in brief: a few numbers that say what travels with elements (`element.places`).
 
-    units in a row, one element of each               InRow
-    units that take turns, as in an interleave        InTurns
-    the same, as datasets end and others are opened   InParts
+    units in a row, one element of each           InRow
+    units that take turns, as in an interleave    InTurns
 
 Where chunks are small, to make and join their arrays costs more than to read them; where units take
 turns, arithmetic says where the elements of each stand, and nothing has to be sorted. There are no
-places in them. Whoever chooses among elements makes the array (`made`).
+places in them. Whoever chooses among elements makes the array (`made`), and so does whoever joins
+columns of which few numbers do not say all, as where an interleave opened another dataset.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.element.places import AT_ROOT, BELOW, joined, named, of_units
 
-__all__ = ["Column", "InParts", "InRow", "InTurns", "Share", "joined_columns"]
-
-_FEWEST_A_PART = 64
-"""Elements of a column, on average, from which on arithmetic is cheaper than arrays."""
+__all__ = ["Column", "InRow", "InTurns", "Share", "joined_columns"]
 
 
 class _Brief:
@@ -215,13 +212,8 @@ class InTurns(_Brief):
             return max(self.units)
         return max([self.units[turn % cycle] for turn in range(first, first + turns)])
 
-    def with_next(self, after: Column) -> InTurns | InParts | None:
+    def with_next(self, after: Column) -> InTurns | None:
         """Return this column and the one after it as one; None: few numbers do not say both."""
-        more = self._with_more(after)
-        return InParts((self,)).with_next(after) if more is None else more
-
-    def _with_more(self, after: Column) -> InTurns | None:
-        """Return this column and the one after it as one, where the cycle goes on."""
         if not isinstance(after, InTurns) or after.each != self.each or after.units != self.units:
             return None
         gap = self.start + self.size - after.start
@@ -232,57 +224,7 @@ class InTurns(_Brief):
         return InTurns(self.units, self.each, self.start, self.size + after.size, self.ordinals)
 
 
-class InParts(_Brief):
-    """Of units that take turns, and then of others, as a dataset ended or was opened.
-
-    Attributes:
-        parts: One after the other.
-    """
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: tuple[InTurns, ...]) -> None:
-        self.parts = parts
-        self.size = sum([part.size for part in parts])
-
-    def __getitem__(self, part: slice) -> InTurns | InParts:
-        start, stop, _ = part.indices(self.size)
-        found: list[InTurns] = []
-        for each in self.parts:
-            here = each[max(start, 0) : max(stop, 0)]
-            if here.size:
-                found.append(here)
-            start, stop = start - each.size, stop - each.size
-        if len(found) > 1:
-            return InParts(tuple(found))
-        return found[0] if found else self.parts[0][:0]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """That of the array."""
-        return self.parts[0].dtype
-
-    def made(self) -> NDArray[Any]:
-        """Return the array."""
-        return joined([part.made() for part in self.parts])
-
-    def newest(self) -> int:
-        """Return the greatest unit that there is an element of."""
-        return max([part.newest() for part in self.parts])
-
-    def with_next(self, after: Column) -> InTurns | InParts | None:
-        """Return this column and the one after it as one; None: few numbers do not say both."""
-        if not isinstance(after, InTurns) or after.dtype is not self.dtype:
-            return None
-        *before, last = self.parts
-        more = last._with_more(after)
-        parts = (*before, more) if more is not None else (*self.parts, after)
-        if len(parts) * _FEWEST_A_PART > self.size + after.size:
-            return None
-        return parts[0] if len(parts) == 1 else InParts(parts)
-
-
-Column: TypeAlias = NDArray[Any] | InRow | InTurns | InParts
+Column: TypeAlias = NDArray[Any] | InRow | InTurns
 
 
 def joined_columns(columns: Sequence[Column]) -> Column:

@@ -37,7 +37,7 @@ from headrace.element.structure import (
 )
 from headrace.errors import InvalidElementError, describe_error
 
-__all__ = ["copied", "owned", "separated"]
+__all__ = ["copied", "owned"]
 
 _getrefcount: Callable[[object], int] = getattr(sys, "getrefcount", lambda value: 0)
 _ndarray = np.ndarray
@@ -132,23 +132,6 @@ def owned(value: Any) -> Element:
             f"the value of type {cls.__name__} cannot be read as an element: "
             f"{describe_error(error)}"
         ) from error
-
-
-def separated(columns: Element) -> Element:
-    """Return a stacked element none of whose components shares memory with another.
-
-    What is not shared is not copied. For arithmetic on whole columns, where `(x, x)` is one array
-    in two places.
-    """
-    leaves, structure = flatten(columns)
-    if len(leaves) < 2:
-        return columns
-    made: list[Any] = []
-    for leaf in leaves:
-        is_array = isinstance(leaf, _ndarray)
-        shared = is_array and any(np.may_share_memory(leaf, other) for other in made)
-        made.append(leaf.copy() if shared else leaf)
-    return unflatten(structure, made)
 
 
 def _own(value: Any, alone: int) -> Any:

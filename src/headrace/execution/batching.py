@@ -1,9 +1,10 @@
-"""Iterators of the steps that join elements into batches and take batches apart."""
+"""Iterators of the steps that join elements into batches, padded or not, and take batches apart."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +17,21 @@ from headrace.element.structure import Element, component, flatten
 from headrace.element.transpose import map_leaves
 from headrace.element.wire import frame_bytes
 from headrace.errors import InvalidElementError
-from headrace.execution.begun import is_within_unit
 from headrace.execution.context import Context
-from headrace.execution.dealt import units_done
+from headrace.execution.dealt import is_within_unit, units_done
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.places import within
-from headrace.execution.runs import mask_of, runs_of
-from headrace.plan.batching import Batch, Unbatch
+from headrace.execution.stage import mask_of, runs_of
+from headrace.plan.batching import Batch, PaddedBatch, Unbatch
 from headrace.plan.node import Node
-from headrace.plan.padding import PaddedBatch
 from headrace.plan.user_function import step_name
 
-__all__ = ["BatchIterator", "UnbatchIterator"]
+__all__ = [
+    "BatchIterator",
+    "PaddedBatchIterator",
+    "UnbatchIterator",
+]
 
 _MOST_ELEMENTS = 1 << 16
 _TOGETHER_BYTES = 1 << 16
@@ -343,3 +346,31 @@ def _row_states(states: States, start: int, size: int) -> States:
         return {"offset": 0, "input": states(1)}
 
     return state_at
+
+
+# --- `padded_batch`: a batch like any other, but for how its elements are joined ------------------
+
+
+@make_iterator.register(PaddedBatch)
+class PaddedBatchIterator(BatchIterator):
+    """Stacks consecutive elements, each component padded to one shape."""
+
+    _verb = "pad"
+
+    def __init__(self, node: PaddedBatch, context: Context) -> None:
+        super().__init__(node, context)
+        self._padding = node.padding
+
+    def _joined(self, parts: Sequence[Chunk]) -> Stacked:
+        if all(part.is_columnar for part in parts):
+            return self._padding.join([part.columns() for part in parts])
+        rows: list[Any] = []
+        for part in parts:
+            rows.extend(part.rows())
+        return self._padding.stack(rows)
+
+    def _takes_columns(self, columns: Stacked) -> bool:
+        try:
+            return self._padding.leaves_as_it_is(columns)
+        except InvalidElementError:
+            return False  # raised, with its step, when the batch is made

@@ -12,9 +12,8 @@ from collections import deque
 from headrace.element.chunk import Chunk, States
 from headrace.element.wire import frame_bytes
 from headrace.execution.context import Context
-from headrace.execution.feeder import Feeder, Item
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.waiting import LongWait
+from headrace.execution.threads import Feeder, Item, LongWait
 from headrace.plan.buffering import Prefetch
 from headrace.plan.node import AUTOTUNE
 from headrace.plan.user_function import step_name

@@ -6,25 +6,23 @@ import dataclasses
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
+from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
 
 # Imported for what they register.
 from headrace.execution import (  # noqa: F401
     batching,
-    blocks,
     buffering,
     caching,
     choosing,
     combining,
     elements,
     elementwise,
-    failures,
     interleave,
     ordering,
-    padding,
     reading,
     root,
     scanning,
@@ -32,30 +30,42 @@ from headrace.execution import (  # noqa: F401
     windows,
 )
 from headrace.execution import units as _units  # noqa: F401
-from headrace.execution.context import Context
-from headrace.execution.dealer import DealtPositions, NextUnits
+from headrace.execution.context import (
+    Context,
+    Iteration,
+    UnitSource,
+    check_meetings,
+    with_occurrences,
+)
+from headrace.execution.dealer import DealtPositions, NextUnits, UnitPart
 from headrace.execution.dealt import DealtPlan, ManyUnits
-from headrace.execution.dealt_whole import OneUnit
-from headrace.execution.iteration import Iteration, check_meetings, with_occurrences
 from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.ledger import Ledger
-from headrace.execution.local_units import LocalUnits
-from headrace.execution.unit_source import UnitSource
+from headrace.execution.root import OneUnit
+from headrace.plan.combining import Interleave
+from headrace.plan.determinism import fixed_seeds, free_steps, with_fixed_seeds
 from headrace.plan.elements import FromSource
-from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
-from headrace.plan.free_order import free_steps
-from headrace.plan.index_part import leaves
-from headrace.plan.lending import lending_steps
 from headrace.plan.node import Node
 from headrace.plan.options import Options
-from headrace.plan.traverse import fold, transform
+from headrace.plan.traverse import fold, leaves, lending_steps, transform, walk
+from headrace.plan.user_function import UserFunction, step_name
 from headrace.rewrites.cut import Cut, Half, cut_as
 from headrace.rewrites.normal import NO_OPTIONS, Normal
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 from headrace.rewrites.roots import with_roots
+from headrace.rewrites.shard import reads_files
 
-__all__ = ["Watch", "build_nested", "draw_seed", "start", "start_above", "start_halves"]
+__all__ = [
+    "LocalUnits",
+    "Watch",
+    "build_nested",
+    "draw_seed",
+    "opens_files",
+    "start",
+    "start_above",
+    "start_halves",
+]
 
 Watch: TypeAlias = Callable[[Node, ElementIterator], ElementIterator]
 
@@ -81,7 +91,7 @@ def start(
         plan: The plan as written.
         seed: What random steps without a seed of their own draw from; None: that of the plan's
             options, or else drawn now.
-        fixed: `plan.fixed_order.fixed_seeds`, of a saved state; (): those of the plan.
+        fixed: `plan.determinism.fixed_seeds`, of a saved state; (): those of the plan.
         pass_number: Which iteration over the plan this is; shuffles differ from one to the next.
         iteration: Numbers what nested datasets read of shared jobs, where the plan may be started
             again within one iteration; None: it is not.
@@ -97,7 +107,7 @@ def start(
             caches keep is lent then, where it would be copied, and is not to be written to.
         is_look: Whether nothing is taken that another reader would have got (`Source.apart`), by
             nested datasets neither.
-        watch: Returns what stands in the place of a node's iterator (`watch_point`); for nested
+        watch: Returns what stands in the place of a node's iterator (`Watched`); for nested
             datasets, too. None: what was made stays as it is.
 
     Raises:
@@ -212,7 +222,7 @@ def start_halves(
 
 
 def _free_in(plan: Node, options: Options, half: Half | None) -> frozenset[int]:
-    """Return the steps whose order is free (`plan.free_order`): none in a half that is in order."""
+    """Return the steps whose order is free (`plan.determinism`); none in an ordered half."""
     if half is not None and half != "in any order":
         return frozenset()
     return free_steps(plan, options.deterministic)
@@ -309,3 +319,79 @@ def _apart(plan: Node) -> Node:
 def draw_seed() -> int:
     """Return a seed that nobody can guess, small enough for any JSON reader."""
     return secrets.randbits(52)
+
+
+# --- Units that are made in this process: the lower half of a plan, run unit by unit --------------
+
+
+class LocalUnits:
+    """Reads each unit by an iterator of its own (`context.UnitSource`).
+
+    Args:
+        start_half: Starts the lower half of the plan with origins, dealt by what it is given.
+    """
+
+    def __init__(self, start_half: Callable[[NextUnits], DealtPlan]) -> None:
+        self._start_half = start_half
+
+    def open(self, unit: int, first: int) -> LocalReader:
+        """Return a reader of a unit from an ordinal on, before which nothing has failed."""
+        part = UnitPart(unit, ((first, None),), has_failures=False)
+        waiting: Iterator[UnitPart] = iter([part])
+        return LocalReader(self._start_half(lambda: next(waiting, None)))
+
+
+class LocalReader:
+    """Reads one unit."""
+
+    def __init__(self, iterator: DealtPlan) -> None:
+        self._iterator = iterator
+        self._elements: int | None = None
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        """Return the next elements, with their origins; None at the end."""
+        return self._iterator.next_chunk(limit)
+
+    @property
+    def elements(self) -> int:
+        """How many elements the unit had, once its end was read."""
+        if self._elements is None:
+            self._elements = sum([ended.elements for ended in self._iterator.take_ended()])
+        return self._elements
+
+    def close(self) -> None:
+        """Close the iterator."""
+        self._iterator.close()
+
+
+# --- Whether a step opens files: only a call of its function tells --------------------------------
+
+
+def opens_files(node: Interleave) -> bool:
+    """Say whether the dataset that a step opens for its first element reads files.
+
+    The function is called once, as are those below it. For `rewrites.shard`.
+    """
+    found = _first(node.input)
+    if found is None:
+        return False
+    function = UserFunction(node.fn, step_name(node), contain_exits=True)
+    try:
+        dataset = function(found[0])
+    except BaseException as error:
+        raise function.blame(error, 0, found[0]) from error
+    plan = getattr(dataset, "plan", None)
+    if not isinstance(plan, Node):
+        return False  # an error of its own when it is read
+    return reads_files(plan) or any(
+        isinstance(step, Interleave) and opens_files(step) for step in walk(plan)
+    )
+
+
+def _first(plan: Node) -> list[Any] | None:
+    iterator = start(plan, seed=0)
+    try:
+        chunk = iterator.next_chunk(1)
+        return None if chunk is None else chunk.rows()
+    finally:
+        iterator.close()

@@ -16,16 +16,15 @@ from headrace.execution.cache_store import (
     Store,
     plan_cache,
 )
-from headrace.execution.context import Context
+from headrace.execution.context import Context, counters_of
 from headrace.execution.dealt import as_first_pass
-from headrace.execution.iteration import counters_of
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
 from headrace.execution.places import of_positions
 from headrace.plan.buffering import Cache
-from headrace.plan.drawn_source import draws
+from headrace.plan.combined_sources import draws
 from headrace.plan.identity import identity_digest
-from headrace.plan.index_part import is_index_part
 from headrace.plan.node import Node, distinct
+from headrace.plan.traverse import is_index_part
 
 __all__ = ["CacheIterator", "has_seed"]
 

@@ -13,7 +13,7 @@ from headrace.element.chunk import States
 from headrace.errors import InvalidElementError
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import ElementIterator, State
-from headrace.plan.choosing import checked_weights
+from headrace.plan.combining import checked_weights
 from headrace.plan.random_words import key_of, words_at
 
 __all__ = ["Chooser", "Drawn", "DrawnWithWeights", "Given"]

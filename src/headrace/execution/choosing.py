@@ -20,9 +20,8 @@ from headrace.execution.chooser import Chooser, Drawn, DrawnWithWeights, Given
 from headrace.execution.context import Context
 from headrace.execution.intake import Intake, Live
 from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
-from headrace.execution.mixing import Held
-from headrace.execution.places import within
-from headrace.plan.choosing import Choose, Sample
+from headrace.execution.places import Held, within
+from headrace.plan.combining import Choose, Sample
 from headrace.plan.user_function import step_name
 
 __all__ = ["MixingIterator"]

@@ -17,7 +17,7 @@ from headrace.execution.iterator import (
 )
 from headrace.execution.places import of_positions
 from headrace.execution.stage import Stage
-from headrace.plan.drawn_source import decided, draws
+from headrace.plan.combined_sources import decided, draws
 from headrace.plan.elements import Gather, Indices
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE

@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.element.chunk import Chunk, States
-from headrace.execution.crew import Crew
-from headrace.execution.feeder import PATIENCE, Item, close_quietly
+from headrace.execution.intake import Pace
 from headrace.execution.iterator import ElementIterator, State
-from headrace.execution.mixing import Held
-from headrace.execution.pace import Pace
-from headrace.execution.places import Places, within
-from headrace.execution.waiting import LongWait
+from headrace.execution.places import Held, Places, within
+from headrace.execution.threads import PATIENCE, Crew, Item, LongWait, close_quietly
 
 __all__ = ["ClosedError", "Inner", "Opened", "Readers"]
 

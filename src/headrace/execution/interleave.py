@@ -16,12 +16,13 @@ from headrace.element.brief import Column
 from headrace.element.chunk import Chunk
 from headrace.execution.context import Context
 from headrace.execution.inner import ClosedError, Inner
-from headrace.execution.interleave_log import Log, state_of
 from headrace.execution.interleave_order import (
     Fill,
+    Log,
     Strip,
     Turn,
     next_strip,
+    state_of,
     taken_of,
     turn_after,
 )
@@ -32,10 +33,8 @@ from headrace.execution.iterator import (
     State,
     make_iterator,
 )
-from headrace.execution.mixing import Held, Strand, mixed
-from headrace.execution.open_datasets import OpenDatasets
-from headrace.execution.outer import OpensNext
-from headrace.execution.places import in_turns
+from headrace.execution.open_datasets import OpenDatasets, OpensNext
+from headrace.execution.places import Held, Strand, in_turns, mixed_chunk
 from headrace.plan.combining import Interleave
 from headrace.plan.units import Units
 from headrace.plan.user_function import step_name
@@ -267,7 +266,7 @@ class InterleaveIterator(ElementIterator):
             size += found.size
             if self._cycle == 1:
                 break  # chunks pass as they are
-        return mixed(strands).with_states(log.states()) if size else None
+        return mixed_chunk(strands).with_states(log.states()) if size else None
 
     def _next_of_one(self, limit: int) -> Chunk | None:
         """Return elements of one dataset after the other: all turns are alike."""

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from headrace.element.brief import (
     Column,
-    InParts,
     InRow,
     InTurns,
     joined_columns,
@@ -143,8 +142,6 @@ class Ledger:
         """Count elements, in order; return their column from the root on."""
         if isinstance(below, InTurns):
             return self._in_turns(below)
-        if isinstance(below, InParts):
-            return InParts(tuple(map(self._in_turns, below.parts)))
         if isinstance(below, InRow):
             in_row = self._in_row(below)
             if in_row is not None:

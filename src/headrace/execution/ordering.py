@@ -22,11 +22,18 @@ from headrace.execution.iterator import ElementIterator, Singles, State, make_it
 from headrace.execution.stage import chosen_states, in_part, states_in
 from headrace.plan.elements import FromSource, Indices
 from headrace.plan.node import Node
-from headrace.plan.ordering import SHARD_HINT, Enumerate, Repeat, Shard, Skip, Take
+from headrace.plan.ordering import SHARD_HINT, Enumerate, Repeat, Shard, ShardBlocks, Skip, Take
 from headrace.plan.traverse import cardinality, walk
 from headrace.plan.user_function import step_name
 
-__all__ = ["EnumerateIterator", "RepeatIterator", "ShardIterator", "SkipIterator", "TakeIterator"]
+__all__ = [
+    "EnumerateIterator",
+    "RepeatIterator",
+    "ShardBlocksIterator",
+    "ShardIterator",
+    "SkipIterator",
+    "TakeIterator",
+]
 
 _MOST_EMPTY_PASSES = 10_000
 _MOST_LEFT_OUT = 1 << 16
@@ -38,7 +45,9 @@ _BLOCK = 64
 class _Counting(ElementIterator):
     """An iterator over one input whose own state is a number."""
 
-    def __init__(self, node: Take | Skip | Shard | Enumerate, context: Context) -> None:
+    def __init__(
+        self, node: Take | Skip | Shard | ShardBlocks | Enumerate, context: Context
+    ) -> None:
         self._input = make_iterator(node.input, context)
         self._count = 0
 
@@ -190,6 +199,35 @@ class ShardIterator(_Counting):
 
     def seek(self, position: int) -> None:
         self._count = (position - 1) * self._shards + self._index + 1 if position else 0
+        self._input.seek(self._count)
+
+
+@make_iterator.register(ShardBlocks)
+class ShardBlocksIterator(_Counting):
+    """Keeps every n-th block; counts the elements that it read."""
+
+    def __init__(self, node: ShardBlocks, context: Context) -> None:
+        super().__init__(node, context)
+        self._block = node.block
+        self._stride = node.num_shards * node.block
+        self._first = node.index * node.block
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while True:
+            count = self._count
+            at = (count - self._first) % self._stride
+            inside = at < self._block
+            wanted = min(limit, self._block - at) if inside else self._stride - at
+            chunk = self._input.next_chunk(wanted)
+            if chunk is None:
+                return None
+            self._count = count + chunk.size
+            if inside:
+                return chunk.with_states(_counted(chunk.states, count))
+
+    def seek(self, position: int) -> None:
+        block, within = divmod(position, self._block)
+        self._count = self._first + block * self._stride + within
         self._input.seek(self._count)
 
 

@@ -1,4 +1,4 @@
-"""Origins of elements: which units they are of, and which elements of those, as a few numbers.
+"""Origins of elements, and of errors: which units they are of, and where they stand in those.
 
     chunk of a plan with roots -> origins_of -> runs of (units, ordinals)
 
@@ -14,19 +14,26 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.brief import InParts, InRow, InTurns
+from headrace.element.brief import InRow, InTurns
 from headrace.element.chunk import Chunk
 from headrace.element.places import has_origins, rows_of
+from headrace.execution.places import Places
 
 __all__ = [
+    "ErrorOrigin",
+    "Failed",
     "Ranges",
     "Run",
+    "blame_element",
     "by_number",
     "by_unit",
+    "fails_below",
+    "give_origin",
     "is_within",
     "one_run_of",
     "order_in_turns",
     "order_of",
+    "origin_of_error",
     "origins_of",
     "runs_in_turns",
     "runs_of",
@@ -84,49 +91,33 @@ def order_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArray[n
     return order[((units - unit) * each + ordinals).argsort()]
 
 
-def runs_in_turns(turns: InTurns | InParts) -> tuple[bool, tuple[Run, ...]]:
+def runs_in_turns(turns: InTurns) -> tuple[bool, tuple[Run, ...]]:
     """Return whether elements are mixed, and their runs: unit by unit then, else in their order.
 
     Args:
         turns: From the root on.
     """
-    found: list[tuple[int, int, int]] = []
-    in_order = True
-    for part in _parts_of(turns):
-        units, ordinals, count = part.units, part.ordinals, len(found)
-        assert ordinals is not None, "the elements are below the root"
-        for number, before, size in part.shares():
-            found.append((units[number], ordinals[number] + before, size))
-        in_order = in_order and (len(found) - count < 2 or part.turns == len(found) - count)
-    by_number = sorted(found, key=operator.itemgetter(0))
-    return not in_order or by_number != found, _of_each(by_number)
+    ordinals = turns.ordinals
+    assert ordinals is not None, "the elements are below the root"
+    found = [
+        (turns.units[number], ordinals[number] + before, size)
+        for number, before, size in turns.shares()
+    ]
+    in_order = len(found) < 2 or turns.turns == len(found)
+    ascending = sorted(found, key=operator.itemgetter(0))
+    return not in_order or ascending != found, _of_each(ascending)
 
 
-def order_in_turns(turns: InTurns | InParts) -> NDArray[np.int32]:
+def order_in_turns(turns: InTurns) -> NDArray[np.int32]:
     """Return the order that sorts elements by their units, as of `runs_in_turns`."""
-    places: list[tuple[int, NDArray[np.int32]]] = []
-    start = 0
-    for part in _parts_of(turns):
-        for share in part.shares():
-            places.append((part.units[share.number], part.places_of(share) + np.int32(start)))
-        start += part.size
-    return np.concatenate([each for _, each in sorted(places, key=operator.itemgetter(0))])
-
-
-def _parts_of(turns: InTurns | InParts) -> tuple[InTurns, ...]:
-    return turns.parts if isinstance(turns, InParts) else (turns,)
+    shares = sorted(turns.shares(), key=lambda share: turns.units[share.number])
+    return np.concatenate([turns.places_of(share) for share in shares])
 
 
 def _of_each(found: list[tuple[int, int, int]]) -> tuple[Run, ...]:
-    """Return runs of units that ascend; what one unit has goes on where it stands again."""
-    whole: list[tuple[int, int, int]] = []
-    for unit, ordinal, size in found:
-        if whole and whole[-1][0] == unit and whole[-1][1] + whole[-1][2] == ordinal:
-            whole[-1] = (unit, whole[-1][1], whole[-1][2] + size)
-        else:
-            whole.append((unit, ordinal, size))
+    """Return (unit, ordinal, size) of units that ascend as runs."""
     runs: list[Run] = []
-    for unit, ordinal, size in whole:
+    for unit, ordinal, size in found:
         last = runs[-1] if runs else None
         if last is not None and (last[0] + last[1], *last[2:]) == (unit, ordinal, size):
             runs[-1] = Run(last[0], last[1] + 1, ordinal, size)
@@ -146,7 +137,7 @@ def by_unit(chunk: Chunk) -> Chunk:
     column = chunk.column
     if isinstance(column, InRow):
         return chunk
-    if isinstance(column, InTurns | InParts):
+    if isinstance(column, InTurns):
         is_mixed, _ = runs_in_turns(column)
         return chunk.take(order_in_turns(column)) if is_mixed else chunk
     places = chunk.places
@@ -260,3 +251,82 @@ def by_number(units: NDArray[np.int64]) -> NDArray[np.int64]:
     if greatest - least < 1 << 16:  # two bytes are sorted in one go over them
         return (units - least).astype(np.uint16).argsort(kind="stable")
     return units.argsort(kind="stable")
+
+
+# --- Origins of errors: where one stands among the elements of its unit ---------------------------
+#
+# An error that is raised at the root or below is counted there (`root`), as an element is. At a
+# step above the root an element fails that has an origin. An error carries its own to whoever
+# reads.
+#
+# Rule. Whoever reads a unit, from the start or from an element on, finds the same origins.
+
+
+class ErrorOrigin(NamedTuple):
+    """Where an error stands. Sorted, those of a unit are in order."""
+
+    unit: int
+    """Of the stream of the plan."""
+    ordinal: int
+    """Of the element before which it stands, at the root."""
+    number: int
+    """1, 2, ... among those that stand there; 0: the element before that one has failed itself;
+    -1: so it has, below steps of the client's half that choose (`plan.units`)."""
+    is_last: bool = False
+    """Whether it is known that nothing of the unit comes after it."""
+
+    @property
+    def element(self) -> int:
+        """The ordinal of the element that is to be read for the error to be met."""
+        return self.ordinal if self.number > 0 else self.ordinal - 1
+
+    @property
+    def stands_for_all(self) -> bool:
+        """Whether the unit has nothing else: what it was to be made of failed."""
+        return self.is_last and self.ordinal == 0
+
+
+class Failed:
+    """Stands in the place of an element that has failed, until its turn has come.
+
+    Args:
+        error: To be raised then.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+_NAME = "_headrace_origin"
+
+
+def give_origin(error: BaseException, origin: ErrorOrigin) -> None:
+    """Let an error carry where it stands."""
+    setattr(error, _NAME, origin)
+
+
+def blame_element(error: BaseException, places: Places | None, index: int) -> None:
+    """Let an error carry that it is of an element, if elements have origins.
+
+    Args:
+        error: Which.
+        places: What travels with elements.
+        index: Which of them has failed.
+    """
+    if places is not None and (places.dtype.names or ("",))[-1] == "ordinal":
+        unit, ordinal = int(places["unit"][index]), int(places["ordinal"][index])
+        give_origin(error, ErrorOrigin(unit, ordinal + 1, 0))
+
+
+def fails_below(error: BaseException) -> None:
+    """Let an error of an element say that it comes from below steps that choose."""
+    origin = origin_of_error(error)
+    if origin is not None and not origin.number:
+        give_origin(error, origin._replace(number=-1))
+
+
+def origin_of_error(error: BaseException) -> ErrorOrigin | None:
+    """Return where an error stands, if it carries that."""
+    return getattr(error, _NAME, None)

@@ -11,11 +11,11 @@ import numpy as np
 from headrace.element.chunk import Chunk, States
 from headrace.element.structure import Element
 from headrace.execution.context import Context
-from headrace.execution.error_origins import blame_element
 from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.origins import blame_element
 from headrace.execution.places import Places
-from headrace.execution.runs import mask_of, runs_of
-from headrace.execution.waiting import LongWait
+from headrace.execution.stage import mask_of, runs_of
+from headrace.execution.threads import LongWait
 from headrace.execution.workers import PENDING, TAKEN, Failure, Work
 from headrace.plan.elementwise import Map
 from headrace.plan.user_function import UserFunction, step_name

@@ -23,7 +23,7 @@ from headrace.execution.delivered import (
 )
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.origins import runs_of
-from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
+from headrace.plan.determinism import fixed_seeds, with_fixed_seeds
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
 from headrace.rewrites.optimize import prepare

@@ -1,28 +1,57 @@
-"""The iterator of a root: it names elements by their origins, and reads units in part.
-
-Whole units are read in one go, one after the other. A unit in part is read alone, from its start,
-by an iterator of its own; the root passes over what is not wanted, and stops when no more is.
-"""
+"""Iterators that name elements by their origins, at a root or in a plan that is one unit."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from headrace.element.brief import Column
 from headrace.element.chunk import Chunk
-from headrace.execution.begun import failed_unit, is_within_unit
+from headrace.element.places import named, numbers_in
 from headrace.execution.context import Context
-from headrace.execution.dealer import DealtPositions, OnePart, UnitPart, WholeUnits
-from headrace.execution.dealt import Dealt, leaves_in, units_done
-from headrace.execution.error_origins import ErrorOrigin, give_origin
-from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.ledger import Ledger
-from headrace.execution.part import Part
-from headrace.plan.root import Root
+from headrace.execution.dealer import (
+    DealtPositions,
+    NextUnits,
+    OnePart,
+    Pause,
+    UnitPart,
+    WholeUnits,
+)
+from headrace.execution.dealt import (
+    Dealt,
+    DealtPlan,
+    failed_unit,
+    is_within_unit,
+    leaves_in,
+    units_done,
+)
+from headrace.execution.iterator import (
+    MOST_FAILURES,
+    ElementIterator,
+    Singles,
+    State,
+    Watched,
+    make_iterator,
+)
+from headrace.execution.ledger import Ended, Ledger
+from headrace.execution.origins import ErrorOrigin, Failed, fails_below, give_origin, is_within
+from headrace.execution.stage import Stage, chosen_states
+from headrace.plan.units import FailsBelow, RaiseFailed, Root
 
-__all__ = ["RootIterator"]
+__all__ = [
+    "FailsBelowIterator",
+    "OneUnit",
+    "Part",
+    "RaiseFailedIterator",
+    "RootIterator",
+]
+
+# --- The root: it names elements by their origins, and reads units in part ------------------------
+#
+# Whole units are read in one go, one after the other. A unit in part is read alone, from its start,
+# by an iterator of its own; the root passes over what is not wanted, and stops when no more is.
 
 
 @make_iterator.register(Root)
@@ -152,3 +181,199 @@ def _newest(column: Column) -> int:
         return column.newest()
     dealt = column["unit"]
     return int(dealt[0] if len(dealt) == 1 else np.maximum.reduce(dealt))
+
+
+# --- A unit that is read for some of its elements -------------------------------------------------
+
+
+class Part:
+    """What is wanted of a unit, which is read from its start.
+
+    Args:
+        unit: The unit, and the ordinals.
+    """
+
+    def __init__(self, unit: UnitPart) -> None:
+        self._wanted = unit.wanted
+        self._has_failures = unit.has_failures
+        self._failed = 0
+
+    def pass_over(self, input_: ElementIterator) -> int:
+        """Pass over the first elements, if none of them can fail; return how many there were.
+
+        A step that is one-to-one calls nothing for them. Where some fail it cannot be said without
+        a call which those are, so all are read.
+        """
+        first = self._wanted[0][0] if self._wanted else 0
+        return 0 if self._has_failures or not first else input_.skip(first)
+
+    def is_known_failure(self, ordinal: int) -> bool:
+        """Say whether an error was raised before: the element after it is not wanted.
+
+        One just before an element that is wanted is raised, perhaps once more.
+        """
+        self._failed += 1
+        if self._failed > MOST_FAILURES + ordinal:
+            return False
+        return not is_within(np.array([ordinal]), self._wanted).any()
+
+    def is_over(self, ordinal: int) -> bool:
+        """Say whether nothing from this element on is wanted."""
+        last = self._wanted[-1][1] if self._wanted else 0
+        return last is not None and ordinal >= last
+
+    def wanted_of(self, chunk: Chunk) -> Chunk | None:
+        """Return the elements that are wanted; None: none of them."""
+        assert chunk.places is not None
+        keep = is_within(chunk.places["ordinal"], self._wanted)
+        if keep.all():
+            return chunk
+        kept = np.flatnonzero(keep)
+        if not len(kept):
+            return None
+        return chunk.take(kept).with_states(chosen_states(chunk.states, kept.tolist(), chunk.size))
+
+
+# --- A plan that is dealt out as one unit: whoever is dealt it reads all of it --------------------
+
+
+class OneUnit(DealtPlan):
+    """A plan that is one unit: whoever is dealt it reads all of it.
+
+    Args:
+        open_plan: Makes the iterator of the plan.
+        next_units: Who deals it out.
+        names_units: Whether elements are to have origins.
+    """
+
+    def __init__(
+        self,
+        open_plan: Callable[[], ElementIterator],
+        next_units: NextUnits,
+        *,
+        names_units: bool = False,
+    ) -> None:
+        self._open_plan = open_plan
+        self._next_units = next_units
+        self._names_units = names_units
+        self._input: ElementIterator | None = None
+        self._part: Part | None = None  # of the unit; None: all of it is wanted
+        self._count = 0  # elements
+        self._failed = ErrorOrigin(0, 0, 0)  # the last error
+        self._has_ended = False
+        self._done = 0
+        self._ended: list[Ended] = []
+
+    @property
+    def begun(self) -> int:
+        return 0 if self._input is None else 1
+
+    def take_ended(self) -> tuple[Ended, ...]:
+        ended, self._ended = self._ended, []
+        return tuple(ended)
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while not self._has_ended:
+            if self._input is None and not self._open():
+                break
+            chunk = self._read(limit)
+            if chunk is not None:
+                return chunk.with_states(lambda index: {"dealt": 0, "at": 0, "begun": 1})
+        return None
+
+    def _open(self) -> bool:
+        units = self._next_units()
+        while units is Pause.PAUSE:  # nothing is held
+            units = self._next_units()
+        if units is None:
+            self._has_ended = True
+            return False
+        self._input = self._open_plan()
+        if isinstance(units, UnitPart):
+            self._part = Part(units)
+            self._count = self._part.pass_over(self._input)
+        return True
+
+    def _read(self, limit: int) -> Chunk | None:
+        """Return elements; None: none that are wanted, or the end."""
+        assert self._input is not None
+        part = self._part
+        try:
+            chunk = self._input.next_chunk(limit)
+        except Exception as error:
+            last = self._failed
+            number = last.number if last.ordinal == self._count else 0
+            self._failed = ErrorOrigin(0, self._count, number + 1)
+            give_origin(error, self._failed)
+            if part is None or not part.is_known_failure(self._count):
+                raise
+            return None
+        if chunk is None:
+            self._done, self.given, self._has_ended = 1, 1, True
+            if self._names_units:
+                self._ended.append(Ended(0, 1, self._count))
+            return None
+        if not self._names_units:
+            return chunk
+        ordinals = np.arange(self._count, self._count + chunk.size)
+        self._count += chunk.size
+        places = None if chunk.places is None else numbers_in(chunk.places)
+        chunk = chunk.with_places(named(0, ordinals, places))
+        if part is None:
+            return chunk
+        if part.is_over(self._count):
+            self._done, self.given, self._has_ended = 1, 1, True
+        return part.wanted_of(chunk)
+
+    def get_state(self) -> State:
+        return {"dealt": self._done, "at": 0}
+
+    def close(self) -> None:
+        if self._input is not None:
+            self._input.close()
+
+
+# --- Steps that say where an element fails that workers made (`plan.units`) -----------------------
+
+
+@make_iterator.register(RaiseFailed)
+class RaiseFailedIterator(Stage):
+    """Raises the errors that are held in places of elements."""
+
+    def __init__(self, node: RaiseFailed, context: Context) -> None:
+        super().__init__(make_iterator(node.input, context))
+
+    def _work(self, limit: int) -> Chunk | None:
+        chunk = self._intake.look(limit)
+        if chunk is None:
+            return None
+        start = self._intake.offset
+        part = chunk.slice(start, start + limit)
+        count = part.size
+        if not part.is_columnar:  # columns hold nothing but elements
+            rows = enumerate(part.rows())
+            count = next((index for index, row in rows if type(row) is Failed), count)
+        if not count:
+            self._failure = part.rows()[0].error
+            return None
+        self._use(count)
+        return part.slice(0, count)
+
+
+@make_iterator.register(FailsBelow)
+class FailsBelowIterator(Watched):
+    """Lets errors say where they were raised."""
+
+    def __init__(self, node: FailsBelow, context: Context) -> None:
+        super().__init__(make_iterator(node.input, context))
+        self.gives_rows = False
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        try:
+            return super().next_chunk(limit)
+        except Exception as error:
+            fails_below(error)
+            raise
+
+    def singles(self) -> Singles | None:
+        return ElementIterator.singles(self)

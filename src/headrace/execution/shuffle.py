@@ -19,12 +19,17 @@ from headrace.execution.context import Context
 from headrace.execution.intake import Live
 from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
 from headrace.execution.reread import Reread
-from headrace.execution.shuffle_order import Draws, slot_ordinals
-from headrace.execution.shuffle_slots import OWN_MEMORY, Slots, unpinned, unpinned_rows
-from headrace.plan.index_part import is_index_part
+from headrace.execution.shuffle_buffer import (
+    OWN_MEMORY,
+    Draws,
+    Slots,
+    slot_ordinals,
+    unpinned,
+    unpinned_rows,
+)
 from headrace.plan.ordering import Shuffle
 from headrace.plan.source import INFINITE
-from headrace.plan.traverse import cardinality
+from headrace.plan.traverse import cardinality, is_index_part
 from headrace.plan.user_function import step_name
 
 __all__ = ["IndexShuffleIterator", "ShuffleIterator"]

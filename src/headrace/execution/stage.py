@@ -14,19 +14,30 @@ that were asked for, and every element has a place.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
-from headrace.execution.error_origins import blame_element
 from headrace.execution.intake import Intake, Live
-from headrace.execution.iterator import END, ElementIterator, State, position_of
+from headrace.execution.iterator import END, ElementIterator, Singles, State, position_of
+from headrace.execution.origins import blame_element
 from headrace.execution.places import within
 from headrace.plan.user_function import UserFunction
 
-__all__ = ["BLOCK", "NOTHING", "RowStage", "Stage", "chosen_states", "in_part", "states_in"]
+__all__ = [
+    "BLOCK",
+    "NOTHING",
+    "Missing",
+    "RowStage",
+    "Stage",
+    "chosen_states",
+    "in_part",
+    "mask_of",
+    "runs_of",
+    "states_in",
+]
 
 NOTHING: Any = type("Nothing", (), {"__doc__": "What `step` returns for no element."})()
 
@@ -204,3 +215,103 @@ def in_part(name: str, number: int, chunk: Chunk) -> Chunk:
 def states_in(name: str, number: int, states: States) -> States:
     """Return the states of elements in one part of a stream: that part's number, and in it."""
     return lambda index: {name: number, "input": states(index)}
+
+
+# --- What a step whose order is free has still to do, where it works in order ---------------------
+
+
+class Missing(ElementIterator):
+    """The input of a free step, without the elements of which the results were delivered.
+
+    So a step that holds nothing has the states of a free one: a place before all elements that are
+    missing, and which of those after it are not. Another saved them, with threads.
+    """
+
+    def __init__(self, input_: ElementIterator) -> None:
+        self._input = input_
+        self.gives_rows = input_.gives_rows
+        self._gone = 0  # bit i: element i from here on was delivered
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return self._input.reads_ahead_freely
+
+    @property
+    def at_hand(self) -> int:
+        return self._input.at_hand
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while self._gone & 1:
+            self._pass_over()
+        gone = self._gone
+        if gone:
+            limit = min(limit, (gone & -gone).bit_length() - 1)
+        try:
+            chunk = self._input.next_chunk(limit)
+        except Exception:
+            self._gone >>= 1  # it has a number, too
+            raise
+        if chunk is None:
+            return None
+        self._gone >>= chunk.size
+        return chunk.with_states(_states(gone, chunk.states))
+
+    def _pass_over(self) -> None:
+        """Read past elements that were delivered; those that fail were, as errors."""
+        gone = self._gone
+        count = (~gone & (gone + 1)).bit_length() - 1
+        try:
+            chunk = self._input.next_chunk(count)
+        except Exception:
+            count = 1
+        else:
+            count = count if chunk is None else chunk.size
+        self._gone >>= count
+
+    def singles(self) -> Singles | None:
+        if self._gone:
+            return super().singles()
+        got = self._input.singles()
+        return None if got is None else (got[0], _states(0, got[1]))
+
+    def get_state(self) -> State:
+        return {"done": runs_of(self._gone), "input": self._input.get_state()}
+
+    def set_state(self, state: State) -> None:
+        self._gone = mask_of(state["done"])
+        self._input.set_state(state["input"])
+
+    def skip(self, count: int) -> int:
+        return super().skip(count) if self._gone else self._input.skip(count)
+
+    def close(self) -> None:
+        self._input.close()
+
+
+def _states(gone: int, states: States) -> States:
+    return lambda index: {"done": runs_of(gone >> index), "input": states(index)}
+
+
+# --- Sets of small numbers: as the bits of an integer, and as runs, as they are saved -------------
+
+
+def mask_of(runs: Iterable[Sequence[int]]) -> int:
+    """Return an integer with the bits of these runs, [first, one after the last] each."""
+    mask = 0
+    for start, stop in runs:
+        mask |= (1 << stop) - (1 << start)
+    return mask
+
+
+def runs_of(mask: int) -> list[list[int]]:
+    """Return the runs of bits that are set, in order."""
+    runs = []
+    at = 0
+    while mask:
+        low = (mask & -mask).bit_length() - 1
+        mask >>= low
+        size = (~mask & (mask + 1)).bit_length() - 1
+        mask >>= size
+        runs.append([at + low, at + low + size])
+        at += low + size
+    return runs

@@ -9,10 +9,10 @@ import numpy as np
 from headrace.element.chunk import Chunk, States
 from headrace.element.places import named
 from headrace.errors import DataLossError, FailedPreconditionError
-from headrace.execution.error_origins import ErrorOrigin, Failed, origin_of_error
+from headrace.execution.context import UnitReader, UnitSource
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State
+from headrace.execution.origins import ErrorOrigin, Failed, origin_of_error
 from headrace.execution.places import Places
-from headrace.execution.unit_source import UnitReader, UnitSource
 
 __all__ = ["LEFT_OUT", "WITHIN_A_UNIT", "UnitElements"]
 

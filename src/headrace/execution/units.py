@@ -11,14 +11,13 @@ import numpy as np
 from headrace.element.chunk import Chunk, States
 from headrace.element.places import numbers_in
 from headrace.errors import FailedPreconditionError
-from headrace.execution.context import Context
+from headrace.execution.context import Context, GivesWholeUnits
 from headrace.execution.inner import Inner, Opened
+from headrace.execution.intake import Pace
 from headrace.execution.interleave import InterleaveIterator
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.pace import Pace
 from headrace.execution.stage import chosen_states
 from headrace.execution.unit_elements import LEFT_OUT, WITHIN_A_UNIT, UnitElements
-from headrace.execution.unit_source import GivesWholeUnits
 from headrace.plan.source import INFINITE
 from headrace.plan.units import Units
 

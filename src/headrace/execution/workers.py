@@ -29,9 +29,9 @@ from typing import Any
 from headrace.element.chunk import Chunk, States
 from headrace.element.ownership import owned
 from headrace.element.wire import frame_bytes
-from headrace.execution.feeder import PATIENCE, Feeder, Item
 from headrace.execution.iterator import ElementIterator, position_of
 from headrace.execution.places import Places
+from headrace.execution.threads import PATIENCE, Feeder, Item
 from headrace.plan.user_function import UserFunction
 from headrace.threads import start_thread
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.casting import is_floating
-from headrace.distribute.row_numbers import check_rows
+from headrace.distribute.pooling import check_rows
+from headrace.distribute.scattering import is_floating
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.parameter_server.gradients import sum_rows
 from headrace.parameter_server.rules import (

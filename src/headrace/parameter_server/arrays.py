@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.row_numbers import are_large_integers
+from headrace.distribute.pooling import are_large_integers
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.specs import dtype_named
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int
-from headrace.distribute.casting import cast_exactly
+from headrace.distribute.scattering import cast_exactly
 from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.connection import Answered, Ask, Servers

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.pooling import pool_rows
-from headrace.distribute.row_numbers import are_large_integers
+from headrace.distribute.pooling import are_large_integers, pool_rows
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.rules import put_rows
 from headrace.parameter_server.specs import adding_dtype, working_dtype

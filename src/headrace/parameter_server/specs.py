@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from headrace.distribute.casting import is_floating
+from headrace.distribute.scattering import is_floating
 from headrace.element.description import decode_dtype
 from headrace.serving.call import Message
 

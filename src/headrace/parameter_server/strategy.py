@@ -26,9 +26,8 @@ from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import CHIEF, EVALUATOR, PS, TYPES, WORKER, ClusterSpec
 from headrace.data.dataset import Dataset
 from headrace.distribute.context import check_cross_replica
-from headrace.distribute.extended import Extended
 from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.strategy import Strategy
+from headrace.distribute.strategy import Extended, Strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.creation import Initial, PlacedShard, VariableRecord, cut, make

@@ -21,10 +21,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from headrace.arguments import check_int, check_string
-from headrace.distribute.casting import cast_exactly, is_floating
 from headrace.distribute.current import get_strategy
-from headrace.distribute.pooling import check_combiner, pool_rows
-from headrace.distribute.row_numbers import as_ids
+from headrace.distribute.pooling import as_ids, check_combiner, pool_rows
+from headrace.distribute.scattering import cast_exactly, is_floating
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.arrays import IndexedSlices, as_array, refuse_while_tracing
 from headrace.parameter_server.connection import Answered, Ask, Servers

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.casting import is_floating
+from headrace.distribute.scattering import is_floating
 from headrace.parameter_server.specs import (
     Constant,
     Initializer,

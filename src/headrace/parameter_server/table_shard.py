@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.casting import is_floating
+from headrace.distribute.scattering import is_floating
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.array_shard import check_gradient, check_which, rising
 from headrace.parameter_server.gradients import distinct_ids, sum_rows

@@ -19,18 +19,16 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from headrace.arguments import check_flag, check_string
-from headrace.distribute.aggregation import (
+from headrace.distribute.collectives import (
+    ReduceOp,
     VariableAggregation,
     VariableSynchronization,
     member_named,
 )
-from headrace.distribute.casting import cast_exactly, is_floating, kind_of
-from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import OnReplica, here
 from headrace.distribute.current import get_strategy
-from headrace.distribute.pooling import check_combiner, pool_rows
-from headrace.distribute.row_numbers import rows_of
-from headrace.distribute.scattering import written_together
+from headrace.distribute.pooling import check_combiner, pool_rows, rows_of
+from headrace.distribute.scattering import cast_exactly, is_floating, kind_of, written_together
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import (

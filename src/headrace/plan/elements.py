@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headrace.element.spec import Spec
+from headrace.plan.combined_sources import gathered_spec
 from headrace.plan.node import Node
-from headrace.plan.side_by_side import gathered_spec
 from headrace.plan.source import INDEX_SPEC, INFINITE, UNKNOWN, IndexedSource, Source
 
 __all__ = ["FromSource", "Gather", "Indices", "Read"]

@@ -46,7 +46,7 @@ class Node:
     """Whether each of its elements is made from some of the input's, each of which goes into one or
     none: so that it has their origins (`rewrites.roots`)."""
     index_step: ClassVar[bool] = False
-    """Whether the step is arithmetic on positions where its inputs are (`index_part`)."""
+    """Whether the step is arithmetic on positions where its inputs are (`traverse.index_part`)."""
     reads_again: ClassVar[bool] = False
     """Whether a restore reads elements of the input again: they must come in the same order."""
     dealt_whole: ClassVar[bool] = False
@@ -54,7 +54,7 @@ class Node:
     plan with such a step reads all of it."""
     only_reads: ClassVar[bool] = False
     """Whether the step passes the elements of its input to no function of the user's, and writes
-    into none, so that they may be memory that something below keeps (`lending`)."""
+    into none, so that they may be memory that something below keeps (`traverse.lending_steps`)."""
     own_spec: ClassVar[bool] = False
     """Whether the spec follows from the step alone: `spec()` takes no inputs then."""
     is_transparent: ClassVar[bool] = False

@@ -10,7 +10,7 @@ from headrace.element.spec import Spec
 from headrace.plan.node import Node
 from headrace.plan.source import INDEX_SPEC, INFINITE, UNKNOWN
 
-__all__ = ["SHARD_HINT", "Enumerate", "Repeat", "Shard", "Shuffle", "Skip", "Take"]
+__all__ = ["SHARD_HINT", "Enumerate", "Repeat", "Shard", "ShardBlocks", "Shuffle", "Skip", "Take"]
 
 SHARD_HINT = -1
 """In place of a number of shards: who shards the dataset over workers says how many, and which."""
@@ -164,3 +164,36 @@ class Enumerate(Node):
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return (INDEX_SPEC, inputs[0])
+
+
+# --- Blocks: every n-th piece of several elements, as one of many readers takes it ----------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ShardBlocks(Node):
+    """Yield every `num_shards`-th block of `block` elements, from block `index` on.
+
+    A shard of batches is so a batch of a shard. There is no method for it.
+    """
+
+    kind: ClassVar[str] = "shard_blocks"
+    only_reads: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
+    index_step: ClassVar[bool] = True
+
+    input: Node
+    num_shards: int
+    index: int
+    block: int
+
+    def __post_init__(self) -> None:
+        self.keep_int("num_shards", minimum=1)
+        self.keep_int("index", minimum=0)
+        self.keep_int("block", minimum=1)
+
+    def cardinality(self, *inputs: int) -> int:
+        if inputs[0] in (INFINITE, UNKNOWN):
+            return inputs[0]
+        stride = self.num_shards * self.block
+        rounds, rest = divmod(inputs[0], stride)
+        return rounds * self.block + min(self.block, max(0, rest - self.index * self.block))

@@ -257,7 +257,7 @@ class Source(ABC):
 
     @property
     def fixed_seeds(self) -> tuple[int, ...]:
-        """What steps of `written` draw from that have one order for ever (`plan.fixed_order`)."""
+        """What steps of `written` draw from that have one order for ever (`plan.determinism`)."""
         return ()
 
     def with_fixed_seeds(self, seeds: tuple[int, ...]) -> Source:

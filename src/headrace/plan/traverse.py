@@ -14,6 +14,9 @@ __all__ = [
     "cardinality",
     "element_spec",
     "fold",
+    "is_index_part",
+    "leaves",
+    "lending_steps",
     "merged_options",
     "outline",
     "transform",
@@ -146,3 +149,68 @@ def outline(plan: Node, depth: int = 0, notes: Mapping[int, str] | None = None) 
 
 _DEEPEST_INDENT = 60
 """In levels; without it the text of a long chain of steps would grow as its square."""
+
+
+# --- The index part of a plan: its subtrees of index steps only, which are arithmetic -------------
+#
+# An index part calls no function of the user's and reads nothing. Its elements follow from (seed,
+# pass), they are counted without reading, and the state of an iterator over it is one integer. The
+# plan is taken in its normal form (`rewrites.normal`).
+
+
+def is_index_part(plan: Node) -> bool:
+    """Say whether `plan` is index steps only, down to the numbers that it starts from."""
+    return all(node.index_step for node in distinct([plan]))
+
+
+def leaves(plan: Node) -> tuple[Node, ...]:
+    """Return the roots of the largest index parts, in `walk` order.
+
+    A leaf's number is its place here. An index part that stands in the plan several times is as
+    many leaves: each is read for itself.
+    """
+    found: list[Node] = []
+    inside = _index_steps(plan)
+    pending = [plan]
+    while pending:
+        node = pending.pop()
+        if id(node) in inside:
+            found.append(node)
+        else:
+            pending.extend(reversed(node.inputs))
+    return tuple(found)
+
+
+def _index_steps(plan: Node) -> set[int]:
+    """Return the `id` of each node that is the root of an index part."""
+    inside: set[int] = set()
+    for node in distinct([plan]):
+        if node.index_step and all(id(input_) in inside for input_ in node.inputs):
+            inside.add(id(node))
+    return inside
+
+
+# --- Which steps may lend what they hold ----------------------------------------------------------
+#
+# Elements belong to their consumer, so a source and a cache give copies of what they keep. A worker
+# that sends elements on only reads them. Then nobody writes into an element but a user's function
+# that it is passed to, and what is passed to none need not be copied.
+
+
+def lending_steps(plan: Node) -> frozenset[int]:
+    """Return the `id` of each step whose elements are passed to no function of the user's.
+
+    Args:
+        plan: A plan whose elements are only read.
+    """
+    found: dict[bool, set[int]] = {True: set(), False: set()}
+    pending = [(plan, True)]
+    while pending:
+        node, is_only_read = pending.pop()
+        if id(node) in found[is_only_read]:
+            continue
+        found[is_only_read].add(id(node))
+        below = is_only_read and node.only_reads
+        pending.extend((input_, below) for input_ in node.inputs)
+    # What stands in two places is lent in neither, unless it may be in both.
+    return frozenset(found[True] - found[False])

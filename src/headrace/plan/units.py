@@ -1,4 +1,4 @@
-"""Where the client's half of a plan begins: elements that are made elsewhere, unit by unit."""
+"""Steps that rewrites put into plans that are dealt out or run in two halves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from headrace.element.spec import Spec
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 
-__all__ = ["Units"]
+__all__ = [
+    "FailsBelow",
+    "Mark",
+    "RaiseFailed",
+    "Root",
+    "Units",
+]
+
+# --- Where the client's half begins: elements that are made elsewhere, unit by unit ---------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -40,7 +48,7 @@ class Units(Node):
     """Whether a unit has as many elements as are read of a source at its index."""
     holds_failures: bool = False
     """Whether what failed in a step that sank below those above, which choose, stands in the place
-    of its element (`plan.failures`)."""
+    of its element (`RaiseFailed`)."""
     element_spec: Spec | None = None
     count: int = UNKNOWN
     """Elements in a pass, where that is known."""
@@ -84,3 +92,50 @@ class Units(Node):
         turns = zip(passes, self.strides, strict=True)
         before = sum([number * stride for number, stride in turns if stride != INFINITE])
         return self.offset + before + index
+
+
+# --- The root of a dealt plan: the step from which on each element is named by its origin ---------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Mark(Node):
+    """The same elements: a step that a rewrite alone puts in, to say something of where it is."""
+
+    only_reads: ClassVar[bool] = True
+    is_transparent: ClassVar[bool] = True
+    one_to_one: ClassVar[bool] = True
+    keeps_count: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
+
+    input: Node
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Root(Mark):
+    """The same elements, each with its origin. Put in by `rewrites.roots`."""
+
+    kind: ClassVar[str] = "root"
+
+
+# --- Where elements that fail on workers fail at the client ---------------------------------------
+#
+#     in one process:   map over shuffle            an element that fails was drawn
+#     in two halves:    raise_failed over shuffle   over units whose map ran on workers
+#
+# What fails in a step that sank below those that choose is held in the place of its element, and is
+# chosen with it. What fails below them is raised at once, as ever. Both steps are put in by a
+# rewrite alone (`rewrites.cut`).
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RaiseFailed(Mark):
+    """The same elements; an error that stands in the place of one is raised."""
+
+    kind: ClassVar[str] = "raise_failed"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FailsBelow(Mark):
+    """The same elements; errors say that they were raised below what the client chooses from."""
+
+    kind: ClassVar[str] = "fails_below"

@@ -1,7 +1,7 @@
 """Apply a user's function to whole columns, where that provably gives the same elements.
 
 The proof (`plan/column_proof.py`) is made here for the spec that the plan promises, and again by
-the executor for the columns that there are (`execution/column_call.py`).
+the executor for the columns that there are (`execution/elementwise.py`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ order of one process, `above` opens unit after unit (`plan.units`), and is else 
   it had before the filters, so that those left out count in the turns.
 * One-to-one steps over steps that choose sink below them. Over a shuffle of values only where the
   elements that it then holds at the client fit a bound. What fails in them is chosen with the
-  others, and raised above (`plan.failures`).
+  others, and raised above (`plan.units`).
 * `repeat` and `concatenate` over others stay in both halves: below they say which units there are.
 
 In any order, whatever carries origins stays below: batches, shuffles of values, buckets. A batch
@@ -33,16 +33,13 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 from headrace.errors import FailedPreconditionError
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.combining import Concatenate, Interleave
+from headrace.plan.determinism import fixed_seeds, free_steps, with_fixed_seeds
 from headrace.plan.elementwise import Filter, Map
-from headrace.plan.failures import FailsBelow, RaiseFailed
-from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
-from headrace.plan.free_order import free_steps
 from headrace.plan.node import Node
 from headrace.plan.options import Options
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
-from headrace.plan.root import Root
 from headrace.plan.traverse import cardinality, element_spec, fold, walk
-from headrace.plan.units import Units
+from headrace.plan.units import FailsBelow, RaiseFailed, Root, Units
 from headrace.plan.user_function import step_name
 from headrace.plan.windows import GroupByWindow
 from headrace.rewrites.held_by_shuffles import bytes_by_spec, held_by

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.plan.determinism import free_steps, kept_steps
 from headrace.plan.elements import FromSource
-from headrace.plan.free_order import free_steps, kept_steps
-from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
-from headrace.plan.traverse import outline, walk
+from headrace.plan.traverse import leaves, outline, walk
 from headrace.rewrites.cut import Cut
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of

@@ -8,10 +8,9 @@ from headrace.element.spec import ArraySpec, Spec
 from headrace.element.structure import flatten
 from headrace.plan.combining import Concatenate
 from headrace.plan.elementwise import Map
-from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.ordering import Shuffle
-from headrace.plan.traverse import element_spec, walk
+from headrace.plan.traverse import element_spec, leaves, walk
 
 __all__ = ["bytes_by_spec", "held_by"]
 

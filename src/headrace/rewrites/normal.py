@@ -30,14 +30,20 @@ from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.plan.batching import Batch
 from headrace.plan.buffering import Cache, CacheKey, Prefetch
+from headrace.plan.combined_sources import (
+    NUMBERS,
+    DrawnSource,
+    SideBySide,
+    draws,
+    end_to_end,
+    member_count,
+    side_by_side,
+)
 from headrace.plan.combining import Concatenate, Zip
-from headrace.plan.drawn_source import DrawnSource, draws
 from headrace.plan.elements import FromSource, Gather, Indices, Read
-from headrace.plan.end_to_end import end_to_end, member_count
 from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.options import Options, WithOptions
 from headrace.plan.ordering import Enumerate
-from headrace.plan.side_by_side import NUMBERS, SideBySide, side_by_side
 from headrace.plan.source import INFINITE, IndexedSource
 from headrace.plan.traverse import element_spec, fold, merged_options, walk
 

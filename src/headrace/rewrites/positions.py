@@ -1,6 +1,6 @@
 """What can be dealt out of a plan: one stream of units, each a few positions of an index part.
 
-A leaf is a largest index part (`plan.index_part`): all shuffles in it are arithmetic, the same on
+A leaf is a largest index part (`plan.traverse`): all shuffles in it are arithmetic, the same on
 every machine. The `repeat` and `concatenate` steps over the leaves say in which order their
 positions come; other steps do not matter here. Where a batch of `k` stands over a leaf with only
 steps between that keep the count (map, gather, cache, ...), a unit is `k` positions, so that no
@@ -18,11 +18,10 @@ from typing import TypeAlias
 
 from headrace.plan.combining import Concatenate
 from headrace.plan.elements import FromSource
-from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.ordering import Repeat
 from headrace.plan.source import INFINITE, UNKNOWN
-from headrace.plan.traverse import cardinality, walk
+from headrace.plan.traverse import cardinality, leaves, walk
 
 __all__ = ["Deal", "Part", "deal_of"]
 

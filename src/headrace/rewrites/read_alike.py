@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.plan.determinism import free_steps
 from headrace.plan.elements import FromSource, Read
-from headrace.plan.free_order import free_steps
 from headrace.plan.node import Node
 from headrace.plan.source import Source
 from headrace.plan.traverse import merged_options, transform, walk

@@ -19,11 +19,10 @@ from typing import NamedTuple
 from headrace.errors import FailedPreconditionError
 from headrace.plan.combining import Concatenate, Interleave
 from headrace.plan.elements import Indices
-from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.ordering import Repeat, Shuffle
-from headrace.plan.root import Root
-from headrace.plan.traverse import fold
+from headrace.plan.traverse import fold, leaves
+from headrace.plan.units import Root
 from headrace.plan.user_function import step_name
 
 __all__ = [
@@ -58,7 +57,7 @@ def with_roots(plan: Node, free: frozenset[int]) -> Node:
 
     Args:
         plan: The plan, which can be dealt in units. It may have roots already.
-        free: `id` of each step whose order is free (`plan.free_order`).
+        free: `id` of each step whose order is free (`plan.determinism`).
 
     Raises:
         FailedPreconditionError: A step works on the whole stream: whose elements its own are made

@@ -6,11 +6,10 @@ from typing import TypeAlias
 
 from headrace.plan.combining import Concatenate
 from headrace.plan.elements import Read
-from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.ordering import Repeat
 from headrace.plan.source import INFINITE
-from headrace.plan.traverse import cardinality, fold, walk
+from headrace.plan.traverse import cardinality, fold, leaves, walk
 from headrace.plan.units import Units
 from headrace.rewrites.positions import deal_of
 from headrace.rewrites.roots import units_of_leaves

@@ -17,8 +17,8 @@ from headrace.errors import (
     NotFoundError,
 )
 from headrace.plan import traverse
+from headrace.plan.determinism import drawn_seeds, seeds_named
 from headrace.plan.elements import FromSource
-from headrace.plan.fixed_order import drawn_seeds, seeds_named
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN

@@ -24,7 +24,7 @@ from headrace.element.ownership import copied
 from headrace.element.spec import ArraySpec, Spec, spec_of, unbatched
 from headrace.element.structure import Element, Structure, component, flatten, unflatten
 from headrace.errors import FailedPreconditionError
-from headrace.plan.drawn_source import DrawnSource
+from headrace.plan.combined_sources import DrawnSource
 from headrace.plan.random_words import Key, key_of, words_at
 from headrace.plan.source import (
     INDEX_SPEC,

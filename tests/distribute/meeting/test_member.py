@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from headrace.distribute.meeting.combining import ANY
+from headrace.distribute.meeting.hall import ANY
 from headrace.distribute.meeting.member import Member
 from headrace.distribute.meeting.messages import (
     Again,

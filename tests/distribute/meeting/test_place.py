@@ -7,10 +7,9 @@ import threading
 import pytest
 
 from headrace.distribute.meeting import place
-from headrace.distribute.meeting.combining import ANY
+from headrace.distribute.meeting.hall import ANY
 from headrace.distribute.meeting.member import Member
-from headrace.distribute.meeting.own_end import OwnEnd
-from headrace.distribute.meeting.place import _Meetings
+from headrace.distribute.meeting.place import OwnEnd, _Meetings
 from headrace.errors import UnavailableError
 
 NAMES = ["worker 0", "worker 1"]

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from headrace.distribute.meeting import arrays as coding
+from headrace.distribute.meeting import messages as coding
 from headrace.distribute.meeting import summing
-from headrace.distribute.meeting.combining import Brought, combine
+from headrace.distribute.meeting.hall import Brought, combine
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 
 

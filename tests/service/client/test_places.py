@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.execution.build import start, start_above
+from headrace.execution.build import LocalUnits, start, start_above
 from headrace.execution.delivered import END
-from headrace.execution.local_units import LocalUnits
 from headrace.rewrites.cut import Cut, cut
 from headrace.service.client.places import going_on, named_place, units_read
 from headrace.service.messages import OpenIteration, Terms

@@ -52,7 +52,7 @@ def test_of_origins_in_another_order_those_of_the_first_elements_are_given() -> 
 
 def test_where_units_take_turns_the_first_elements_are_those_of_the_first_turns() -> None:
     # 7 7 | 3 3 | 5 5 | 7 7 | 3: the first element of 7 came before.
-    turns = (((7, 3, 5), 2, 1, 8),)
+    turns = ((7, 3, 5), 2, 1, 8)
     origins = ((3, 1, 4, 3), (5, 1, 0, 2), (7, 1, 1, 3))
     answer = answer_of(count=8, origins=origins, is_mixed=True, turns=turns)
     assert [*rows_given(answer, 4, 8)] == [(3, 1, 4, 2), (5, 1, 0, 1), (7, 1, 1, 1)]

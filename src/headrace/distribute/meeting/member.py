@@ -14,33 +14,39 @@ Rule 5. Once a session is over, every later wait raises the same. It is heard of
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from headrace.distribute.meeting.arrays import decode, encode
-from headrace.distribute.meeting.combining import Brought
-from headrace.distribute.meeting.end import End
-from headrace.distribute.meeting.failures import error_of
+from headrace.distribute.meeting.hall import Brought
 from headrace.distribute.meeting.messages import (
     Again,
     Contribute,
     Failed,
     Lack,
     Lacking,
+    Leave,
     Listen,
     Result,
+    decode,
+    encode,
+    error_of,
 )
 from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
 from headrace.transport.channel import Buffer, Channel, Reply
 from headrace.waiting import WaitWarnings
 
-__all__ = ["Member"]
+__all__ = [
+    "End",
+    "Member",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +135,7 @@ class Member:
 
         Args:
             what: What it is about, in words. All workers must say the same.
-            kind: How the values that are brought become one (`combining`).
+            kind: How the values that are brought become one (`hall`).
             flag: What this worker brings.
             arrays: What it brings, too. They must not change until the result is here.
             again: Whether an interrupted call may have come there already, which then counts: no
@@ -399,3 +405,45 @@ class Member:
             raise FailedPreconditionError(
                 "this strategy was closed: make another one, on all workers"
             )
+
+
+# --- How a worker leaves: what lives on when its member is dropped --------------------------------
+
+_LOCK_SECONDS = 1.0
+
+
+class End:
+    """Leaves: what waits hears it.
+
+    Args:
+        channel: Leads to the place.
+        rank: Of the worker.
+        incarnation: Of its member.
+    """
+
+    def __init__(self, channel: Channel, rank: int, incarnation: str) -> None:
+        self._channel, self._rank, self._incarnation = channel, rank, incarnation
+        #: Which hall it is, once that is known.
+        self.hall = ""
+        #: Held by whoever uses the channel. Who has it may take it again: a finalizer calls
+        #: `close`, in the middle of anything.
+        self.lock = threading.RLock()
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Leave; the others are told if they wait. May be called twice."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        # A thread that waits may have the lock, and the program is to end all the same.
+        if not self.lock.acquire(timeout=_LOCK_SECONDS):
+            return
+        try:
+            # Where nobody is there any more, there is nobody to be told.
+            with contextlib.suppress(HeadraceError, OSError):
+                self._channel.send(
+                    Leave(hall=self.hall, rank=self._rank, incarnation=self._incarnation)
+                )
+            self._channel.close()
+        finally:
+            self.lock.release()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.meeting.combining import SUM
+from headrace.distribute.meeting.hall import SUM
 from headrace.distribute.meeting.member import Member
 
 __all__ = ["summed"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.brief import InParts, InTurns
+from headrace.element.brief import InTurns
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import END, Delivered, DeliveryLog, OriginRun, with_ends
 from headrace.execution.origins import order_in_turns, runs_of
@@ -147,8 +147,8 @@ def rows_given(answer: Elements, count: int, size: int) -> Iterable[OriginRun]:
 
 
 def _order_of(answer: Elements) -> NDArray[Any]:
-    if answer.origins.turns:
-        return order_in_turns(InParts(tuple([InTurns(*each) for each in answer.origins.turns])))
+    if answer.origins.turns is not None:
+        return order_in_turns(InTurns(*answer.origins.turns))
     return np.frombuffer(answer.origins.order, "<u4")
 
 

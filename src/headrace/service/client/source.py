@@ -21,8 +21,8 @@ from headrace.errors import FailedPreconditionError, InvalidArgumentError, Unava
 from headrace.execution.build import start_above
 from headrace.execution.delivered import NO_ORDER, Delivered
 from headrace.execution.iterator import ElementIterator
+from headrace.plan.determinism import with_fixed_seeds
 from headrace.plan.elements import FromSource
-from headrace.plan.fixed_order import with_fixed_seeds
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source

@@ -30,10 +30,10 @@ class ElementOrigins(Message, frozen=True):
     order: bytes = b""
     """Where they are: for each of them, in their order, which it is in the order of the elements,
     as 32 bits (little-endian)."""
-    turns: tuple[tuple[tuple[int, ...], int, int, int], ...] = ()
-    """In place of `order`, where units take turns: in the order of the elements, (units of the
-    stream, elements in a turn, elements that came before since the cycle began, elements). Origins
-    are sorted by those units."""
+    turns: tuple[tuple[int, ...], int, int, int] | None = None
+    """In place of `order`, where units take turns: (units of the stream in turn, elements in a
+    turn, elements that came before since the cycle began, elements). Origins are sorted by those
+    units."""
     sizes: tuple[int, ...] = ()
     """How many origins each element has; empty: all as many."""
     dealt: tuple[tuple[int, int, int, int], ...] = ()

@@ -100,7 +100,7 @@ class Meter:
     # --- steps ----------------------------------------------------------------------------------
 
     def watch(self, node: Node, iterator: ElementIterator) -> ElementIterator:
-        """Learn the name of a step (`execution.watch_point`); nothing stands in its place."""
+        """Learn the name of a step (`Watched` of `execution`); nothing stands in its place."""
         kind = node.kind or type(node).__name__
         place = f" at {node.location}" if node.location else ""
         made = type(iterator)

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.brief import InParts, InRow, InTurns
+from headrace.element.brief import InRow, InTurns
 from headrace.element.chunk import Chunk
 from headrace.element.places import row_counts, rows_of
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.execution.build import Watch, start
+from headrace.execution.build import Watch, opens_files, start
 from headrace.execution.dealer import Pause, UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
-from headrace.execution.opens_files import opens_files
 from headrace.execution.origins import Run, one_run_of, runs_in_turns, runs_of, sorted_runs
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
@@ -169,7 +168,7 @@ class Origins(NamedTuple):
     runs: tuple[OriginRun, ...] = ()
     is_mixed: bool = False
     order: bytes = b""
-    turns: tuple[tuple[tuple[int, ...], int, int, int], ...] = ()
+    turns: tuple[tuple[int, ...], int, int, int] | None = None
     sizes: tuple[int, ...] = ()
 
 
@@ -183,13 +182,11 @@ def origins_of(chunk: Chunk) -> Origins:
     if isinstance(column, InRow):
         assert column.ordinal is not None, "the elements are below the root"
         return Origins((Run(column.unit, column.size, column.ordinal, 1),))
-    if isinstance(column, InTurns | InParts):
+    if isinstance(column, InTurns):
         is_mixed, runs = runs_in_turns(column)
         if not is_mixed:
             return Origins(runs)
-        parts = column.parts if isinstance(column, InParts) else (column,)
-        turns = tuple([(part.units, part.each, part.start, part.size) for part in parts])
-        return Origins(runs, True, turns=turns)
+        return Origins(runs, True, turns=(column.units, column.each, column.start, column.size))
     assert isinstance(column, np.ndarray)
     units, ordinals = rows_of(column)
     run = one_run_of(units, ordinals)

@@ -27,9 +27,8 @@ from headrace.element import wire
 from headrace.element.brief import joined_columns
 from headrace.element.chunk import Chunk, concatenate
 from headrace.errors import HeadraceError, UserFunctionError
-from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.execution.iterator import ElementIterator, State
-from headrace.execution.origins import by_unit
+from headrace.execution.origins import ErrorOrigin, by_unit, origin_of_error
 from headrace.service.messages import ElementOrigins
 from headrace.service.rows import END, OriginRun
 from headrace.service.worker.failure import describe, for_clients

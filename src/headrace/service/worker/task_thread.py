@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from headrace.execution.begun import begun_units
+from headrace.execution.dealt import begun_units
 from headrace.execution.iterator import ElementIterator, State
 from headrace.service.worker.feed import Outlet
 from headrace.service.worker.opening import units_whole

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.element.chunk import Chunk
-from headrace.execution.error_origins import ErrorOrigin, origin_of_error
+from headrace.execution.origins import ErrorOrigin, origin_of_error
 from headrace.service.messages import Elements
 from headrace.service.modes.ordered.units import Units
 from headrace.service.rows import END

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
 from headrace.plan.batching import Batch
-from headrace.plan.blocks import ShardBlocks
 from headrace.plan.node import Node
-from headrace.plan.ordering import Shard, Skip, Take
+from headrace.plan.ordering import Shard, ShardBlocks, Skip, Take
 from headrace.plan.source import INFINITE, Position, Reader
 from headrace.plan.traverse import cardinality
 from headrace.plan.units import Units

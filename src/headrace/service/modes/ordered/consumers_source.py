@@ -24,8 +24,8 @@ from typing import cast
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import NO_ORDER
+from headrace.plan.determinism import seeds_named
 from headrace.plan.fingerprint import fingerprint_with_steps
-from headrace.plan.fixed_order import seeds_named
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source

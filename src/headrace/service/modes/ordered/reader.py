@@ -18,8 +18,8 @@ from headrace.counts import count_delivered
 from headrace.element.chunk import Chunk
 from headrace.element.places import named
 from headrace.errors import CancelledError, FailedPreconditionError
+from headrace.execution.context import UnitReader, UnitSource
 from headrace.execution.iterator import ElementIterator
-from headrace.execution.unit_source import UnitReader, UnitSource
 from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery, content_of
 from headrace.service.client.schedule import MOST_REQUESTS
@@ -107,7 +107,7 @@ class UpperReader:
 
 
 class ArrivingUnits:
-    """Opens units that arrive in any order (`execution.unit_source.UnitSource`).
+    """Opens units that arrive in any order (`execution.context.UnitSource`).
 
     Args:
         session: Of the iteration, which wants all answers.
@@ -216,7 +216,7 @@ class ArrivingUnits:
                 self._units.give_up([(unit, unit + 1)])
 
     def whole(self, unit: int, most: int, limit: int) -> tuple[Chunk, int] | None:
-        """Return units in a row that are here and whole (`unit_source.GivesWholeUnits`)."""
+        """Return units in a row that are here and whole (`context.GivesWholeUnits`)."""
         with self._lock:
             reading = self._sort()
             stops = self._errors or self._broken
@@ -289,7 +289,7 @@ def _nothing_in_hand() -> None:
 
 
 class ArrivingUnit:
-    """Reads one unit (`execution.unit_source.UnitReader`)."""
+    """Reads one unit (`execution.context.UnitReader`)."""
 
     def __init__(self, units: ArrivingUnits, unit: int, first: int) -> None:
         self._units = units

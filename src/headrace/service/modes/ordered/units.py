@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace.element.chunk import Chunk
-from headrace.execution.error_origins import ErrorOrigin, give_origin
+from headrace.execution.origins import ErrorOrigin, give_origin
 from headrace.service.messages import Elements
 from headrace.service.ranges import Ranges, subtracted, united
 from headrace.service.rows import END, OriginRun
@@ -38,7 +38,7 @@ class Found(NamedTuple):
     ordinal: int = 0
     """Of the first element of the chunk; they are consecutive."""
     error: Exception | None = None
-    """In their place, with its origin (`error_origins`)."""
+    """In their place, with its origin (`execution.origins`)."""
     elements: int = 0
     """If there is neither: the unit is over, and had so many elements at the root."""
 

@@ -7,7 +7,7 @@ from threading import Condition
 
 import pytest
 
-from headrace.execution.waiting import LongWait
+from headrace.execution.threads import LongWait
 
 
 class FakeCondition(Condition):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.plan.end_to_end import EndToEnd, end_to_end
+from headrace.plan.combined_sources import EndToEnd, end_to_end
 from headrace.sources.memory import RangeSource, SlicesSource
 from headrace.testing import check_source
 

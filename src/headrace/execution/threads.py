@@ -1,22 +1,27 @@
-"""A thread that reads an iterator ahead of its use.
-
-Who may touch what. The iterator is the thread's from `start` until `stop` has returned True. All
-else changes under `changed`, which the owner holds as well, for what it keeps of what was read.
-"""
+"""Threads of a plan: one that reads an iterator ahead, several that run jobs, and waits."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
-from typing import NamedTuple
+from queue import SimpleQueue
+from threading import Condition
+from typing import NamedTuple, TypeAlias
 
 from headrace.element.chunk import Chunk
+from headrace.execution.intake import Pace
 from headrace.execution.iterator import ElementIterator, State
-from headrace.execution.pace import Pace
 from headrace.threads import start_thread
 
-__all__ = ["PATIENCE", "Feeder", "Item", "close_quietly"]
+__all__ = ["PATIENCE", "Crew", "Feeder", "Item", "LongWait", "close_quietly"]
+
+# --- A thread that reads an iterator ahead of its use ---------------------------------------------
+#
+# Who may touch what. The iterator is the thread's from `start` until `stop` has returned True. All
+# else changes under `changed`, which the owner holds as well, for what it keeps of what was read.
 
 PATIENCE = 0.2
 """Seconds for a thread to notice that it is not needed any more."""
@@ -171,3 +176,117 @@ def close_quietly(iterator: ElementIterator) -> None:
         iterator.close()
     except Exception:
         _logger.debug("an iterator could not be closed", exc_info=True)
+
+
+# --- Threads that run jobs, and are never waited for without bound --------------------------------
+#
+# Rule 1. The threads are daemons: one that is stuck in a user's function holds up neither `close`
+#         nor the end of the interpreter. It ends by itself when the function returns.
+# Rule 2. A job lets nothing escape: it hands errors, of whatever kind, to whoever waits for it.
+
+Job: TypeAlias = Callable[[], None]
+
+
+class Crew:
+    """Up to `size` threads, started as they are needed, that run jobs in turn.
+
+    Args:
+        size: The most threads.
+        name: Their name.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, job: Job) -> None:
+        """Have a thread run a job, after those that were submitted before it."""
+        if len(self._threads) < self._size and not self._idle.acquire(blocking=False):
+            thread = threading.Thread(
+                target=_work, args=(self._jobs, self._idle), name=self._name, daemon=True
+            )
+            self._threads.append(thread)
+            start_thread(thread)
+        self._jobs.put(job)
+
+    def dismiss(self) -> None:
+        """Let each thread end after the jobs that were submitted; wait for none."""
+        for _ in self._threads:
+            self._jobs.put(None)
+
+
+def _work(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        job = None  # not kept alive while this thread waits
+        idle.release()
+
+
+# --- Waits that say what they wait for, once they have lasted long --------------------------------
+
+_SHORTEST = 0.01
+_FIRST = 10.0
+_AGAIN = 60.0
+
+_logger = logging.getLogger("headrace")
+
+
+class LongWait:
+    """One wait without progress: after 10 s, and then each minute, a warning names its object.
+
+    Args:
+        awaited: What is waited for, for the warning: the step and where the user wrote it.
+        clock: Gives the time in seconds.
+        warn: Called with each warning.
+    """
+
+    __slots__ = ("_awaited", "_clock", "_due", "_start", "_warn")
+
+    def __init__(
+        self,
+        awaited: str,
+        clock: Callable[[], float] = time.monotonic,
+        warn: Callable[[str], None] = _logger.warning,
+    ) -> None:
+        self._awaited = awaited
+        self._clock = clock
+        self._warn = warn
+        self._start = clock()
+        self._due = self._start + _FIRST
+
+    def wait(self, changed: Condition) -> None:
+        """Wait on a condition that is held; return when it was notified, or now and then.
+
+        It is held afterwards whatever happens.
+        """
+        try:
+            changed.wait(max(0.0, self._due - self._clock()))
+        except BaseException:
+            # A signal at the moment when the lock is taken again leaves it free. Whoever holds the
+            # condition would fail to release it, and hide the interruption.
+            with contextlib.suppress(RuntimeError):
+                changed.release()
+            changed.acquire()
+            raise
+        self.look()
+
+    def wait_and_look(self, changed: Condition) -> None:
+        """Wait in the same way, but return after as long as was waited so far, too.
+
+        For what may be there without a notice: it is then found at most twice as late.
+        """
+        now = self._clock()
+        changed.wait(max(0.0, min(self._due - now, max(now - self._start, _SHORTEST))))
+        self.look()
+
+    def look(self) -> None:
+        """Warn if it is time to."""
+        now = self._clock()
+        if now >= self._due:
+            self._due = now + _AGAIN
+            self._warn(
+                f"waiting for {self._awaited}: nothing has come for {now - self._start:.0f} s"
+            )

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.execution.shuffle_order import Draws, Exchange, slot_ordinals
+from headrace.execution.shuffle_buffer import Draws, Exchange, slot_ordinals
 
 
 def simulate(slots, held, incoming):
