@@ -1,4 +1,4 @@
-"""Writes that come again or late, beside what `test_store_against_a_model` has of them."""
+"""What the keys of writes do beyond what `test_store_against_a_model` checks."""
 
 from __future__ import annotations
 
