@@ -1,4 +1,4 @@
-"""In order, a unit's end is said once all of it was said."""
+"""When a worker reports the end of a unit."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Listed:
 
 
 def read(reader: WholeReader, limit: int) -> tuple[list[list[int]], list[Any]]:
-    """Return what is left, and the place before each chunk and at the end."""
+    """Return the remaining elements, and the place before each chunk and at the end."""
     rows: list[list[int]] = []
     places = [reader.get_position()]
     while (chunk := reader.read(limit)) is not None:
@@ -75,7 +75,7 @@ class PartOfAJob(Listed):
 
 
 class PartsOfAJob:
-    """Source of the parts of range(7): whoever joins reads with the job's seed, which is 9."""
+    """Source of the parts of range(7), in a job whose seed is 9."""
 
     def __init__(self) -> None:
         self.seeds: list[int] = []

@@ -1,4 +1,4 @@
-"""What a client that reads in order does with units that do not come."""
+"""Reading in order where units are missing."""
 
 from __future__ import annotations
 
