@@ -1,0 +1,212 @@
+"""What a plan keeps or leaves free: seeds of one order, free order, and what is lent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.plan.elements import Gather
+from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
+from headrace.plan.free_order import free_steps, kept_steps
+from headrace.plan.lending import lending_steps
+from headrace.plan.node import distinct
+from headrace.rewrites.normal import normalize
+
+Dataset = hr.Dataset
+
+
+def shuffled() -> hr.Dataset:
+    return (
+        Dataset.range(9)
+        .shuffle(9, reshuffle_each_iteration=False)
+        .shuffle(3)
+        .shuffle(9, reshuffle_each_iteration=False)
+        .shuffle(9, seed=4, reshuffle_each_iteration=False)
+    )
+
+
+def test_each_shuffle_of_one_order_without_a_seed_has_one_that_was_drawn_when_it_was_made() -> None:
+    one, other = shuffled(), shuffled()
+    assert len(fixed_seeds(one.plan)) == 2
+    assert len({*fixed_seeds(one.plan), *fixed_seeds(other.plan)}) == 4
+    assert fixed_seeds(one.plan) == fixed_seeds(one.plan)
+    assert fixed_seeds(Dataset.range(9).shuffle(9).plan) == []
+
+
+def test_the_seed_of_the_options_decides_all_of_them_each_apart() -> None:
+    one, other, third = (
+        fixed_seeds(shuffled().with_options(hr.Options(seed=seed)).plan) for seed in (1, 1, 2)
+    )
+    assert one == other
+    assert len({*one, *third}) == 4
+
+
+def test_a_seed_is_small_enough_for_any_reader_of_json() -> None:
+    for seed in range(50):
+        found = fixed_seeds(shuffled().with_options(hr.Options(seed=seed)).plan)
+        assert all(0 <= value < 1 << 53 for value in found)
+
+
+def test_a_plan_that_was_given_the_seeds_of_another_has_its_order() -> None:
+    one, other = shuffled().plan, shuffled().plan
+    given = with_fixed_seeds(other, fixed_seeds(one))
+    assert fixed_seeds(given) == fixed_seeds(one)
+    assert fixed_seeds(other) != fixed_seeds(one)
+
+
+def test_a_plan_that_has_these_seeds_is_left_alone() -> None:
+    plan = shuffled().plan
+    assert with_fixed_seeds(plan, fixed_seeds(plan)) is plan
+
+
+# --- free order counts where nothing above would have to read the same elements again -------------
+
+
+def nested(x):
+    return Dataset.range(int(x))
+
+
+def mapped(dataset=None, **how):
+    dataset = Dataset.range(9) if dataset is None else dataset
+    return dataset.map(lambda x: x + 1, num_parallel_calls=2, deterministic=False, **how)
+
+
+def free_count(dataset) -> int:
+    normal = normalize(dataset.plan)
+    return len(free_steps(normal.plan, normal.options.deterministic))
+
+
+KEEPS = {
+    "nothing": lambda ds: ds,
+    "batch": lambda ds: ds.batch(2),
+    "filter": lambda ds: ds.filter(lambda x: x > 3),
+    "a shuffle, which moves below": lambda ds: ds.shuffle(3),
+    "take": lambda ds: ds.take(3),
+    "repeat": lambda ds: ds.repeat(2),
+    "concatenate": lambda ds: ds.concatenate(Dataset.range(3)),
+    "prefetch": lambda ds: ds.prefetch(2),
+}
+FIXES = {
+    "a shuffle of values": lambda ds: ds.filter(lambda x: x > 3).shuffle(3),
+    "cache": lambda ds: ds.cache(),
+    "flat_map": lambda ds: ds.flat_map(nested),
+    "zip": lambda ds: Dataset.zip(ds, Dataset.range(3)),
+    "unbatch": lambda ds: ds.batch(2).unbatch(),
+}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_the_order_stays_free_below(name):
+    assert free_count(KEEPS[name](mapped())) == 1
+
+
+def test_the_order_is_free_where_the_last_setting_says_so():
+    def step(**how):
+        return Dataset.range(9).map(lambda x: x + 1, num_parallel_calls=2, **how)
+
+    free, kept = hr.Options(deterministic=False), hr.Options(deterministic=True)
+    assert free_count(step()) == 0
+    assert free_count(step().with_options(free).batch(2)) == 1
+    assert free_count(Dataset.range(9).with_options(free).map(lambda x: x + 1)) == 1
+    assert free_count(step().with_options(free).with_options(kept)) == 0
+    assert free_count(step(deterministic=False).with_options(kept)) == 1
+    assert free_count(step(deterministic=True).with_options(free)) == 0
+    assert free_count(Dataset.range(9).interleave(nested)) == 0
+    assert free_count(Dataset.range(9).interleave(nested).with_options(free)) == 1
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_the_order_is_kept_below(name):
+    assert free_count(FIXES[name](mapped())) == 0
+
+
+def test_of_two_steps_the_upper_one_is_free():
+    dataset = mapped(mapped())
+    normal = normalize(dataset.plan)
+    assert free_steps(normal.plan, None) == frozenset([id(normal.plan)])
+    assert kept_steps(normal.plan, None) == {id(normal.plan.inputs[0]): normal.plan}
+
+
+def test_an_interleave_below_a_free_map_keeps_its_order_and_without_one_it_does_not():
+    def read(**how):
+        rows = Dataset.range(9).interleave(nested, num_parallel_calls=2, deterministic=False)
+        return normalize(rows.map(lambda x: x + 1, **how).plan).plan
+
+    free, kept = read(num_parallel_calls=2, deterministic=False), read(num_parallel_calls=2)
+    assert free_steps(free, None) == {id(free)}
+    assert list(kept_steps(free, None).values()) == [free]
+    assert free_steps(kept, None) == {id(kept.inputs[0])}
+    assert kept_steps(kept, None) == {}
+
+
+def test_the_option_holds_where_a_step_says_nothing():
+    options = hr.Options()
+    options.deterministic = False
+    dataset = Dataset.range(9).map(lambda x: x + 1, num_parallel_calls=2)
+    assert free_count(dataset) == 0
+    assert free_count(dataset.with_options(options)) == 1
+
+
+# What is kept is lent where no function of the user's stands between it and who only reads.
+
+
+def rows():
+    return Dataset.from_tensor_slices(np.arange(8.0).reshape(4, 2))
+
+
+def lent(dataset) -> list[bool]:
+    """Return for each place where elements are fetched whether they may be lent there."""
+    plan = normalize(dataset.plan).plan
+    lending = lending_steps(plan)
+    return [id(node) in lending for node in distinct([plan]) if isinstance(node, Gather)]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda ds: ds,
+        lambda ds: ds.shuffle(2).repeat(2).batch(2),
+        lambda ds: ds.prefetch(2),
+        lambda ds: ds.cache(),
+        lambda ds: ds.cache().shuffle(2).repeat().batch(2).unbatch().take(3).skip(1).shard(2, 0),
+        lambda ds: ds.cache().enumerate(),
+        lambda ds: ds.padded_batch(2).prefetch(2),
+        lambda ds: Dataset.sample_from_datasets([ds.cache()]),
+    ],
+)
+def test_what_is_only_passed_on_is_lent(step):
+    assert lent(step(rows())) == [True]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda ds: ds.map(lambda x: x),
+        lambda ds: ds.batch(2).map(lambda x: x).prefetch(2),
+        lambda ds: ds.filter(lambda x: True),
+        lambda ds: ds.take_while(lambda x: True),
+        lambda ds: ds.scan(0, lambda value, x: (value, x)),
+        lambda ds: ds.bucket_by_sequence_length(len, [], [2]),
+        lambda ds: ds.group_by_window(lambda x: 0, lambda key, w: w.batch(2), window_size=2),
+        lambda ds: ds.flat_map(Dataset.from_tensors),
+        lambda ds: ds.interleave(Dataset.from_tensors).batch(2),
+    ],
+)
+def test_what_a_function_gets_is_not_lent(step):
+    assert lent(step(rows())) == [False]
+
+
+def test_of_two_inputs_each_is_lent_by_itself():
+    mapped = rows().map(lambda x: x)
+    assert lent(Dataset.zip(rows().cache(), mapped)) == [True, False]
+    assert lent(rows().cache().concatenate(mapped)) == [True, False]
+    assert lent(Dataset.sample_from_datasets([rows(), mapped])) == [True, False]
+
+
+def test_a_step_that_stands_in_two_places_is_lent_only_if_it_may_be_in_both():
+    shared = normalize(rows().plan).plan
+    plain, mapped = hr.Dataset(shared), hr.Dataset(shared).map(lambda x: x)
+    both = Dataset.zip(plain.cache(), mapped).plan
+    assert id(shared) not in lending_steps(both)
+    assert id(shared) in lending_steps(Dataset.zip(plain.cache(), plain).plan)
