@@ -31,3 +31,10 @@ def _warm() -> None:
                     distribute("parallel_epochs", cluster.target, data_transfer_protocol=protocol)
                 )
             )
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    """A dispatcher and one worker in this process."""
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        yield cluster

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +24,7 @@ from headrace.service import (
     register_dataset,
 )
 from headrace.service.client.source import RemoteSource
-from tests.service.reading import numbers
+from tests.service.reading import numbers, slowly
 
 pytestmark = pytest.mark.system
 
@@ -39,11 +33,6 @@ FILES, ROWS = 24, 60
 
 def file_of(number: int) -> hr.Dataset:
     return hr.Dataset.range(ROWS * number, ROWS * number + ROWS)
-
-
-def slowly(number: int) -> int:
-    time.sleep(0.001)
-    return number
 
 
 def files() -> hr.Dataset:
@@ -81,62 +70,12 @@ def test_each_element_comes_once_though_workers_are_killed(plan: str) -> None:
     assert killed == 2
 
 
-def test_each_element_comes_once_though_the_dispatcher_starts_again(tmp_path: Path) -> None:
-    config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
-    dispatcher = DispatchServer(config)
-    address = dispatcher.target.removeprefix("tcp://")
-    port = int(address.rsplit(":", 1)[1])
-    got: list[int] = []
-    with WorkerServer(WorkerConfig(address)) as first, WorkerServer(WorkerConfig(address)):
-        iterator = iter(files().apply(distribute(ShardingPolicy.DYNAMIC, address)))
-        got += [int(next(iterator)) for _ in range(200)]
-        dispatcher.stop()
-        again = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True, port=port)
-        with DispatchServer(again):
-            got += [int(next(iterator)) for _ in range(200)]
-            first.stop()
-            got += [int(each) for each in iterator]
-    assert Counter(got) == Counter(range(FILES * ROWS))
-
-
-READER = """
-import sys, time
-from tests.service.test_exactly_once import files
-from headrace.service import ShardingPolicy, distribute
-shared = distribute(ShardingPolicy.DYNAMIC, sys.argv[1], job_name="job")
-for element in files().apply(shared).as_numpy_iterator():
-    print(int(element), flush=True)
-    time.sleep(0.005)
-"""
-
-
 @pytest.fixture
 def service() -> Iterator[str]:
     with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
         address = dispatcher.target.removeprefix("tcp://")
         with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
             yield address
-
-
-def test_what_a_client_that_is_killed_had_not_used_comes_to_the_other(service: str) -> None:
-    job = distribute(ShardingPolicy.DYNAMIC, service, job_name="job")
-    iterator = iter(files().apply(job))
-    mine = [int(next(iterator)) for _ in range(10)]
-    with subprocess.Popen(
-        [sys.executable, "-c", READER, service], stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        theirs = [int(other.stdout.readline()) for _ in range(50)]
-        reading = threading.Thread(target=lambda: mine.extend(int(each) for each in iterator))
-        reading.start()
-        other.send_signal(signal.SIGKILL)
-        theirs += [int(line) for line in other.stdout if line.endswith("\n")]
-    reading.join(60.0)
-    assert not reading.is_alive()
-    assert max(Counter(mine).values()) == 1, "to a client that lives nothing comes twice"
-    assert set(mine) | set(theirs) == set(range(FILES * ROWS))
-    # What it yielded after its last acknowledgement comes again: of one message from each worker.
-    assert len(set(mine) & set(theirs)) < 100
 
 
 def visitation_of(dataset: hr.Dataset) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from headrace.service import (
     WorkerServer,
     distribute,
 )
+from tests.service.reading import slowly
 
 pytestmark = pytest.mark.system
 
@@ -32,11 +32,6 @@ DYNAMIC = ShardingPolicy.DYNAMIC
 
 def opened(number: int) -> hr.Dataset:
     return hr.Dataset.range(number % 7 + 2).map(lambda each: each + 100 * number)
-
-
-def slowly(number: int) -> int:
-    time.sleep(0.0005)
-    return number
 
 
 PLANS: dict[str, Any] = {

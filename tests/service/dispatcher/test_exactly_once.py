@@ -11,13 +11,7 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.splits import checked_parts
 from headrace.service.rows import END, EVERYTHING
-from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
-
-EXACTLY: dict[str, Any] = {
-    "processing_mode": DYNAMIC,
-    "visitation": "exactly_once",
-    "job_name": "job",
-}
+from tests.service.dispatcher.scenario import EXACTLY, OFF, Scenario
 
 
 @pytest.fixture

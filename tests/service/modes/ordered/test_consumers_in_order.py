@@ -26,6 +26,7 @@ from headrace.service import (
     register_dataset,
 )
 from tests.service.counted import CALLS, note
+from tests.service.reading import slowly
 
 pytestmark = pytest.mark.system
 
@@ -34,11 +35,6 @@ DYNAMIC = ShardingPolicy.DYNAMIC
 
 def opened(number: int) -> hr.Dataset:
     return hr.Dataset.range(number % 7 + 2).map(lambda each: each + 100 * number)
-
-
-def slowly(number: int) -> int:
-    time.sleep(0.001)
-    return number
 
 
 PLANS: dict[str, Any] = {
