@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,12 +12,8 @@ import headrace as hr
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.service import (
-    DispatcherConfig,
-    DispatchServer,
     LocalCluster,
     ShardingPolicy,
-    WorkerConfig,
-    WorkerServer,
     distribute,
     from_dataset_id,
     register_dataset,
@@ -68,14 +63,6 @@ def test_each_element_comes_once_though_workers_are_killed(plan: str) -> None:
     expected = [x for x in everything if plan != "a filter" or x % 3 != 1]
     assert Counter(got) == Counter(expected)
     assert killed == 2
-
-
-@pytest.fixture
-def service() -> Iterator[str]:
-    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
-        address = dispatcher.target.removeprefix("tcp://")
-        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
-            yield address
 
 
 def visitation_of(dataset: hr.Dataset) -> str | None:

@@ -14,15 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import DeadlineExceededError, FailedPreconditionError
-from headrace.service import (
-    DispatcherConfig,
-    DispatchServer,
-    LocalCluster,
-    ShardingPolicy,
-    WorkerConfig,
-    WorkerServer,
-    distribute,
-)
+from headrace.service import LocalCluster, ShardingPolicy, distribute
 from tests.service.reading import slowly
 
 pytestmark = pytest.mark.system
@@ -56,14 +48,6 @@ PLANS: dict[str, Any] = {
 
 def numbers_of(elements: Any) -> list[int]:
     return [int(each) for element in elements for each in np.ravel(element)]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
-        address = dispatcher.target.removeprefix("tcp://")
-        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
-            yield address
 
 
 def taken(iterator: Any, count: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.system
 
 DYNAMIC = ShardingPolicy.DYNAMIC
 Dataset = hr.Dataset
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    with LocalCluster(num_workers=1, processes=False) as cluster:
-        yield cluster.target
 
 
 def opened(number: int) -> Dataset:

@@ -177,16 +177,6 @@ def test_what_is_left_over_when_the_iteration_has_ended_is_missing(
     assert [lost.client_id for lost in scene.heartbeat("b").lost] == ["a"]
 
 
-def test_with_a_lost_worker_nobody_knows_what_a_client_that_left_received(
-    scene: Scenario, task: int
-) -> None:
-    scene.close("a")
-    scene.lose("v")
-    scene.settle("b", task, (0, 3))
-    assert scene.state.tasks[task].untouched == ()
-    assert scene.state.tasks[task].departed == {}
-
-
 def test_units_that_were_returned_or_are_done_do_not_come_back_twice(
     scene: Scenario, task: int
 ) -> None:

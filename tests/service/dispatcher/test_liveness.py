@@ -310,15 +310,6 @@ def test_a_pause_is_not_counted_as_silence_but_what_was_silence_before_is(scene:
     assert nameless(scene.tick(1.0)) == [updates.WorkerLost("v")]
 
 
-def test_a_worker_that_died_during_a_pause_is_lost_after_its_timeout(scene: Scenario) -> None:
-    begun(scene, "v", "w")
-    scene.pause(100.0)
-    scene.beat("w")
-    assert scene.tick(9.0) == []
-    scene.beat("w")
-    assert nameless(scene.tick(1.5)) == [updates.WorkerLost("v")]
-
-
 def test_a_tick_that_is_a_little_late_is_no_pause(scene: Scenario) -> None:
     begun(scene, "w")
     for _ in range(21):

@@ -165,31 +165,6 @@ def test_a_client_that_settled_before_it_left_leaves_no_doubt(
     assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((3, 10),))
 
 
-def test_all_that_was_dealt_comes_back_where_nobody_reads(
-    scene: Scenario, tasks: list[int]
-) -> None:
-    scene.close("a")
-    scene.close("b")
-    scene.split(tasks[0], want=5)
-    scene.lose("v")
-    assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((10, 15),))
-    scene.open("c", processing_mode=DYNAMIC, job_name="job")
-    assert scene.heartbeat("c").settle == ()
-    assert scene.split(tasks[1], done=5)[0] == 15
-
-
-def test_the_last_worker_of_all_need_not_wait_for_another_when_nothing_is_left(
-    scene: Scenario, tasks: list[int]
-) -> None:
-    finish_the_rest(scene, tasks[1])
-    scene.lose("w")
-    scene.lose("v")
-    for client in ("a", "b"):
-        scene.settle(client, tasks[0], (0, 10))
-        scene.settle(client, tasks[1], (0, scene.state.tasks[tasks[1]].dealt))
-    assert scene.heartbeat("a").finished
-
-
 def test_a_client_may_settle_a_running_task_before_it_leaves(
     scene: Scenario, tasks: list[int]
 ) -> None:

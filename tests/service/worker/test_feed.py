@@ -17,7 +17,7 @@ from headrace.element import wire
 from headrace.element.chunk import Chunk
 from headrace.errors import CancelledError
 from headrace.plan.serialize import dump_plan
-from headrace.service.messages import GetSplit, TaskDefinition
+from headrace.service.messages import GetSplit
 from headrace.service.rows import END
 from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
@@ -25,7 +25,7 @@ from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import Producer
 from tests.service.reading import wait_until
-from tests.service.worker.driving import Driven
+from tests.service.worker.driving import Driven, definition
 from tests.service.worker.listed import SECONDS, Listed
 from tests.service.worker.test_producer import Collected
 
@@ -238,17 +238,7 @@ def test_it_pauses_once_for_what_it_was_granted_and_then_asks_less_and_less_ofte
 
 def test_all_that_a_shuffle_holds_is_put_and_its_units_are_whole() -> None:
     dataset = hr.Dataset.range(100).filter(lambda x: x < 5).shuffle(1000, seed=3)
-    task = TaskDefinition(
-        task_id=1,
-        iteration_id=1,
-        dataset_id="data",
-        digest=b"",
-        pass_number=(0,),
-        seed=7,
-        ticket="",
-        deals=True,
-        origins=True,
-    )
+    task = definition(dealt=True, origins=True)
     put: list[Portion] = []
     needed: list[int] = []
     grants = iter([Grant(producer=1, units=(0, 8)), Grant(producer=1, is_pause=True)])

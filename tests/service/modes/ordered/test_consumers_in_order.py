@@ -52,14 +52,6 @@ def lists(elements: Any) -> list[list[int]]:
     return [np.ravel(element).tolist() for element in elements]
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
-        address = dispatcher.target.removeprefix("tcp://")
-        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
-            yield address
-
-
 def shares(
     dataset: hr.Dataset, service: str, job: str, consumers: int, **terms: Any
 ) -> list[hr.Dataset]:
