@@ -1,11 +1,18 @@
-"""Resolvers that are told what they answer, alone and together."""
+"""Clusters: the tasks of one, their roles, resolvers that are told their answers, waiting."""
 
 from __future__ import annotations
+
+import json
+import sys
 
 import pytest
 
 import headrace as hr
+from headrace.cluster.resolver import load, wait_for
+from headrace.cluster.spec import check_task, is_chief, rank, workers
 from headrace.distribute import ClusterSpec, SimpleClusterResolver, UnionResolver
+from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from headrace.testing import ManualClock
 
 WORKERS = ClusterSpec({"worker": ["worker0:2222", "worker1:2222"]})
 SERVERS = ClusterSpec({"ps": ["ps0:2222", "ps1:2222"]})
@@ -121,3 +128,185 @@ def test_what_is_not_here_yet_is_named_with_what_does_the_work():
         print(hr.distribute.TPUStrategy)
     with pytest.raises(AttributeError, match="did you mean 'ClusterSpec'"):
         print(hr.distribute.ClusterSpecs)
+
+
+# --- what a task is for the others ----------------------------------------------------------------
+
+
+WITH_CHIEF = ClusterSpec({"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"]})
+WITHOUT = ClusterSpec({"worker": ["a:1", "b:1"]})
+
+
+@pytest.mark.catalogue("1.10.9", "3.28.5-8")
+def test_the_chief_is_the_first_of_those_that_train():
+    assert workers(WITH_CHIEF) == [("chief", 0), ("worker", 0), ("worker", 1)]
+    assert [rank(WITH_CHIEF, *task) for task in workers(WITH_CHIEF)] == [0, 1, 2]
+    assert is_chief(WITH_CHIEF, "chief", 0)
+    assert not is_chief(WITH_CHIEF, "worker", 0)
+
+
+@pytest.mark.catalogue("1.10.9", "3.28.9", "3.28.10")
+def test_without_a_chief_the_first_worker_is_it():
+    assert is_chief(WITHOUT, "worker", 0)
+    assert not is_chief(WITHOUT, "worker", 1)
+    assert is_chief(ClusterSpec({}), None, None)
+
+
+@pytest.mark.catalogue("1.10.10", "2.14.3", "3.28.11-13")
+def test_an_evaluator_is_none_of_them_and_need_not_stand_in_the_cluster():
+    check_task(WITHOUT, "evaluator", 0)
+    assert not is_chief(WITHOUT, "evaluator", 0)
+    with pytest.raises(InvalidArgumentError, match="none of the tasks that train together"):
+        rank(WITHOUT, "evaluator", 0)
+
+
+@pytest.mark.catalogue("3.28.14-18")
+@pytest.mark.parametrize(
+    ("spec", "task", "words"),
+    [
+        ({"worker": ["a:1"], "foo": ["b:1"]}, ("worker", 0), "tasks of type 'foo'; types are"),
+        ({"chief": ["a:1", "b:1"]}, ("chief", 0), "2 chiefs, and there can be one at most"),
+        ({"worker": ["a:1"]}, (None, None), "nobody says which of them this process is"),
+        ({"worker": ["a:1"]}, ("foobar", 0), "task type 'foobar' is not known"),
+        ({"worker": ["a:1"]}, ("ps", 0), "no 'ps' task 0"),
+        ({"worker": ["a:1"]}, ("worker", 1), "no 'worker' task 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(spec, task, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        check_task(ClusterSpec(spec), *task)
+
+
+@pytest.mark.parametrize("task", [("chief", 0), ("worker", 1), ("ps", 0)])
+def test_each_task_of_the_cluster_is_one(task):
+    check_task(WITH_CHIEF, *task)
+
+
+# --- the tasks of a cluster by type and number ----------------------------------------------------
+
+
+@pytest.mark.catalogue("1.10.1", "3.28.1-3")
+def test_a_list_numbers_its_tasks_from_zero_and_a_dict_names_the_numbers():
+    spec = ClusterSpec({"worker": ["a:1", "b:1"], "ps": {3: "c:1", 0: "d:1"}})
+    assert spec.jobs == ["ps", "worker"]
+    assert spec.as_dict() == {"worker": ["a:1", "b:1"], "ps": {0: "d:1", 3: "c:1"}}
+    assert spec.num_tasks("ps") == 2
+    assert spec.task_indices("ps") == [0, 3]
+    assert spec.task_address("ps", 3) == "c:1"
+    assert spec.job_tasks("ps") == ["d:1", None, None, "c:1"]
+    assert spec.job_tasks("worker") == ["a:1", "b:1"]
+
+
+def test_numbers_without_gaps_are_a_list_however_they_were_given():
+    spec = ClusterSpec({"worker": {1: "b:1", 0: "a:1"}})
+    assert spec.as_dict() == {"worker": ["a:1", "b:1"]}
+    assert spec == ClusterSpec({"worker": ["a:1", "b:1"]}) == ClusterSpec(spec)
+    assert hash(spec) == hash(ClusterSpec(spec))
+    assert spec != ClusterSpec({"worker": ["b:1", "a:1"]})
+
+
+def test_a_cluster_without_tasks_is_false():
+    assert not ClusterSpec({})
+    assert not ClusterSpec({"worker": []})
+    assert ClusterSpec({"worker": ["a:1"]})
+
+
+def test_a_spec_is_written_as_it_is_read():
+    assert repr(ClusterSpec({"worker": ["a:1"]})) == "ClusterSpec({'worker': ['a:1']})"
+
+
+@pytest.mark.catalogue("1.10.1")
+def test_what_is_not_there_is_named_with_what_is():
+    spec = ClusterSpec({"worker": ["a:1", "b:1"]})
+    with pytest.raises(ValueError, match="No such job in cluster: 'ps'; it has 'worker'"):
+        spec.num_tasks("ps")
+    with pytest.raises(ValueError, match="No task with index 9 in job 'worker'; it has 0, 1"):
+        spec.task_address("worker", 9)
+    with pytest.raises(ValueError, match="'ps'; it has none at all"):
+        ClusterSpec({}).job_tasks("ps")
+
+
+@pytest.mark.catalogue("1.10.1", "3.28.1-3")
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (["a:1"], r"`cluster` must be a dict"),
+        ({1: ["a:1"]}, "a task type must be a string"),
+        ({"worker": "a:1"}, "the tasks of 'worker' must be a list"),
+        ({"worker": [1]}, "the address of 'worker' task 0 must be a string"),
+        ({"worker": {"0": "a:1"}}, "must be an integer, but got '0'"),
+    ],
+)
+def test_what_is_no_cluster_is_refused(cluster, words):
+    with pytest.raises(TypeError, match=words):
+        ClusterSpec(cluster)
+
+
+def test_numbers_are_not_negative():
+    with pytest.raises(ValueError, match="at least 0, but got -1"):
+        ClusterSpec({"worker": {-1: "a:1"}})
+
+
+def test_a_task_is_asked_for_by_number():
+    with pytest.raises(TypeError, match="`task_index` must be an integer, but got '1'"):
+        ClusterSpec({"worker": ["a:1", "b:1"]}).task_address("worker", "1")
+
+
+# --- waiting for tasks that start when they like, on a clock that only the test moves -------------
+
+
+def wait(clock, look, seconds=60.0):
+    return wait_for(look, what="cluster", seconds=seconds, clock=clock, sleep=clock.advance)
+
+
+def test_what_is_there_is_returned_at_once(clock: ManualClock):
+    assert wait(clock, lambda: 7) == 7
+    assert clock() == 1000.0
+
+
+def test_what_is_missing_is_looked_for_until_it_is_there(clock: ManualClock):
+    def look():
+        if clock() < 1005.0:
+            raise UnavailableError("worker 1 is missing")
+        return "all"
+
+    assert wait(clock, look) == "all"
+    assert 1005.0 <= clock() <= 1006.0
+
+
+def test_after_ten_seconds_the_log_says_what_is_missing_and_once_a_minute(clock, caplog):
+    def look():
+        raise UnavailableError("worker 1 is missing")
+
+    with pytest.raises(UnavailableError, match="no cluster after 150 s: worker 1 is missing"):
+        wait(clock, look, seconds=150.0)
+    assert clock() == pytest.approx(1150.0)
+    words = [record.getMessage() for record in caplog.records]
+    assert len(words) == 3
+    assert words[0].startswith("no cluster after 10 s: worker 1 is missing; it is waited for 150 s")
+
+
+def test_another_error_is_no_reason_to_wait(clock):
+    def look():
+        raise ValueError("wrong label")
+
+    with pytest.raises(ValueError, match="wrong label"):
+        wait(clock, look)
+    assert clock() == 1000.0
+
+
+# --- packages that only one resolver needs --------------------------------------------------------
+
+
+def test_a_package_is_returned_with_its_module_imported():
+    assert load("json.tool", needed_by="this test") is json
+    assert "json.tool" in sys.modules
+
+
+@pytest.mark.parametrize("module", ["ray", "torch.distributed", "kubernetes"])
+def test_one_that_is_missing_is_named_with_who_needs_it_and_what_to_install(monkeypatch, module):
+    package = module.partition(".")[0]
+    monkeypatch.setitem(sys.modules, module, None)
+    words = rf"Resolver needs the package {package}, .*'headrace\[{package}\]', or else"
+    with pytest.raises(FailedPreconditionError, match=words):
+        load(module, needed_by="Resolver", instead=", or else")

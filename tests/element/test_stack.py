@@ -1,7 +1,10 @@
-"""Batching arithmetic."""
+"""Batching arithmetic, and padding: elements of several shapes become one stacked element."""
 
 from __future__ import annotations
 
+import random
+from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.element.pad import Padding, checked_shapes, checked_values, with_lengths
+from headrace.element.spec import ArraySpec
 from headrace.element.stack import concatenate, count, slice_rows, stack, take, unstack
 from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError
@@ -114,3 +119,172 @@ def test_leading_axes_must_agree() -> None:
 def test_rows_of_scalars_are_numpy_scalars_bytes_and_str() -> None:
     batch = (np.arange(2, dtype="u1"), np.array([b"a", b"b"], object), np.array(["a", ""], object))
     assert [type(leaf) for leaf in flatten(unstack(batch, 2)[0])[0]] == [np.uint8, bytes, str]
+
+
+# --- padding: elements of several shapes become one stacked element -------------------------------
+
+
+Couple = namedtuple("Pair", "a b")
+
+
+@dataclass
+class Example:
+    x: np.ndarray
+    n: int
+
+
+def padded(elements, shapes=None, values=None):
+    return Padding(checked_shapes(shapes), checked_values(values)).stack(elements)
+
+
+def rows_of(*lengths, dtype=np.int64):
+    return [np.full(length, length, dtype) for length in lengths]
+
+
+def naively_padded(arrays, lengths, value):
+    """Return the same as nested loops would."""
+    out = np.full((len(arrays), *lengths), value, arrays[0].dtype)
+    for number, array in enumerate(arrays):
+        for index in np.ndindex(array.shape):
+            out[(number, *index)] = array[index]
+    return out
+
+
+def test_rows_are_as_long_as_the_longest_and_end_with_zeros():
+    made = padded(rows_of(1, 3, 0))
+    assert made.tolist() == [[1, 0, 0], [3, 3, 3], [0, 0, 0]]
+    assert made.dtype == np.int64
+    assert padded([np.zeros((1, 2)), np.zeros((3, 1))]).shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_arrays_of_any_number_of_axes_are_padded_as_nested_loops_would(seed):
+    chance = random.Random(seed)
+    axes = chance.randint(1, 3)
+    dtype = chance.choice([np.float32, np.int8, np.bool_, np.complex128, ">i4"])
+    arrays = [
+        np.ones([chance.randint(0, 4) for _ in range(axes)], dtype)
+        for _ in range(chance.randint(1, 5))
+    ]
+    longest = [max(array.shape[axis] for array in arrays) for axis in range(axes)]
+    shape = [chance.choice([None, -1, length, length + 2]) for length in longest]
+    lengths = [
+        have if want in (None, -1) else want for have, want in zip(longest, shape, strict=True)
+    ]
+    made = padded(arrays, shape, 1)
+    assert made.dtype == arrays[0].dtype, f"{seed=}"
+    assert np.array_equal(made, naively_padded(arrays, lengths, 1)), f"{seed=}"
+
+
+def test_elements_of_one_shape_are_stacked_as_a_batch_is():
+    elements = [{"x": np.arange(3) + n, "n": np.int32(n), "s": "a" * n} for n in range(4)]
+    made, want = padded(elements), stack(elements)
+    assert {k: v.tolist() for k, v in made.items()} == {k: v.tolist() for k, v in want.items()}
+    assert made["n"].dtype == np.int32
+
+
+def test_text_is_padded_with_what_is_empty():
+    words = [np.array(["a", "b"], object), np.array([], object)]
+    assert padded(words).tolist() == [["a", "b"], ["", ""]]
+    assert padded([w.astype("S").astype(object) for w in words]).tolist() == [
+        [b"a", b"b"], [b"", b""],
+    ]  # fmt: skip
+    assert padded(words, values="-").tolist() == [["a", "b"], ["-", "-"]]
+    assert padded([np.array([], object)], [2]).tolist() == [[b"", b""]]
+    with pytest.raises(InvalidElementError, match="holds str, and its padding value is b'-'"):
+        padded(words, values=b"-")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "values"),
+    [
+        (([4], {"n": [], "m": [None, 3]}), (7, {"n": 0, "m": 0.5})),
+        (((4,), {"n": (), "m": (-1, 3)}), (np.int8(7), {"n": None, "m": np.float64(0.5)})),
+        ((np.array([4]), {"n": ArraySpec((), int), "m": [-1, 3]}), (7, {"n": None, "m": 0.5})),
+    ],
+)
+def test_shapes_and_values_are_nested_as_the_elements_are(shapes, values):
+    elements = [
+        (np.full(n, n), {"n": np.int64(n), "m": np.ones((n, 2), np.float32)}) for n in (1, 2)
+    ]
+    x, rest = padded(elements, shapes, values)
+    assert x.tolist() == [[1, 7, 7, 7], [2, 2, 7, 7]]
+    assert rest["n"].tolist() == [1, 2]
+    assert rest["m"].tolist() == [
+        [[1, 1, 0.5], [0.5, 0.5, 0.5]], [[1, 1, 0.5], [1, 1, 0.5]],
+    ]  # fmt: skip
+    assert rest["m"].dtype == np.float32
+
+
+def test_one_value_and_no_shape_hold_for_all_components_below():
+    elements = [Couple(np.full(n, n), (np.full(n, n), np.int64(n))) for n in (0, 2)]
+    made = padded(elements, None, -1)
+    assert type(made) is Couple
+    assert made.a.tolist() == made.b[0].tolist() == [[-1, -1], [2, 2]]
+    partly = padded(elements, Couple([3], None), (None, -1))
+    assert partly.a.tolist() == [[0, 0, 0], [2, 2, 0]]
+    assert partly.b[0].tolist() == [[-1, -1], [2, 2]]
+    objects = padded([Example(np.ones(n), np.int64(n)) for n in (0, 1)], Example([2], None))
+    assert objects.x.tolist() == [[0, 0], [1, 0]]
+
+
+def test_columns_are_padded_as_rows_are():
+    blocks = [np.ones((2, 3)), np.ones((1, 2)), np.ones((3, 0))]
+    padding = Padding(checked_shapes([5]), 2)
+    rows = [row for block in blocks for row in block]
+    assert np.array_equal(padding.join(blocks), padding.stack(rows))
+    assert Padding(None).leaves_as_it_is(blocks[0])
+    assert Padding((3,)).leaves_as_it_is(blocks[0])
+    assert not padding.leaves_as_it_is(blocks[0])
+
+
+@pytest.mark.parametrize(
+    ("elements", "shapes", "values", "said"),
+    [
+        (rows_of(3), [2], None, "length 3, which is longer than the padded shape"),
+        (rows_of(3), [2, 2], None, r"shape \(3,\), and the padded shape \(2, 2\) has 2 axes"),
+        (rows_of(3), {"x": [2]}, None, "`padded_shapes` holds .* nested in another way"),
+        ([{"x": r} for r in rows_of(3)], {"y": [2]}, None, "`padded_shapes` holds"),
+        ([{"x": r} for r in rows_of(3)], {"x": {"y": [2]}}, None, r"component \['x'\]"),
+        (rows_of(1, 3), None, 0.5, "dtype int64, which does not hold the padding value 0.5"),
+        (rows_of(1, 3, dtype=np.uint8), None, 300, "dtype uint8"),
+        (rows_of(1, 3), None, "a", "does not hold the padding value 'a'"),
+        (rows_of(1, 3), None, (1, 2), "`padding_values` holds"),
+        ([np.zeros(2), np.zeros(2, int)], None, None, "element 0 has dtype float64 .* element 1"),
+        ([np.zeros(2), np.zeros((2, 2))], None, None, "1 axes and element 1 .* 2 axes"),
+        ([np.zeros(2), np.float64(0)], None, None, "element 1 has dtype float64 and 0 axes"),
+        ([np.int64(1), np.int64(2)], [3], None, r"shape \(\), and the padded shape"),
+    ],
+)
+def test_what_does_not_go_together_is_named(elements, shapes, values, said):
+    with pytest.raises(InvalidElementError, match=said):
+        padded(elements, shapes, values)
+
+
+def test_shapes_and_values_that_are_none_are_refused_at_once():
+    with pytest.raises(TypeError, match="`padded_shapes` holds 'a'"):
+        checked_shapes({"x": "a"})
+    with pytest.raises(TypeError, match=r"holds 1\.5 where a length is expected"):
+        checked_shapes([1.5])
+    with pytest.raises(ValueError, match="the length -2"):
+        checked_shapes(([-2],))
+    with pytest.raises(TypeError, match="`padding_values` holds"):
+        checked_values(np.zeros(2))
+
+
+def test_the_spec_of_a_padded_batch_has_the_lengths_that_are_known():
+    spec = {"x": ArraySpec((None, 3), np.int8), "n": ArraySpec((), np.int64)}
+    assert Padding().spec(spec, None) == {
+        "x": ArraySpec((None, None, 3), np.int8), "n": ArraySpec((None,), np.int64),
+    }  # fmt: skip
+    assert Padding({"x": (4, None), "n": ()}).spec(spec, 2)["x"] == ArraySpec((2, 4, None), np.int8)
+    with pytest.raises(InvalidElementError, match="2 axes"):
+        Padding((4, None)).spec(ArraySpec((None,), np.int8), None)
+
+
+def test_axes_of_unknown_length_get_one():
+    spec = (ArraySpec((None, 3), np.int8), ArraySpec((), np.int64), ArraySpec((2, None), np.int8))
+    assert with_lengths(None, spec, 9, is_proven=True) == ((9, 3), (), (2, 9))
+    assert with_lengths(None, spec, 9, is_proven=False) == ((9, None), (), (9, None))
+    given = checked_shapes(([-1, 4], [], None))
+    assert with_lengths(given, spec, 9, is_proven=False) == ((9, 4), (), (9, None))

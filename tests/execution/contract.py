@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.element.structure import flatten
+from headrace.errors import InvalidElementError, UserFunctionError
 from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.plan.node import Node
@@ -176,3 +177,18 @@ def assert_keeps_contract(
         used.close()
         first.close()
     return outcomes
+
+
+def outcomes(dataset: Iterable[Any]) -> list[Any]:
+    """Return the elements as Python values, and errors as (type, position) or by their texts."""
+    found: list[Any] = []
+    with iter(dataset) as iterator:  # type: ignore[attr-defined]
+        while True:
+            try:
+                found.append(np.asarray(next(iterator)).tolist())
+            except StopIteration:
+                return found
+            except UserFunctionError as error:
+                found.append((error.original_type, error.position))
+            except InvalidElementError as error:
+                found.append(str(error))

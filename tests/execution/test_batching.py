@@ -1,4 +1,4 @@
-"""Batches: errors that interrupt them, and elements of several shapes that are padded."""
+"""Batches and padded batches: errors among their elements, and shapes."""
 
 from __future__ import annotations
 

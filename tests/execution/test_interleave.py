@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.errors import UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.inner import Inner
 from tests.stopwatch import Stopwatch
@@ -137,28 +136,6 @@ def test_threads_change_neither_elements_nor_states_nor_errors(nested, cycle):
         return assert_keeps_contract(lambda: started(dataset), 3, most=200, restores=0)
 
     assert outcomes(None) == outcomes(1) == outcomes(3)
-
-
-def test_an_error_in_opening_a_later_dataset_waits_for_its_turn():
-    def nested(x):
-        if x == 1:
-            raise KeyError("no such file")
-        return Dataset.range(3)
-
-    dataset = Dataset.range(3).interleave(
-        nested, cycle_length=2, block_length=2, num_parallel_calls=2
-    )
-    seen = []
-    with iter(dataset) as iterator:
-        while True:
-            try:
-                x = next(iterator, None)
-            except UserFunctionError:
-                x = "error"
-            if x is None:
-                break
-            seen.append(x)
-    assert seen == [0, 1, "error", 0, 1, 2, 2]
 
 
 def test_functions_are_called_for_what_was_asked_for():
@@ -292,14 +269,6 @@ def test_datasets_of_different_kinds_are_mixed_as_rows():
     assert found == [("int64", ()), ("float64", ()), ("int64", (2,))] * 40
 
 
-def test_a_nested_dataset_shows_nobody_the_users_arrays():
-    source = np.arange(4)
-    dataset = Dataset.range(1).flat_map(lambda i: Dataset.from_tensor_slices(source)).batch(4)
-    for batch in dataset:
-        batch -= 100
-    assert source.tolist() == [0, 1, 2, 3]
-
-
 def test_nested_shuffles_differ_by_place_and_by_pass_and_are_repeated_by_a_seed():
     dataset = Dataset.range(3).flat_map(lambda x: Dataset.range(20).shuffle(20)).batch(20)
 
@@ -402,8 +371,3 @@ def test_close_does_not_wait_for_a_nested_function_that_is_stuck():
         iterator.close()
     assert watch.seconds < 5.0
     gate.is_open.set()
-
-
-def test_what_is_no_dataset_is_named():
-    with pytest.raises(UserFunctionError, match="must return a Dataset, but returned int"):
-        list(Dataset.range(2).flat_map(lambda x: 5))

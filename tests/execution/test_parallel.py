@@ -21,7 +21,6 @@ from headrace.execution.context import Context
 from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.stage import mask_of, runs_of
 from headrace.plan.elementwise import Map
-from tests.stopwatch import Stopwatch
 
 from .contract import ListIterator, assert_keeps_contract, copied, plain, with_input
 from .test_prefetch import Gate, take_all, until
@@ -252,37 +251,6 @@ def test_what_is_no_exception_in_the_input_reaches_the_consumer(error):
         iterator.next_chunk(1)
     assert iterator.next_chunk(1) is None
     iterator.close()
-
-
-def test_close_does_not_wait_for_a_function_that_is_stuck():
-    gate = Gate()
-    iterator = iter(Dataset.range(9).map(gate, num_parallel_calls=2))
-    reader = threading.Thread(target=lambda: next(iterator, None))
-    reader.start()
-    assert gate.is_inside.wait(10.0)
-    with Stopwatch() as watch:
-        iterator.close()
-    assert watch.seconds < 5.0
-    reader.join(10.0)  # whoever waits for an element learns that there is none
-    assert not reader.is_alive()
-    gate.is_open.set()
-
-
-def test_passing_over_elements_calls_no_function():
-    calls = []
-
-    def note(x):
-        calls.append(int(x))
-        return x
-
-    iterator = start(Dataset.range(500).map(note, num_parallel_calls=2).plan, seed=1)
-    assert iterator.skip(100) == 100
-    assert calls == []
-    assert iterator.next_chunk(1).rows() == [100]
-    assert iterator.skip(300) == 300
-    assert iterator.next_chunk(1).rows() == [401]
-    iterator.close()
-    assert 399 not in calls
 
 
 HOLDING = {

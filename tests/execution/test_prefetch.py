@@ -1,4 +1,4 @@
-"""Prefetch: a thread that reads ahead, and that nobody waits for without bound."""
+"""Prefetch: a thread that reads ahead where that is free, and that nobody waits for for long."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from headrace.execution import buffering
 from headrace.execution.buffering import PrefetchIterator
 from headrace.execution.build import start
 from headrace.execution.context import Context
+from headrace.execution.intake import Intake
 from headrace.execution.threads import Feeder
 from headrace.plan.buffering import Prefetch
 from tests.stopwatch import Stopwatch
@@ -237,19 +238,29 @@ def test_an_exit_in_a_function_reaches_the_loop_over_the_dataset():
     assert seen == [0, 1, 2]
 
 
-def test_close_does_not_wait_for_a_function_that_is_stuck(caplog):
+#: Steps that call a function ahead of whoever reads.
+AHEAD = {
+    "prefetch": lambda dataset, function: dataset.map(function).prefetch(2),
+    "threads": lambda dataset, function: dataset.map(function, num_parallel_calls=2),
+}
+
+
+@pytest.mark.parametrize("step", AHEAD)
+def test_close_does_not_wait_for_a_function_that_is_stuck(step, caplog):
     gate = Gate()
-    iterator = iter(Dataset.range(9).map(gate).prefetch(2))
+    iterator = iter(AHEAD[step](Dataset.range(9), gate))
     reader = threading.Thread(target=lambda: next(iterator, None))
     reader.start()
     assert gate.is_inside.wait(10.0)
     with Stopwatch() as watch:
         iterator.close()
     assert watch.seconds < 5.0
-    assert "does not return" in caplog.text
-    gate.is_open.set()  # and all threads end: the fixture sees to it
-    reader.join(10.0)
+    assert step == "threads" or "does not return" in caplog.text
+    if step == "prefetch":
+        gate.is_open.set()  # and all threads end: the fixture sees to it
+    reader.join(10.0)  # whoever waits for an element learns that there is none
     assert not reader.is_alive()
+    gate.is_open.set()
 
 
 def test_a_generator_that_is_stuck_is_closed_when_it_goes_on():
@@ -313,21 +324,22 @@ def test_a_dying_interpreter_is_not_held_up():
     assert run.stdout == "leaving\n", run.stderr
 
 
-def test_passing_over_elements_calls_no_function():
+@pytest.mark.parametrize("step", AHEAD)
+def test_passing_over_elements_calls_no_function(step):
     calls = []
 
     def note(x):
         calls.append(int(x))
         return x
 
-    iterator = start(Dataset.range(99).map(note).prefetch(2).plan, seed=1)
-    assert iterator.skip(50) == 50
+    iterator = start(AHEAD[step](Dataset.range(500), note).plan, seed=1)
+    assert iterator.skip(100) == 100
     assert calls == []
-    assert iterator.next_chunk(1).rows() == [50]
-    assert iterator.skip(10) == 10
-    assert iterator.next_chunk(1).rows() == [61]
+    assert iterator.next_chunk(1).rows() == [100]
+    assert iterator.skip(300) == 300
+    assert iterator.next_chunk(1).rows() == [401]
     iterator.close()
-    assert not {*range(50)} & {*calls}
+    assert not {*range(100), 399} & {*calls}
 
 
 class Alarm(BaseException):
@@ -393,3 +405,81 @@ def test_an_interrupted_close_is_done_by_the_next(kind, monkeypatch):
     iterator.close()
 
     until(lambda: not threads_of_steps())
+
+
+# Whether reading ahead is free is looked at before each read: steps learn it as they go on.
+
+
+STEPS = {
+    "batch": lambda ds: ds.batch(2),
+    "batch and unbatch": lambda ds: ds.batch(2).unbatch(),
+    "shuffle": lambda ds: ds.shuffle(3),
+    "repeat": lambda ds: ds.repeat(2),
+    "take": lambda ds: ds.take(50),
+    "skip": lambda ds: ds.skip(1),
+    "shard": lambda ds: ds.shard(2, 0),
+    "enumerate": lambda ds: ds.enumerate(),
+    "zip": lambda ds: Dataset.zip(ds, Dataset.range(90)),
+    "concatenate": lambda ds: ds.concatenate(Dataset.range(3)),
+    "prefetch": lambda ds: ds.prefetch(2),
+    "cache": lambda ds: ds.cache(),
+    "flat_map": lambda ds: ds.flat_map(lambda x: Dataset.range(4)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_over_open_datasets_reads_ahead_as_freely_as_they_do(name):
+    opened = []
+
+    def free(x):
+        opened.append(int(x))
+        return Dataset.range(50)
+
+    def costly(x):
+        return Dataset.range(50).map(lambda y: y if y >= 0 else -y)
+
+    for function, is_free in ((free, True), (costly, False)):
+        iterator = start(STEPS[name](Dataset.range(8).interleave(function, 4)).plan, seed=1)
+        assert not iterator.reads_ahead_freely
+        iterator.next_chunk(1)
+        if name == "flat_map":
+            is_free = True  # in the datasets that it opens itself
+        assert iterator.reads_ahead_freely is is_free
+        iterator.close()
+
+
+def test_an_intake_asks_for_no_more_than_it_needs_from_the_moment_when_that_costs_calls():
+    input_ = ListIterator([np.int64(n) for n in range(5000)])
+    intake = Intake(input_)
+    for _ in range(900):
+        intake.look_ahead(1)
+        intake.use(1)
+    assert input_.most_asked > 50
+    while intake.in_hand:
+        intake.use(1)
+    input_.most_asked, input_.reads_ahead_freely = 0, False
+    assert intake.look_ahead(2).size == 2
+    assert input_.most_asked == 2
+
+
+def test_a_new_pass_is_asked_for_no_more_than_is_needed_until_it_is_known_to_be_free():
+    calls = []
+
+    def counted(x):
+        calls.append(int(x))
+        return x
+
+    passes = []
+
+    def opened(x):
+        passes.append(int(x))
+        inner = Dataset.range(200)
+        return inner if len(passes) == 1 else inner.map(counted)
+
+    iterator = iter(Dataset.range(1).flat_map(opened).repeat(2))
+    for _ in range(200):
+        next(iterator)
+    assert calls == []
+    next(iterator)
+    assert calls == [0]
+    iterator.close()

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections import namedtuple
-from dataclasses import dataclass
+import re
 
 import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError, UserFunctionError
-from headrace.execution.scanning import decode_value, encode_value
+from tests.execution.contract import outcomes
 
 from .battery import assert_restores_everywhere
 
 # --- A value that goes from element to element, and an end by a predicate -------------------------
 
 Dataset = hr.Dataset
-
-
-def summed(total, x):
-    return total + x, (total, x)
-
-
-def outcomes(dataset):
-    """Return the elements as Python values, and errors as (type, position)."""
-    got = []
-    with iter(dataset) as iterator:
-        while True:
-            try:
-                got.append(np.asarray(next(iterator)).tolist())
-            except StopIteration:
-                return got
-            except UserFunctionError as error:
-                got.append((error.original_type, error.position))
-            except InvalidElementError as error:
-                got.append(str(error))
 
 
 # --- scan ---------------------------------------------------------------------------------------
@@ -214,72 +193,65 @@ def test_a_predicate_that_fails_costs_one_element():
     assert outcomes(Dataset.range(9).take_while(is_small)) == [0, 1, ("KeyError", 2), 3]
 
 
-# --- Values in states: equal bit for bit, in memory of their own ----------------------------------
-
-Pair = namedtuple("Pair", "a b")
-FIELDS = np.dtype([("id", "<i8"), ("x", ">f4", (2,))])
+# What a predicate may return: something true or false, and nothing that only passes for it.
 
 
-@dataclass
-class Example:
-    x: np.ndarray
-    name: str
+def ways(dataset):
+    """The elements, read one by one and in chunks."""
+    yield dataset
+    yield dataset.batch(1).unbatch()
 
 
-VALUES = {
-    "int": np.int64(-3),
-    "unsigned": np.uint8(250),
-    "nan": np.float32("nan"),
-    "negative zero": np.float64(-0.0),
-    "bool": np.bool_(True),
-    "complex": np.complex64(1 - 2j),
-    "date": np.datetime64("2024-02-03", "D"),
-    "span": np.timedelta64(7, "ms"),
-    "bytes": b"\x00\xff",
-    "text": "grün \U0001f40d \ud800",
-    "nothing": None,
-    "array": np.arange(6.0).reshape(2, 3),
-    "empty array": np.zeros((0, 4), np.int16),
-    "big endian": np.arange(3, dtype=">u2"),
-    "order of Fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
-    "strided": np.arange(10)[::3],
-    "fields": np.array([(1, (2, 3)), (4, (5, 6))], FIELDS),
-    "one with fields": np.array([(1, (2, 3))], FIELDS)[0],
-    "array of bytes": np.array([[b"a", b""], [b"\x00", b"bc"]], object),
-    "array of text": np.array(["ä", ""], object),
-    "array of no text": np.empty((0,), object),
-    "nested": {"a": (np.int64(1), {3: np.arange(2)}), "b": Pair("x", None), "c": ()},
-    "dataclass": Example(np.arange(2), "n"),
-}
+@pytest.mark.parametrize("step", ["filter", "take_while"])
+@pytest.mark.parametrize(
+    "verdict",
+    [None, "False", b"", [], (1,), {}, object(), np.str_("x")],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_predicate_that_returns_nothing_true_or_false_is_an_error_that_names_it(step, verdict):
+    for dataset in ways(hr.Dataset.range(5)):
+        with pytest.raises(UserFunctionError) as caught:
+            list(getattr(dataset, step)(lambda x: verdict))
+        words = str(caught.value)
+        assert re.search(rf"<lambda>.* of {step} .*for element 0", words)
+        assert repr(verdict) in words
+        assert "return a bool" in words
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_a_value_is_read_back_bit_for_bit(name):
-    value = VALUES[name]
-    made = decode_value(json.loads(json.dumps(encode_value(value))))
-    wanted, structure = flatten(value)
-    found, other = flatten(made)
-    assert other == structure
-    for one, want in zip(found, wanted, strict=True):
-        assert type(one) is type(want)
-        if isinstance(want, np.ndarray | np.generic):
-            assert (one.dtype, one.shape) == (want.dtype, want.shape)
-            assert (
-                one.tolist() == want.tolist()
-                if one.dtype.kind == "O"
-                else (one.tobytes() == want.tobytes())
-            )
-        else:
-            assert one == want
+def test_a_function_without_return_is_named_with_what_it_returned():
+    def is_even(x):
+        x % 2 == 0  # noqa: B015 - the mistake
+
+    with pytest.raises(UserFunctionError, match=r"is_even.*it returned None, which is neither"):
+        list(hr.Dataset.range(5).filter(is_even))
 
 
-def test_an_array_that_is_read_back_can_be_written_to():
-    saved = encode_value({"x": np.zeros(3)})
-    one, other = decode_value(saved), decode_value(saved)
-    one["x"] += 1
-    assert other["x"].tolist() == [0, 0, 0]
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda x: x % 2 == 1,
+        lambda x: bool(x % 2),
+        lambda x: x % 2,
+        lambda x: int(x) % 2,
+        lambda x: float(x) % 2,
+        lambda x: np.float32(x % 2),
+        lambda x: np.array(x % 2 == 1),
+        lambda x: np.array([x % 2]),
+    ],
+)
+def test_bools_and_numbers_of_python_and_numpy_are_verdicts(odd):
+    for dataset in ways(hr.Dataset.range(6)):
+        assert [int(x) for x in dataset.filter(odd)] == [1, 3, 5]
+    for dataset in ways(hr.Dataset.range(1, 6)):
+        assert [int(x) for x in dataset.take_while(odd)] == [1]
 
 
-def test_a_number_takes_some_bytes_and_an_array_a_third_more_than_it_has():
-    assert len(json.dumps(encode_value(np.int64(7)))) < 50
-    assert len(json.dumps(encode_value(np.zeros(3000, np.uint8)))) < 4100
+def test_the_element_after_one_without_a_verdict_comes_next():
+    verdicts = iter([True, None, True])
+    got = []
+    with iter(hr.Dataset.range(3).filter(lambda x: next(verdicts))) as iterator:
+        got.append(int(next(iterator)))
+        with pytest.raises(UserFunctionError):
+            next(iterator)
+        got.append(int(next(iterator)))
+    assert got == [0, 2]

@@ -30,28 +30,11 @@ def test_interleave_takes_blocks_in_turn_and_fills_a_place_that_became_free():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("cycle", [1, 2, 3, 7])
-@pytest.mark.parametrize("block", [1, 2, 5])
-def test_a_threaded_interleave_has_the_order_of_a_plain_one(cycle, block):
-    def inner(x):
-        return Dataset.range(int(x) % 6).map(lambda y: y)
-
-    plain = Dataset.range(13).interleave(inner, cycle, block)
-    threaded = Dataset.range(13).interleave(inner, cycle, block, num_parallel_calls=3)
-    assert values(plain) == values(threaded)
-
-
 def test_a_shuffle_yields_nothing_before_the_buffer_has_reached_it():
     order = values(Dataset.range(1000).shuffle(10, seed=1))
     assert sorted(order) == list(range(1000))
     assert all(value < place + 10 for place, value in enumerate(order))
     assert order != list(range(1000))
-
-
-def test_a_seeded_shuffle_is_the_same_on_rows_and_on_indices():
-    by_index = Dataset.range(5000).shuffle(100, seed=7)
-    by_row = Dataset.range(5000).map(lambda x: x if x < 0 else x + 0).shuffle(100, seed=7)
-    assert values(by_index) == values(by_row)
 
 
 def test_each_pass_is_shuffled_anew_unless_told_otherwise():
@@ -72,21 +55,6 @@ def test_a_full_shuffle_has_every_order_equally_often():
     assert len(seen) == 6
     assert max(seen.values()) < 265
     assert min(seen.values()) > 135
-
-
-def test_a_batch_is_memory_of_its_own():
-    rows = np.zeros((6, 2), np.uint8)
-    for batch in Dataset.from_tensor_slices(rows).batch(3):
-        batch += 1
-    assert not rows.any()
-
-
-def test_elements_from_a_cache_can_be_written_to_without_harm():
-    dataset = Dataset.from_tensor_slices(np.zeros((4, 2))).cache()
-    for _ in range(2):
-        for row in dataset:
-            assert row.tolist() == [0.0, 0.0]
-            row += 1
 
 
 def test_a_cache_calls_the_function_once_for_all_iterators():
@@ -139,23 +107,6 @@ def test_parallel_calls_overlap_in_time():
         return x
 
     assert values(Dataset.range(2).map(meet, num_parallel_calls=2)) == [0, 1]
-
-
-def test_unordered_results_do_not_wait_for_a_slow_one():
-    slow = threading.Event()
-
-    def work(x):
-        if x == 0:
-            slow.wait(20)
-        return x
-
-    dataset = Dataset.range(4).map(work, num_parallel_calls=2, deterministic=False)
-    with iter(dataset) as iterator:
-        first = next(iterator)
-        slow.set()
-        rest = list(iterator)
-    assert first != 0
-    assert sorted([first, *rest]) == [0, 1, 2, 3]
 
 
 def test_options_make_parallel_steps_unordered():
@@ -219,20 +170,6 @@ def test_an_abandoned_iterator_leaves_no_thread():
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() == before
-
-
-def test_a_prefetch_that_is_closed_while_it_waits_ends():
-    release = threading.Event()
-
-    def stuck():
-        yield 1
-        release.wait(30)
-
-    iterator = iter(Dataset.from_generator(stuck).prefetch(4))
-    assert next(iterator) == 1
-    threading.Timer(0.5, release.set).start()
-    iterator.close()
-    assert next(iterator, "end") == "end"
 
 
 def test_repeat_of_nothing_ends():

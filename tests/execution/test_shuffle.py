@@ -1,4 +1,4 @@
-"""Shuffles: of an index part by arithmetic, of values by reading again."""
+"""Shuffles and blocks: by arithmetic, by reading again, and against slots walked one by one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace.data.dataset import Dataset
 from headrace.errors import DataLossError
 from headrace.execution.build import start
 from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.shuffle import IndexShuffleIterator, ShuffleIterator
-from headrace.plan.ordering import Shuffle
+from headrace.execution.shuffle_buffer import Draws, Exchange, slot_ordinals
+from headrace.plan.ordering import ShardBlocks, Shuffle
+from headrace.plan.traverse import cardinality
 from headrace.rewrites.normal import normalize
 
 from .contract import ListIterator, assert_keeps_contract, read, with_input
 
-Dataset = hr.Dataset
 CONTEXT = Context(seed=11, build=lambda plan, context: None)
 
 
@@ -234,3 +236,102 @@ def test_rows_of_some_chunks_among_others_do_not_keep_those_either():
     rows = [row for _ in range(3) for row in shuffle.next_chunk(chunk).rows()]
     assert len(rows) == 3 * chunk
     assert all(row.base is None or row.base.nbytes <= 4 * width for row in rows)
+
+
+# --- the arithmetic of the shuffle buffer, against the buffer simulated slot by slot --------------
+
+
+def simulate(slots, held, incoming):
+    out = []
+    for slot, new in zip(slots, incoming, strict=True):
+        out.append(held[slot])
+        held[slot] = new
+    return out
+
+
+@given(size=st.integers(1, 40), count=st.integers(1, 200), seed=st.integers(0, 2**64 - 1))
+def test_a_block_of_draws_gives_what_single_draws_give(size, count, seed):
+    slots = Draws([seed], size).take(count)
+    held, incoming = np.arange(size), np.arange(size, size + count)
+    expected_held = held.tolist()
+    expected = simulate(slots.tolist(), expected_held, incoming.tolist())
+    assert Exchange(slots).apply(held, incoming).tolist() == expected
+    assert held.tolist() == expected_held
+
+
+@given(size=st.integers(1, 40), drawn=st.integers(0, 2000), seed=st.integers(0, 2**64 - 1))
+def test_what_a_slot_holds_is_known_without_the_draws_before(size, drawn, seed):
+    held = list(range(size))
+    simulate(Draws([seed], size).take(drawn).tolist(), held, range(size, size + drawn))
+    assert slot_ordinals(Draws([seed], size), drawn, size).tolist() == held
+
+
+@given(start=st.integers(0, 50), count=st.integers(0, 50), seed=st.integers(0, 1000))
+def test_draws_are_the_same_read_in_any_way(start, count, seed):
+    whole = Draws([seed], 17).take(start + count)
+    assert Draws([seed], 17).between(start, start + count).tolist() == whole[start:].tolist()
+    sought = Draws([seed], 17)
+    sought.seek(start)
+    assert sought.take(count).tolist() == whole[start:].tolist()
+
+
+def test_draws_are_uniform():
+    drawn = np.bincount(Draws([5], 100).take(100_000), minlength=100)
+    # Each slot is drawn 1000 times, give or take five standard deviations (31.5 each).
+    assert drawn.min() > 840
+    assert drawn.max() < 1160
+
+
+def test_an_exchange_moves_the_columns_of_an_element_together():
+    slots = Draws([3], 4).take(30)
+    numbers, names = np.arange(4), np.array([b"%d" % n for n in range(4)], object)
+    incoming = np.arange(4, 34)
+    exchange = Exchange(slots)
+    out = exchange.apply(numbers, incoming)
+    out_names = exchange.apply(names, np.array([b"%d" % n for n in incoming], object))
+    assert [b"%d" % n for n in out] == out_names.tolist()
+    assert [b"%d" % n for n in numbers] == names.tolist()
+
+
+# --- every n-th block of elements: which those are, from any place on -----------------------------
+
+
+def plan_of(size: int, index: int, **terms: int) -> ShardBlocks:
+    return ShardBlocks(input=Dataset.range(size).plan, num_shards=3, index=index, **terms)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 5, 11, 12, 13, 40])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_every_third_block_comes_and_is_counted(size: int, index: int) -> None:
+    expected = [x for x in range(size) if x // 4 % 3 == index]
+    plan = plan_of(size, index, block=4)
+    assert [int(x) for x in Dataset(plan)] == expected
+    assert cardinality(plan) == len(expected)
+
+
+def test_a_shard_of_batches_is_a_batch_of_blocks_from_any_place_on() -> None:
+    batches = [batch.tolist() for batch in Dataset.range(100).shuffle(9, seed=2).batch(4)]
+    shuffled = Dataset.range(100).shuffle(9, seed=2).plan
+    blocks = Dataset(ShardBlocks(input=shuffled, num_shards=3, index=1, block=4))
+    dataset = blocks.map(lambda x: x).batch(4)
+    iterator = iter(dataset)
+    states, got = [iterator.get_state()], []
+    for batch in iterator:
+        got.append(batch.tolist())
+        states.append(iterator.get_state())
+    assert got == batches[1::3]
+    for number, state in enumerate(states):
+        again = iter(dataset)
+        again.set_state(state)
+        assert [batch.tolist() for batch in again] == got[number:]
+
+
+def test_over_other_steps_it_counts_what_it_reads() -> None:
+    filtered = Dataset.range(60).filter(lambda x: x % 2 == 0).plan
+    plan = ShardBlocks(input=filtered, num_shards=2, index=0, block=3)
+    iterator = start(plan, seed=1)
+    found: list[int] = []
+    while (chunk := iterator.next_chunk(2)) is not None:
+        found += [int(row) for row in chunk.rows()]
+    iterator.close()
+    assert found == [x for x in range(0, 60, 2) if x // 2 // 3 % 2 == 0]

@@ -11,6 +11,7 @@ import pytest
 import headrace as hr
 from headrace.errors import InvalidElementError, OutOfRangeError, UserFunctionError
 from headrace.plan.user_function import UserFunction
+from tests.execution.contract import outcomes
 
 Dataset = hr.Dataset
 Pair = namedtuple("Pair", "a b")
@@ -25,21 +26,6 @@ class Noting:
     def __call__(self, x):
         self.calls.append(int(x))
         return x
-
-
-def values_and_errors(dataset):
-    """Return the elements as Python values, and errors as (type, position)."""
-    got = []
-    with iter(dataset) as iterator:
-        while True:
-            try:
-                got.append(np.asarray(next(iterator)).tolist())
-            except StopIteration:
-                return got
-            except UserFunctionError as error:
-                got.append((error.original_type, error.position))
-            except InvalidElementError:
-                got.append("invalid")
 
 
 # --- calls for what was asked for ---------------------------------------------------------------
@@ -130,7 +116,7 @@ def test_a_failing_element_costs_one_call():
             raise ValueError("only the first time")
         return x
 
-    got = values_and_errors(Dataset.range(8).map(sometimes))
+    got = outcomes(Dataset.range(8).map(sometimes))
     assert got == [0, 1, 2, 3, 4, ("ValueError", 5), 6, 7]
     assert calls == list(range(8))
     calls.clear()
@@ -146,10 +132,10 @@ def test_a_failing_element_costs_one_call():
 
 def test_only_plain_tuples_are_passed_as_several_arguments():
     pairs = Dataset.range(4).map(lambda x: Pair(x, x + 1))
-    assert values_and_errors(pairs.map(lambda pair: pair.a * pair.b)) == [0, 2, 6, 12]
-    assert len(values_and_errors(pairs.filter(lambda pair: bool(pair.a > 1)))) == 2
-    assert values_and_errors(pairs.map(lambda p: p.a + p.b, num_parallel_calls=2)) == [1, 3, 5, 7]
-    assert values_and_errors(pairs.flat_map(lambda pair: Dataset.range(int(pair.a)))) == [
+    assert outcomes(pairs.map(lambda pair: pair.a * pair.b)) == [0, 2, 6, 12]
+    assert len(outcomes(pairs.filter(lambda pair: bool(pair.a > 1)))) == 2
+    assert outcomes(pairs.map(lambda p: p.a + p.b, num_parallel_calls=2)) == [1, 3, 5, 7]
+    assert outcomes(pairs.flat_map(lambda pair: Dataset.range(int(pair.a)))) == [
         0, 0, 1, 0, 1, 2,
     ]  # fmt: skip
 
@@ -167,12 +153,12 @@ def test_an_error_in_a_column_call_is_that_of_one_element():
     want = [10 // (x - 1000) for x in range(1000)]
     rest = [10 // (x - 1000) for x in range(1001, 2000)]
     with np.errstate(all="raise"):
-        got = values_and_errors(dataset)
+        got = outcomes(dataset)
     assert got == [*want, ("FloatingPointError", 1000), *rest]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert values_and_errors(dataset) == [*want, ("RuntimeWarning", 1000), *rest]
-        kept = values_and_errors(Dataset.range(2000).filter(lambda x: 10 // (x - 1000) == 10))
+        assert outcomes(dataset) == [*want, ("RuntimeWarning", 1000), *rest]
+        kept = outcomes(Dataset.range(2000).filter(lambda x: 10 // (x - 1000) == 10))
     assert kept == [("RuntimeWarning", 1000), 1001]
 
 
@@ -192,7 +178,7 @@ def test_a_function_cannot_end_the_data_by_an_error(make, error):
             raise error
         return x
 
-    assert values_and_errors(make(fn)) == [0, 1, (error.__name__, 2), 3, 4]
+    assert outcomes(make(fn)) == [0, 1, (error.__name__, 2), 3, 4]
 
 
 def test_an_error_without_a_text_loses_nothing():
@@ -206,7 +192,7 @@ def test_an_error_without_a_text_loses_nothing():
         return x
 
     for threads in (None, 2):
-        got = values_and_errors(Dataset.range(5).map(fn, num_parallel_calls=threads))
+        got = outcomes(Dataset.range(5).map(fn, num_parallel_calls=threads))
         assert got == [0, 1, ("MuteError", 2), 3, 4]
 
 
@@ -215,7 +201,7 @@ def test_an_error_without_a_text_loses_nothing():
 def test_elements_that_failed_count_in_the_positions_of_later_errors(threads, ahead):
     generated = Dataset.from_generator(lambda: iter(range(1, 9)))
     failing = generated.map(lambda x: 10 // int(x % 3), num_parallel_calls=threads)
-    got = values_and_errors(failing.prefetch(ahead))
+    got = outcomes(failing.prefetch(ahead))
     assert [at for kind, at in filter(lambda x: type(x) is tuple, got)] == [2, 5]
 
 
@@ -225,7 +211,7 @@ def test_positions_count_in_the_whole_stream_where_it_is_counted():
 
     dataset = Dataset.range(3).map(fail).repeat(2)
     error = ("ZeroDivisionError", 1)
-    assert values_and_errors(dataset) == [0, error, 2, 0, ("ZeroDivisionError", 4), 2]
+    assert outcomes(dataset) == [0, error, 2, 0, ("ZeroDivisionError", 4), 2]
     with iter(dataset) as iterator:
         next(iterator)
         state = iterator.get_state()
@@ -322,7 +308,7 @@ def test_positions_count_what_a_filter_left_out():
 
     kept = hr.Dataset.range(20).filter(lambda x: bool(x) and int(x) % 4 == 0)
     for dataset in (kept.map(fails), kept.filter(fails), kept.map(str).map(int).map(fails)):
-        assert values_and_errors(dataset) == [4, ("ZeroDivisionError", 8), 12, 16]
+        assert outcomes(dataset) == [4, ("ZeroDivisionError", 8), 12, 16]
 
 
 # --- what errors show of the element --------------------------------------------------------------

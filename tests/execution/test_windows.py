@@ -12,25 +12,11 @@ import headrace as hr
 from headrace.errors import InvalidElementError, UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.reread import Reread
+from tests.execution.contract import outcomes
 
 from .contract import ListIterator
 
 Dataset = hr.Dataset
-
-
-def outcomes(dataset):
-    """Return the elements as Python values, and errors by what they say."""
-    got = []
-    with iter(dataset) as iterator:
-        while True:
-            try:
-                got.append(np.asarray(next(iterator)).tolist())
-            except StopIteration:
-                return got
-            except UserFunctionError as error:
-                got.append((error.original_type, error.position))
-            except InvalidElementError as error:
-                got.append(str(error))
 
 
 def windows_of(elements, key_of, size_of):

@@ -1,4 +1,4 @@
-"""Walking plans: in order, whatever is shared, however deep they are."""
+"""Walking plans in order, however deep they are; what each step says of itself."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import pytest
 
 import headrace as hr
 from headrace.element.spec import ArraySpec
-from headrace.plan.elements import Gather
 from headrace.plan.fingerprint import fingerprint
 from headrace.plan.identity import first_difference, identity
-from headrace.plan.node import describe_function, distinct
+from headrace.plan.node import Node, describe_function
 from headrace.plan.options import Options
+from headrace.plan.ordering import ShardBlocks
 from headrace.plan.serialize import dump_plan, load_plan
+from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import (
     cardinality,
     element_spec,
     fold,
     leaves,
-    lending_steps,
     merged_options,
     outline,
     transform,
     walk,
 )
+from headrace.plan.units import FailsBelow, RaiseFailed, Root, Units
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
@@ -139,65 +140,79 @@ def test_a_step_describes_itself_in_one_line():
     assert len(long) < 200
 
 
-# --- What is kept is lent where no function of the user's stands between it and who only reads ----
+# --- what a step says of itself holds together: rules, the engine and the service rely on it ------
 
 
-def rows():
-    return Dataset.from_tensor_slices(np.arange(8.0).reshape(4, 2))
+def kept(x):
+    return x
 
 
-def lent(dataset) -> list[bool]:
-    """Return for each place where elements are fetched whether they may be lent there."""
-    plan = normalize(dataset.plan).plan
-    lending = lending_steps(plan)
-    return [id(node) in lending for node in distinct([plan]) if isinstance(node, Gather)]
+def steps() -> dict[str, Node]:
+    """Return a step of each kind, as written and in the normal form."""
+    numbers = Dataset.range(9)
+    whole = Dataset.zip(
+        numbers.map(kept, num_parallel_calls=2).filter(bool).shuffle(4).cache().prefetch(2),
+        numbers.repeat(3).take(20).skip(1).shard(2, 0).enumerate().batch(2).unbatch(),
+        numbers.flat_map(Dataset.range).concatenate(Dataset.from_generator(lambda: [1])),
+        numbers.scan(0, lambda total, x: (total, x)).take_while(bool).padded_batch(2),
+        numbers.group_by_window(kept, lambda key, window: window, 2),
+        numbers.bucket_by_sequence_length(kept, [3], [2, 2]),
+        Dataset.sample_from_datasets([numbers, numbers]),
+        Dataset.choose_from_datasets([numbers, numbers], numbers),
+    ).with_options(hr.Options(seed=1))
+    failing = (RaiseFailed(input=whole.plan), FailsBelow(input=whole.plan))
+    halves = (Root(input=whole.plan), Units(size=3, count=9), *failing)
+    shares = (ShardBlocks(input=whole.plan, num_shards=2, index=0, block=3),)
+    plans = (whole.plan, normalize(whole.plan).plan, *halves, *shares)
+    return {node.kind: node for plan in plans for node in walk(plan)}
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda ds: ds,
-        lambda ds: ds.shuffle(2).repeat(2).batch(2),
-        lambda ds: ds.prefetch(2),
-        lambda ds: ds.cache(),
-        lambda ds: ds.cache().shuffle(2).repeat().batch(2).unbatch().take(3).skip(1).shard(2, 0),
-        lambda ds: ds.cache().enumerate(),
-        lambda ds: ds.padded_batch(2).prefetch(2),
-        lambda ds: Dataset.sample_from_datasets([ds.cache()]),
-    ],
-)
-def test_what_is_only_passed_on_is_lent(step):
-    assert lent(step(rows())) == [True]
+ALL_STEPS = steps()
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda ds: ds.map(lambda x: x),
-        lambda ds: ds.batch(2).map(lambda x: x).prefetch(2),
-        lambda ds: ds.filter(lambda x: True),
-        lambda ds: ds.take_while(lambda x: True),
-        lambda ds: ds.scan(0, lambda value, x: (value, x)),
-        lambda ds: ds.bucket_by_sequence_length(len, [], [2]),
-        lambda ds: ds.group_by_window(lambda x: 0, lambda key, w: w.batch(2), window_size=2),
-        lambda ds: ds.flat_map(Dataset.from_tensors),
-        lambda ds: ds.interleave(Dataset.from_tensors).batch(2),
-    ],
-)
-def test_what_a_function_gets_is_not_lent(step):
-    assert lent(step(rows())) == [False]
+def cardinality_of(step: Node, count: int) -> int:
+    return step.cardinality(*[count] * max(1, len(step.inputs)))
 
 
-def test_of_two_inputs_each_is_lent_by_itself():
-    mapped = rows().map(lambda x: x)
-    assert lent(Dataset.zip(rows().cache(), mapped)) == [True, False]
-    assert lent(rows().cache().concatenate(mapped)) == [True, False]
-    assert lent(Dataset.sample_from_datasets([rows(), mapped])) == [True, False]
+def test_all_kinds_of_steps_are_here():
+    # Adapters have steps of their own; what several steps have in common is none.
+    here = (kind for kind in derived(Node) if kind.__module__.startswith("headrace.plan."))
+    kinds = {kind.kind for kind in here if kind.kind}
+    assert set(ALL_STEPS) == kinds
 
 
-def test_a_step_that_stands_in_two_places_is_lent_only_if_it_may_be_in_both():
-    shared = normalize(rows().plan).plan
-    plain, mapped = hr.Dataset(shared), hr.Dataset(shared).map(lambda x: x)
-    both = Dataset.zip(plain.cache(), mapped).plan
-    assert id(shared) not in lending_steps(both)
-    assert id(shared) in lending_steps(Dataset.zip(plain.cache(), plain).plan)
+def derived(kind):
+    for each in kind.__subclasses__():
+        yield each
+        yield from derived(each)
+
+
+@pytest.mark.parametrize("kind", ALL_STEPS)
+def test_what_makes_one_element_of_each_keeps_their_number(kind):
+    step = ALL_STEPS[kind]
+    assert step.keeps_count or not step.one_to_one
+    if step.keeps_count:
+        assert [cardinality_of(step, n) for n in (0, 7, INFINITE, UNKNOWN)] == [
+            0, 7, INFINITE, UNKNOWN,
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ALL_STEPS)
+def test_units_pass_through_what_keeps_the_number_and_grow_in_batches(kind):
+    step = ALL_STEPS[kind]
+    below = {"batch": 6, "padded_batch": 6}.get(kind, 3 if step.keeps_count else None)
+    assert step.unit_below(3) == below
+
+
+@pytest.mark.parametrize("kind", ALL_STEPS)
+def test_what_draws_is_arithmetic_or_keeps_the_order_below_it(kind):
+    step = ALL_STEPS[kind]
+    assert not step.draws or step.index_step or step.reads_again
+
+
+@pytest.mark.parametrize("kind", ALL_STEPS)
+def test_what_has_a_spec_of_its_own_asks_for_no_other(kind):
+    step = ALL_STEPS[kind]
+    if step.own_spec:
+        step.spec()
+    assert set(step.speed_only) <= set(step.parameters())

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.data.dataset import Dataset
-from headrace.service import LocalCluster, distribute
+from headrace.service import (
+    DispatcherConfig,
+    DispatchServer,
+    LocalCluster,
+    WorkerConfig,
+    WorkerServer,
+    distribute,
+)
 from tests.service.dispatcher.scenario import Scenario
 
 
@@ -31,3 +38,19 @@ def _warm() -> None:
                     distribute("parallel_epochs", cluster.target, data_transfer_protocol=protocol)
                 )
             )
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    """A dispatcher and one worker in this process."""
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    """The address of a dispatcher with two workers, all in this process."""
+    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
+        address = dispatcher.target.removeprefix("tcp://")
+        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
+            yield address

@@ -18,3 +18,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not true after {seconds:g} s"
         time.sleep(0.01)
+
+
+def slowly(element: Any) -> Any:
+    """Take a millisecond; return the element."""
+    time.sleep(0.001)
+    return element

@@ -30,7 +30,7 @@ from headrace.service import (
     distribute,
 )
 from headrace.service import WorkerServer as Worker
-from tests.service.reading import numbers, wait_until
+from tests.service.reading import numbers, slowly, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -176,14 +176,14 @@ def test_a_killed_dispatcher_that_comes_back_costs_no_element(tmp_path: Path) ->
         dispatcher_process(port, tmp_path) as dispatcher,
         Worker(WorkerConfig(f"127.0.0.1:{port}")),
     ):
-        dataset = hr.Dataset.range(6_000).map(slowly)
+        dataset = hr.Dataset.range(3_000).map(slowly)
         reader = iter(dataset.apply(distribute("distributed_epoch", port_of(port))))
-        got = [int(next(reader)) for _ in range(2_000)]
+        got = [int(next(reader)) for _ in range(1_000)]
         dispatcher.send_signal(signal.SIGKILL)
         dispatcher.wait()
         with dispatcher_process(port, tmp_path):
             got += numbers(reader)
-        assert got == list(range(6_000))
+        assert got == list(range(3_000))
 
 
 FULL_DISK = """
@@ -343,11 +343,6 @@ class Add:
 
 def double(x: Any) -> Any:
     return x * 2
-
-
-def slowly(x: Any) -> Any:
-    time.sleep(0.0005)
-    return x
 
 
 def test_functions_of_every_kind_run_in_worker_processes() -> None:

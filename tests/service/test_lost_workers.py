@@ -1,19 +1,37 @@
-"""Workers that stop, or die at any instant, while a DYNAMIC epoch is read."""
+"""Workers and clients that stop, or die at any instant, while an epoch is read; what is in hand."""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import random
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.service import LocalCluster, distribute
-from tests.service.reading import wait_until
+from headrace.element.chunk import Chunk
+from headrace.service import (
+    DispatcherConfig,
+    DispatchServer,
+    LocalCluster,
+    ShardingPolicy,
+    WorkerConfig,
+    WorkerServer,
+    distribute,
+)
+from headrace.service.client.reader import RemoteReader
+from tests.service.reading import numbers, slowly, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -61,11 +79,6 @@ def test_a_worker_that_stops_loses_no_element_that_is_a_unit() -> None:
 # --- killed ------------------------------------------------------------------------------------
 
 
-def slowly(x: Any) -> Any:
-    time.sleep(0.001)
-    return x
-
-
 @pytest.mark.parametrize("attempt", range(3))
 def test_a_killed_worker_doubles_nothing_and_loses_next_to_nothing(attempt: int) -> None:
     seed = random.randrange(2**32)
@@ -99,16 +112,6 @@ def test_clients_of_one_job_lose_nothing_of_what_was_on_its_way_to_any_of_them()
     assert sorted(got[0] + got[1]) == list(range(3000))
 
 
-def test_the_last_worker_that_is_killed_leaves_its_units_to_the_next() -> None:
-    with LocalCluster(num_workers=1) as cluster:
-        reader = iter(dealt(cluster, hr.Dataset.range(1500).map(slowly)))
-        got = [int(next(reader)) for _ in range(500)]
-        cluster.kill_worker(0)
-        cluster.add_worker()
-        got += [int(value) for value in reader]
-    assert sorted(got) == list(range(1500))
-
-
 def test_what_is_lost_of_units_that_were_open_is_at_most_what_was_open() -> None:
     with LocalCluster(num_workers=2) as cluster:
         plan = hr.Dataset.range(40).interleave(several, cycle_length=4).map(slowly)
@@ -139,3 +142,213 @@ def test_an_element_that_kills_its_workers_is_given_up_and_nothing_else_is_lost(
     assert "(positions 77)" in caplog.text
     # Twice while it is one of many, then in halves down to it alone, and thrice there.
     assert deaths <= 6
+
+
+# --- what was sent to a client that closes early, or dies, reaches the others of its job ----------
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
+        address = dispatcher.target.removeprefix("tcp://")
+        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
+            yield dispatcher.target
+
+
+def shared(target: str, size: int = 2000, batch: int = 1) -> hr.Dataset:
+    dataset = hr.Dataset.range(size)
+    dataset = dataset.batch(batch) if batch > 1 else dataset
+    return dataset.apply(
+        hr.service.distribute(hr.service.ShardingPolicy.DYNAMIC, target, job_name="shared")
+    )
+
+
+def said_to_be_lost(caplog: pytest.LogCaptureFixture) -> int:
+    """Return how many positions a warning said to be lost."""
+    found = [re.search(r"this pass lost up to (\d+)", r.getMessage()) for r in caplog.records]
+    return sum(int(match[1]) for match in found if match is not None)
+
+
+@pytest.mark.parametrize("used", [0, 1, 40])
+def test_what_a_client_that_closes_early_did_not_use_comes_to_the_others(
+    target: str, used: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    early, late = (iter(shared(target)) for _ in range(2))
+    got = [int(next(early)) for _ in range(used)]
+    got += [int(next(late)) for _ in range(10)]
+    early.close()
+    got += numbers(late)
+    assert len(set(got)) == len(got), "an element came twice"
+    missing = set(range(2000)) - set(got)
+    assert len(missing) <= said_to_be_lost(caplog)
+    if used < 2:
+        assert not missing
+
+
+def test_what_a_client_that_is_killed_did_not_use_comes_to_the_others(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    code = (
+        "import sys, time, headrace as hr\n"
+        "share = hr.service.distribute(hr.service.ShardingPolicy.DYNAMIC, sys.argv[1],"
+        " job_name='shared')\n"
+        "it = iter(hr.Dataset.range(2000).apply(share))\n"
+        "for _ in range(3): print(int(next(it)), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, target], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    with child:
+        got = [int(child.stdout.readline()) for _ in range(3)]
+        late = iter(shared(target))
+        got += [int(next(late)) for _ in range(10)]
+        child.send_signal(signal.SIGKILL)
+        since = time.monotonic()
+        rest = numbers(late)
+        assert time.monotonic() - since < 30
+    missing = set(range(2000)) - {*got, *rest}
+    assert len(missing) <= said_to_be_lost(caplog)
+    assert len(set(rest)) == len(rest)
+    # At most what it used after its last acknowledgement comes again.
+    assert len(set(rest) & set(got)) <= 3
+    assert not missing
+
+
+# --- progress, with real processes: what is held above units is given although workers die --------
+
+
+_KILLS = 6
+_STANDSTILL = 30.0
+"""Seconds without an element that are too many, on a busy machine too."""
+
+
+def very_slowly(number: int) -> int:
+    time.sleep(0.002)
+    return number
+
+
+def twice(number: int) -> hr.Dataset:
+    return hr.Dataset.range(2 * number, 2 * number + 2)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("outstanding", [None, 1])
+def test_a_shuffle_of_values_goes_on_after_many_workers_were_killed(
+    outstanding: int | None,
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    source = hr.Dataset.range(480).map(very_slowly).flat_map(twice).shuffle(64, seed=1)
+    with LocalCluster(num_workers=3) as cluster:
+        dataset = source.apply(
+            distribute(ShardingPolicy.DYNAMIC, cluster.target, max_outstanding_requests=outstanding)
+        )
+        is_over = threading.Event()
+
+        def kill() -> None:
+            living = [0, 1, 2]
+            for number in range(_KILLS):
+                if is_over.wait(0.4 + 0.7 * chance.random()):
+                    return
+                cluster.kill_worker(living.pop(chance.randrange(3)))
+                cluster.add_worker()
+                living.append(3 + number)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        got: list[int] = []
+        longest, since = 0.0, time.monotonic()
+        try:
+            for element in dataset.as_numpy_iterator():
+                got.append(int(element))
+                longest, since = max(longest, time.monotonic() - since), time.monotonic()
+        finally:
+            is_over.set()
+            killer.join()
+    assert Counter(got) == Counter(range(960))
+    assert longest < _STANDSTILL
+
+
+# --- `max_outstanding_requests=n`: no more than n elements are made that were not used ------------
+
+
+MADE: list[int] = []
+"""What `_noted` was called with; workers of this process share it."""
+_LOCK = threading.Lock()
+
+
+def _noted(number: int) -> int:
+    with _LOCK:
+        MADE.append(int(number))
+    return number
+
+
+@pytest.fixture(params=[1, 2])
+def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    MADE.clear()
+    with LocalCluster(num_workers=request.param, processes=False) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("most", [2, 3, 16, 100])
+@pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
+def test_no_more_elements_are_made_than_used_and_n_more(
+    cluster: LocalCluster, mode: str, most: int
+) -> None:
+    dataset = hr.Dataset.range(100_000).map(_noted)
+    share = distribute(mode, cluster.target, max_outstanding_requests=most)
+    with iter(dataset.apply(share)) as iterator:
+        for used in range(0, 400):
+            next(iterator)
+            # The one that was yielded now is in use until the next is asked for.
+            assert len(MADE) <= used + most, used
+            if used % 100 == 50:
+                time.sleep(0.05)
+                assert len(MADE) <= used + most, used
+        wait_until(lambda: len(MADE) > 400)
+
+
+@pytest.mark.catalogue("OP13")
+def test_one_element_at_a_time() -> None:
+    MADE.clear()
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        dataset = hr.Dataset.range(50).map(_noted)
+        share = distribute("parallel_epochs", cluster.target, max_outstanding_requests=1)
+        for number, value in enumerate(dataset.apply(share)):
+            assert value == number
+            assert len(MADE) <= number + 1
+
+
+def test_what_came_in_one_answer_is_taken_from_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    read = RemoteReader.read
+
+    def noted(reader: RemoteReader, limit: int) -> Chunk | None:
+        chunk = read(reader, limit)
+        taken.append(0 if chunk is None else chunk.size)
+        return chunk
+
+    monkeypatch.setattr(RemoteReader, "read", noted)
+    monkeypatch.setattr("headrace.execution.pace._LONG", math.inf)  # however busy the machine is
+    rows = np.arange(512 << 13).reshape(512, 1 << 13)  # of 64 KiB
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        dataset = hr.Dataset.from_tensor_slices(rows).apply(
+            distribute("distributed_epoch", cluster.target)
+        )
+        assert all((got == row).all() for got, row in zip(dataset, rows, strict=True))
+    assert sum(taken) == 512
+    assert max(taken) >= 64, "each is taken on its own"
+
+
+def test_the_last_worker_that_is_killed_leaves_its_units_to_the_next() -> None:
+    with LocalCluster(num_workers=1) as cluster:
+        reader = iter(dealt(cluster, hr.Dataset.range(1500).map(slowly)))
+        got = [int(next(reader)) for _ in range(500)]
+        cluster.kill_worker(0)
+        cluster.add_worker()
+        got += [int(value) for value in reader]
+    assert sorted(got) == list(range(1500))

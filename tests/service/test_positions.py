@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +14,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import DeadlineExceededError, FailedPreconditionError
-from headrace.service import (
-    DispatcherConfig,
-    DispatchServer,
-    LocalCluster,
-    ShardingPolicy,
-    WorkerConfig,
-    WorkerServer,
-    distribute,
-)
+from headrace.service import LocalCluster, ShardingPolicy, distribute
+from tests.service.reading import slowly
 
 pytestmark = pytest.mark.system
 
@@ -32,11 +24,6 @@ DYNAMIC = ShardingPolicy.DYNAMIC
 
 def opened(number: int) -> hr.Dataset:
     return hr.Dataset.range(number % 7 + 2).map(lambda each: each + 100 * number)
-
-
-def slowly(number: int) -> int:
-    time.sleep(0.0005)
-    return number
 
 
 PLANS: dict[str, Any] = {
@@ -61,14 +48,6 @@ PLANS: dict[str, Any] = {
 
 def numbers_of(elements: Any) -> list[int]:
     return [int(each) for element in elements for each in np.ravel(element)]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
-        address = dispatcher.target.removeprefix("tcp://")
-        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
-            yield address
 
 
 def taken(iterator: Any, count: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ from headrace.service import WorkerServer as Worker
 from tests.service.reading import numbers
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(num_workers=1, processes=False) as cluster:
-        yield cluster
 
 
 def off(cluster: LocalCluster, dataset: hr.Dataset, **options: Any) -> hr.Dataset:

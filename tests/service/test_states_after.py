@@ -1,10 +1,10 @@
-"""States of steps that stand after `distribute`: where they go on, and who refuses them."""
+"""States over the service: where they go on, and who refuses them."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.system
 
 DYNAMIC = ShardingPolicy.DYNAMIC
 Dataset = hr.Dataset
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    with LocalCluster(num_workers=1, processes=False) as cluster:
-        yield cluster.target
 
 
 def opened(number: int) -> Dataset:
@@ -136,3 +130,76 @@ def test_a_state_is_refused_by_the_policy_where_that_has_none(service: str) -> N
     _, state = state_after(dataset.apply(distribute(DYNAMIC, service)), 9)
     with pytest.raises(FailedPreconditionError, match=r"Use ShardingPolicy\.DYNAMIC"):
         rest_of(dataset.apply(distribute(ShardingPolicy.OFF, service)), state)
+
+
+# --- states of one process that cannot be gone on from over the service are refused by name -------
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        yield cluster
+
+
+def above_two(x):
+    return bool(x > 2)
+
+
+def iterator_of(x):
+    return Dataset.range(int(x) % 4)
+
+
+def summed(total, x):
+    return total + x, total + x
+
+
+OPENING = {
+    "interleave": lambda: (
+        Dataset.range(13).filter(above_two).interleave(iterator_of, cycle_length=3)
+    ),
+    "flat_map": lambda: Dataset.range(13).filter(above_two).shuffle(5).flat_map(iterator_of),
+}
+CACHED = {
+    "scan": lambda: Dataset.range(9).scan(np.int64(0), summed).cache(),
+    "take": lambda: Dataset.range(9).filter(above_two).take(5).cache().batch(2),
+    "repeat": lambda: Dataset.range(9).filter(above_two).take(5).cache().repeat(2),
+}
+
+
+def state_of(dataset, taken):
+    with iter(dataset) as iterator:
+        for _ in range(taken):
+            next(iterator)
+        return json.loads(json.dumps(iterator.get_state()))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+@pytest.mark.parametrize("plan", OPENING)
+def test_in_any_order_one_of_a_step_that_would_open_datasets_here_is_refused(cluster, plan, taken):
+    state = state_of(OPENING[plan](), taken)
+    iterator = iter(OPENING[plan]().apply(distribute(DYNAMIC, cluster.target)))
+    with iterator, pytest.raises(FailedPreconditionError, match="would open datasets"):
+        iterator.set_state(state)
+
+
+@pytest.mark.parametrize("which", [{}, {"num_consumers": 1, "consumer_index": 0, "job_name": "j"}])
+@pytest.mark.parametrize("taken", [0, 1, 2])
+@pytest.mark.parametrize("plan", CACHED)
+def test_in_order_one_of_a_cache_that_keeps_nothing_there_is_refused(cluster, plan, taken, which):
+    state = state_of(CACHED[plan](), taken)
+    terms = distribute(DYNAMIC, cluster.target, ordered=True, **which)
+    iterator = iter(CACHED[plan]().apply(terms))
+    with iterator, pytest.raises(FailedPreconditionError, match=r"cache.* keeps nothing"):
+        iterator.set_state(state)
+
+
+@pytest.mark.parametrize("plan", ["scan", "take"])
+def test_a_place_over_a_cache_that_was_saved_over_the_service_is_gone_on_from(cluster, plan):
+    def read():
+        return CACHED[plan]().apply(distribute(DYNAMIC, cluster.target, ordered=True))
+
+    state = state_of(read(), 1)
+    with iter(read()) as iterator:
+        iterator.set_state(state)
+        rest = [np.asarray(x).tolist() for x in iterator]
+    assert rest == [np.asarray(x).tolist() for x in CACHED[plan]()][1:]

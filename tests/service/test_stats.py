@@ -1,10 +1,14 @@
-"""The stats of a service that runs: what is made, who waits, and what for."""
+"""What a service that runs tells of itself: stats, metrics, and whether it is ready."""
 
 from __future__ import annotations
 
+import re
 import time
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import headrace as hr
 from headrace.service import (
@@ -12,6 +16,8 @@ from headrace.service import (
     DispatchServer,
     LocalCluster,
     ShardingPolicy,
+    WorkerConfig,
+    WorkerServer,
     distribute,
 )
 
@@ -92,3 +98,135 @@ def test_a_server_that_was_not_started_has_none():
 def worker_of(dispatcher):
     address = dispatcher.target.removeprefix("tcp://")
     return hr.service.WorkerServer(hr.service.WorkerConfig(address))
+
+
+# --- what dispatcher and worker say to Prometheus, and whether they are ready ---------------------
+
+
+#: Not in the name of a metric: units are those of Prometheus.
+_WRONG_UNITS = re.compile(r"_(ms|milliseconds|minutes|kb|mb|percent)(_|$)")
+
+
+@pytest.fixture
+def service():
+    """A dispatcher and a worker, with endpoints, after a job was read."""
+    with DispatchServer(DispatcherConfig(metrics_port=0)) as dispatcher:
+        address = dispatcher.target.removeprefix("tcp://")
+        config = WorkerConfig(address, heartbeat_interval_ms=20, metrics_port=0)
+        with WorkerServer(config) as worker:
+            share = distribute(ShardingPolicy.DYNAMIC, dispatcher.target, job_name="training")
+            dataset = hr.Dataset.range(100_000).map(lambda x: [int(x)]).batch(10).apply(share)
+            with iter(dataset) as batches:
+                for _ in range(20):
+                    next(batches)
+                wait_for(lambda: dispatcher.stats().elements)
+                yield dispatcher, worker
+
+
+def wait_for(condition, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+
+
+def scraped(address):
+    with urlopen(f"http://{address}/metrics", timeout=20) as answer:
+        return list(text_string_to_metric_families(answer.read().decode()))
+
+
+def values(address):
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in scraped(address)
+        for sample in family.samples
+    }
+
+
+def test_every_metric_has_a_well_formed_name_and_help(service):
+    for server in service:
+        families = scraped(server.metrics_address)
+        names = [family.name for family in families]
+        assert len(names) == len(set(names))
+        assert len(names) > 10
+        for family in families:
+            assert re.fullmatch(r"headrace_[a-z][a-z_]*[a-z]", family.name), family.name
+            assert family.documentation.endswith("."), family.name
+            assert not _WRONG_UNITS.search(family.name), family.name
+            assert family.type in ("counter", "gauge"), family.name
+            for sample in family.samples:
+                assert sample.name.endswith("_total") == (family.type == "counter"), sample.name
+
+
+def test_a_dispatcher_tells_of_its_service(service):
+    dispatcher, _ = service
+    found = values(dispatcher.metrics_address)
+    assert found["headrace_workers",] == 1
+    assert found["headrace_clients",] == 1
+    assert found["headrace_produced_elements_total",] > 0
+    assert found["headrace_job_elements_total", "training"] > 0
+    assert found["headrace_job_units_left", "training"] > 0
+    assert 0 <= found["headrace_job_progress_ratio", "training"] < 1
+    assert found["headrace_workers_lost_total",] == 0
+
+
+def test_a_worker_tells_of_its_work(service):
+    _, worker = service
+    found = values(worker.metrics_address)
+    assert found["headrace_worker_registered",] == 1
+    assert found["headrace_worker_tasks_running",] == 1
+    assert found["headrace_worker_elements_total",] > 0
+    assert found["headrace_worker_bytes_total",] > found["headrace_worker_elements_total",]
+    assert ("headrace_worker_wait_seconds_total", "clients") in found
+
+
+def test_both_are_ready_while_they_serve(service):
+    for server in service:
+        for page in ("healthz", "readyz"):
+            with urlopen(f"http://{server.metrics_address}/{page}", timeout=20) as answer:
+                assert answer.status == 200
+
+
+def test_a_worker_without_its_dispatcher_is_healthy_and_not_ready(service):
+    dispatcher, worker = service
+    # One without a journal: whoever starts there next does not know this worker.
+    port = int(dispatcher.target.rpartition(":")[2])
+    dispatcher.stop()
+    assert urlopen(f"http://{worker.metrics_address}/healthz", timeout=20).status == 200
+    with DispatchServer(DispatcherConfig(port=port, worker_addresses=["elsewhere"])):
+
+        def refused():
+            try:
+                urlopen(f"http://{worker.metrics_address}/readyz", timeout=20).close()
+            except HTTPError as error:
+                return error.code == 503 and b"does not know" in error.read()
+            return False
+
+        wait_for(refused)
+
+
+def test_a_metrics_port_that_is_taken_starts_nothing():
+    with DispatchServer(DispatcherConfig(metrics_port=0)) as first:
+        port = int(first.metrics_address.rpartition(":")[2])
+        with pytest.raises(OSError, match=f"metrics cannot be served at port {port}"):
+            DispatchServer(DispatcherConfig(metrics_port=port))
+
+
+def test_without_a_port_nothing_is_served():
+    with DispatchServer() as dispatcher:
+        assert dispatcher.metrics_address == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"metrics_port": 65536}, "metrics_port"),
+        ({"metrics_port": "9090"}, "metrics_port"),
+        ({"metrics_host": ""}, "metrics_host"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(fields, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        DispatcherConfig(**fields)
+    with pytest.raises((TypeError, ValueError), match=words):
+        WorkerConfig("a:1", **fields)

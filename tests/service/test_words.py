@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import headrace as hr
@@ -11,12 +9,6 @@ from headrace.errors import FailedPreconditionError
 from headrace.service import LocalCluster, distribute, from_dataset_id, register_dataset
 
 DYNAMIC = hr.service.ShardingPolicy.DYNAMIC
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    with LocalCluster(num_workers=1, processes=False) as cluster:
-        yield cluster.target
 
 
 def test_a_policy_that_is_not_there_is_answered_with_those_that_are() -> None:

@@ -1,13 +1,24 @@
-"""Numbered requests and what answers them: nothing is lost, doubled or out of order."""
+"""Requests, their answers, who was heard from, and how much there was per second."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.errors import NotFoundError
+from headrace.service import messages
+from headrace.serving.call import Done, Message, Ping, Question, Stub, reply_type
 from headrace.serving.conversation import Delivery, Window
+from headrace.serving.presence import Pulse, Stamps
+from headrace.serving.rates import Rate
+from headrace.transport import inprocess
+from headrace.transport.channel import Request
 
 # --- the asking end --------------------------------------------------------------------------
 
@@ -198,3 +209,152 @@ def test_bytes_are_counted_and_what_is_forgotten_is_returned() -> None:
     assert delivery.unacknowledged_bytes == 0
     assert delivery.is_forgotten("a", 1)
     assert not delivery.is_forgotten("a", 2)
+
+
+# --- A request names the type of its reply, and gets that or an error -----------------------------
+
+
+class Sum(Message, frozen=True):
+    total: int
+
+
+class Add(Question[Sum], frozen=True):
+    numbers: tuple[int, ...]
+
+
+class AddTwice(Add, frozen=True):
+    """Answered as `Add` is."""
+
+
+Requests: TypeAlias = Ping | Add | AddTwice
+Replies: TypeAlias = Done | Sum
+
+
+def answer(requests: Sequence[Request]) -> None:
+    for request in requests:
+        match request.message:
+            case Ping():
+                request.reply(Sum(total=0))
+            case Add(numbers=()):
+                request.fail(NotFoundError("no numbers"))
+            case Add(numbers=numbers):
+                request.reply(Sum(total=sum(numbers)))
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    server = inprocess.serve(answer, request_type=Requests, host="127.0.0.1", port=1)
+    try:
+        with Stub(inprocess.connect(server.address), "adder") as stub:
+            yield stub
+    finally:
+        server.close()
+
+
+def test_the_reply_is_of_the_type_that_the_question_names(stub: Stub) -> None:
+    assert stub.call(Add(numbers=(1, 2, 3))).total == 6
+    assert stub.call(AddTwice(numbers=(4,)), timeout=20.0).total == 4
+
+
+def test_an_error_is_raised_as_it_is(stub: Stub) -> None:
+    with pytest.raises(NotFoundError, match="no numbers"):
+        stub.call(Add(numbers=()))
+
+
+def test_a_reply_of_another_type_is_an_error_that_says_so(stub: Stub) -> None:
+    with pytest.raises(TypeError) as caught:
+        stub.call(Ping())
+    assert str(caught.value) == (
+        "the adder at 127.0.0.1:1 answered Ping with Sum where Done is due; is it of another "
+        "version of Headrace?"
+    )
+
+
+def test_a_channel_that_was_released_is_not_closed_with_its_stub(stub: Stub) -> None:
+    channel = stub.release()
+    stub.close()
+    assert channel.call(Add(numbers=(1, 2)), timeout=10)[0] == Sum(total=3)
+    channel.close()
+
+
+def test_a_question_that_names_no_reply_is_refused() -> None:
+    with pytest.raises(TypeError, match="Question names no reply"):
+        reply_type(Question)
+
+
+def test_what_a_question_expects_does_not_travel() -> None:
+    sent = msgspec.msgpack.encode(Add(numbers=(1, 2)))
+    assert msgspec.msgpack.decode(sent) == {"type": "Add", "numbers": [1, 2]}
+    assert msgspec.msgpack.Decoder(Requests).decode(sent) == Add(numbers=(1, 2))
+
+
+def test_every_request_of_the_data_service_names_a_reply_that_its_channel_understands() -> None:
+    for requests, replies in (
+        (messages.DispatcherRequest, messages.DispatcherReply),
+        (messages.WorkerRequest, messages.WorkerReply),
+    ):
+        expected = {reply_type(request) for request in requests.__args__}
+        assert expected == set(replies.__args__)
+
+
+# --- who was heard from when, and which silence counts --------------------------------------------
+
+
+def test_whoever_is_known_is_heard_from_and_others_are_not() -> None:
+    stamps = Stamps.of(["a", "b"], 10.0)
+    assert stamps.hear("a", 15.0)
+    assert not stamps.hear("c", 15.0)
+    assert not stamps.hear(None, 15.0)
+    assert stamps == {"a": 15.0, "b": 10.0}
+
+
+def test_who_was_silent_for_longer_is_silent() -> None:
+    stamps = Stamps(a=10.0, b=12.0)
+    assert stamps.silent(20.0, 10.0) == []
+    assert stamps.silent(21.0, 10.0) == ["a"]
+    assert stamps.silent(23.0, 10.0) == ["a", "b"]
+
+
+def test_a_pause_is_nobodys_silence_and_nobody_is_heard_in_the_future() -> None:
+    stamps = Stamps(early=0.0, late=9.0)
+    stamps.forgive(5.0, 10.0)
+    assert stamps == {"early": 5.0, "late": 10.0}
+
+
+@pytest.mark.parametrize("interval", [0.01, 0.25, 1.0])
+def test_a_beat_that_comes_far_too_late_was_a_pause(interval: float) -> None:
+    pulse = Pulse(interval, 100.0)
+    assert pulse.beat(100.0 + interval) == 0.0
+    assert pulse.beat(100.0 + 3 * interval) == 0.0
+    assert pulse.beat(100.0 + 13 * interval) == pytest.approx(10 * interval)
+    assert pulse.beat(100.0 + 14 * interval) == 0.0
+
+
+# --- A rate is what there was per second lately, and falls to nothing by itself -------------------
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0, 60.0])
+def test_a_steady_stream_has_its_rate_however_long_it_has_run(seconds):
+    rate = Rate(100.0)
+    for step in range(1, int(seconds * 2) + 1):
+        rate.add(50.0, 100.0 + step / 2)
+    assert rate.read(100.0 + seconds) == pytest.approx(100.0, rel=0.06)
+
+
+def test_what_has_ended_is_forgotten_within_seconds():
+    rate = Rate(0.0)
+    for step in range(1, 21):
+        rate.add(100.0, float(step))
+    assert rate.read(20.0) > 90
+    assert rate.read(30.0) < 15
+    assert rate.read(60.0) < 0.1
+
+
+def test_the_first_moment_is_no_flood():
+    rate = Rate(0.0)
+    rate.add(10.0, 0.001)
+    assert rate.read(0.001) < 12
+
+
+def test_nothing_has_no_rate():
+    assert Rate(5.0).read(5.0) == 0.0

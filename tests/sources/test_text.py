@@ -1,15 +1,21 @@
+"""Text files, and datasets of files: names in any form, patterns, open files refused."""
+
 from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import headrace as hr
 from headrace.element.spec import ArraySpec
 from headrace.errors import NotFoundError
-from headrace.sources.files import TextLineSource, cut_lines
+from headrace.plan.source import IndexedSource
+from headrace.sources.files import FileNamesSource, TextLineSource, cut_lines
 from headrace.testing.conformance import check_source, read_all
 
 
@@ -93,3 +99,66 @@ def test_buffers_hold_something(buffer_size: int) -> None:
 def test_positions_that_cannot_be_are_refused(position: object) -> None:
     with pytest.raises(ValueError, match="position must be"):
         TextLineSource(("x", "y")).open(0, 2, position)
+
+
+def test_file_names_are_a_source(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.csv"):
+        (tmp_path / name).touch()
+
+    source = FileNamesSource.matching([f"{tmp_path}/*.txt"])
+
+    assert isinstance(source, IndexedSource)
+    assert source.patterns == (f"{tmp_path}/*.txt",)
+    check_source(source, [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"])
+
+
+# --- datasets of files: names in any form, patterns, open files refused ---------------------------
+
+
+Dataset = hr.Dataset
+
+
+@pytest.fixture
+def record_files(tmp_path: Path) -> list[str]:
+    names = [str(tmp_path / f"s{index}.records") for index in range(3)]
+    for index, name in enumerate(names):
+        with hr.io.TFRecordWriter(name) as writer:
+            writer.write(b"%d" % index)
+    return names
+
+
+EXPECTED = [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("as_written", [str, str.encode, Path, np.str_, lambda n: np.array(n)])
+def test_files_are_named_in_any_form(record_files: list[str], as_written: Any) -> None:
+    assert list(hr.TFRecordDataset([as_written(name) for name in record_files])) == EXPECTED
+    assert list(hr.TFRecordDataset(as_written(record_files[0]))) == EXPECTED[:1]
+    assert sorted(hr.TFRecordDataset([as_written(n) for n in record_files], None, 2)) == EXPECTED
+
+
+@pytest.mark.parametrize("as_element", [str, str.encode])
+def test_files_are_named_by_elements_of_text_or_bytes(
+    record_files: list[str], as_element: Any
+) -> None:
+    names = Dataset.from_tensor_slices([as_element(name) for name in record_files])
+
+    assert sorted(names.interleave(hr.TFRecordDataset)) == EXPECTED
+    assert list(names.flat_map(hr.TextLineDataset))
+    assert list(hr.TFRecordDataset(names)) == EXPECTED
+
+
+def test_an_open_file_is_no_name(record_files: list[str]) -> None:
+    with (
+        open(record_files[0]) as file,
+        pytest.raises(TypeError, match=r"an open file .*pass its name"),
+    ):
+        hr.TextLineDataset(file)
+
+
+def test_files_are_listed_by_braces(record_files: list[str], tmp_path: Path) -> None:
+    listed = Dataset.list_files(str(tmp_path / "s{0..1}.*"), shuffle=False)
+
+    assert list(listed) == record_files[:2]
+    with pytest.raises(NotFoundError, match=r"No such file: .*s3\.records"):
+        Dataset.list_files(str(tmp_path / "s{2..3}.records"))

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,18 +28,9 @@ from headrace.transport.limits import ServerLimits
 from headrace.transport.shared_memory import SharedMemoryOptions
 from tests.transport.conftest import Carrier, Peer
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Echoed, Hold, Make, TestReply, TestRequest
+from tests.transport.words import Echo, Echoed, Hold, Make, TestReply, TestRequest, eventually
 
 MIB = 1 << 20
-
-
-def eventually(seconds: float, condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def count(name: str) -> float:

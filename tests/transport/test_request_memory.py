@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -16,17 +14,9 @@ from headrace.transport.envelope import REQUEST, RequestHeader, encode
 from headrace.transport.limits import ServerLimits
 from headrace.transport.shared_memory import Placement
 from tests.transport.conftest import Carrier
-from tests.transport.words import Echo, Echoed, Hold, Release, TestReply, TestRequest
+from tests.transport.words import Echo, Echoed, Hold, Release, TestReply, TestRequest, eventually
 
 LARGE = 1 << 20
-
-
-def eventually(seconds: float, condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-    return True
 
 
 def ask(channel, number: int, size: int = LARGE):

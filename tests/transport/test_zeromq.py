@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -22,16 +21,7 @@ from headrace.transport.context import shared_context
 from headrace.transport.envelope import decode_error, encode, encode_error
 from tests.stopwatch import Stopwatch
 from tests.transport.conftest import Carrier
-from tests.transport.words import Count, Echo, Echoed, Hold, Make, TestReply
-
-
-def eventually(seconds: float, condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+from tests.transport.words import Count, Echo, Echoed, Hold, Make, TestReply, eventually
 
 
 def call_until_answered(channel: Channel, number: int, seconds: float = 20.0) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -58,3 +60,13 @@ class Stranger(Word):
 
 TestRequest: TypeAlias = Echo | Make | Fail | Hold | Release | Explode | Count
 TestReply: TypeAlias = Echoed
+
+
+def eventually(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Poll until a condition holds; return whether it did in time."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True

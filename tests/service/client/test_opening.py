@@ -1,17 +1,29 @@
-"""An iteration is opened; where its cost function is wanted, that is put first."""
+"""An iteration is opened, and its clients say together where they stand."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import types
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from headrace.errors import DeadlineExceededError, UnavailableError
+from headrace.execution.delivered import END, Delivered
+from headrace.service.client import opening as gathering
 from headrace.service.client.job_use import JobUse
-from headrace.service.client.opening import open_iteration
+from headrace.service.client.keeping import Keeper
+from headrace.service.client.opening import gathered, open_iteration
+from headrace.service.client.reader import RemoteReader
 from headrace.service.client.shell import Line
 from headrace.service.client.targets import Target
 from headrace.service.messages import (
+    GatherPlace,
     IterationOpened,
     OpenIteration,
+    PlaceGathered,
     PlanReceived,
     PutPlan,
     Terms,
@@ -115,3 +127,143 @@ def test_a_line_that_was_taken_keeps_nothing() -> None:
     assert line.take() is other
     line.keep(late)  # type: ignore[arg-type]
     assert late.closed == 1
+
+
+# --- the place of all clients of a job: each says where it stands, and hears where all do ---------
+
+
+OF_ALL = PlaceGathered(delivered=((0, 4),), parts=((6, ((0, 2), (4, END))),))
+PLACE = {"frontier": 4, "parts": [[6, 1, [[0, 2], [4, None]]]]}
+
+
+class Gatherer:
+    """Answers that a client is missing, until some time."""
+
+    def __init__(self, clock: list[float], until: float) -> None:
+        self._clock, self._until = clock, until
+
+    def __enter__(self) -> Gatherer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def call(self, question: Any, timeout: float) -> PlaceGathered:
+        missing = ("b",) if self._clock[0] < self._until else ()
+        return PlaceGathered(missing=missing, delivered=((0, 3),), parts=((4, ((1, 2),)),))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    fake = types.SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    monkeypatch.setattr(gathering, "time", fake)
+    return now
+
+
+def gather(clock: list[float], until: float) -> Delivered:
+    return gathering.gathered(
+        Delivered(),
+        "a",
+        lambda: Gatherer(clock, until),  # type: ignore[arg-type, return-value]
+        dispatcher="here:1",
+        timeout=60.0,
+    )
+
+
+def test_a_short_wait_is_not_worth_a_word(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    place = gather(clock, until=5.0)
+    assert (place.whole, place.parts) == (((0, 3),), ((4, ((1, 2),)),))
+    assert caplog.records == []
+
+
+def test_who_is_missing_is_named_after_ten_seconds_and_in_the_error(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), pytest.raises(DeadlineExceededError, match="place of b"):
+        gather(clock, until=1e9)
+    (said,) = caplog.messages
+    assert said.startswith("get_state has waited 10 s for the place of b")
+
+
+class Answering:
+    """Gives answers in turn, the last one for ever."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = [*answers], list[Any]()
+
+    @contextmanager
+    def dial(self) -> Any:
+        yield self
+
+    def release(self) -> Any:
+        return self
+
+    def call(self, question: Any, *, timeout: float) -> Any:
+        self.asked.append(question)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def place_of_all(dispatcher: Answering, timeout: float = 60.0) -> Delivered:
+    own = Delivered()
+    own.add([(0, 2, 0, END), (6, 1, 0, 2)])
+    return gathered(own, "c", dispatcher.dial, dispatcher="d:1", timeout=timeout)
+
+
+def test_the_same_question_is_asked_until_all_have_said_where_they_stand() -> None:
+    dispatcher = Answering(PlaceGathered(missing=("d",)), OF_ALL)
+    assert place_of_all(dispatcher).to_json() == PLACE
+    first, second = dispatcher.asked
+    assert isinstance(first, GatherPlace)
+    assert first == second
+    assert (first.client_id, first.delivered, first.parts) == ("c", ((0, 2),), ((6, ((0, 2),)),))
+
+
+def test_each_state_is_a_question_of_its_own() -> None:
+    dispatcher = Answering(OF_ALL)
+    place_of_all(dispatcher)
+    place_of_all(dispatcher)
+    first, second = dispatcher.asked
+    assert first.token != second.token
+
+
+def test_who_did_not_say_where_it_stands_is_named() -> None:
+    with pytest.raises(DeadlineExceededError, match="place of d, e: "):
+        place_of_all(Answering(PlaceGathered(missing=("d", "e"))), timeout=0.01)
+
+
+def test_who_has_had_nothing_of_a_job_yet_stands_where_the_others_do() -> None:
+    opened = IterationOpened(iteration_id=2000, tasks=(), seed=7, finished=True, job_name="job")
+    dispatcher = Answering(opened, OF_ALL)
+
+    def connect(*address: str) -> Any:
+        raise UnavailableError("nobody is there")
+
+    opening = OpenIteration(
+        client_id="c",
+        dataset_id="1000",
+        job_name="job",
+        pass_number=(0,),
+        seed=7,
+        terms=Terms(processing_mode=2, visitation="exactly_once"),
+    )
+    keeper = Keeper()
+    watcher = Answering()
+    keeper.watch(watcher)
+    reader = RemoteReader(
+        opening,
+        dispatcher="d:1",
+        dial=dispatcher.dial,
+        connect_dispatcher=connect,
+        connect=connect,
+        max_outstanding_requests=None,
+        keeper=keeper,
+        base=Delivered(),
+    )
+    assert reader.said(0) is None, "it has not joined, and is at the beginning"
+    reader._join()
+    assert reader.said(0) == {"positions": PLACE, "seed": 7}

@@ -191,19 +191,6 @@ def test_a_finished_task_is_over_when_its_worker_is_neither_reached_nor_there() 
     assert "the worker at h:1, whose task 1 was finished, cannot be reached since 5 s" in warning
 
 
-def test_that_is_said_too_where_the_connection_breaks_after_the_dispatcher_has_said_it() -> None:
-    session = opened(1)
-    session.act(0.0)
-    session.updated(update(finished=True, kept=(1,)), 0.3)
-    session.updated(update(finished=True), 5.2)
-    assert not session.is_over, "an answer may be on its way"
-    session.disconnected(1, REFUSED, 6.0)
-    session.updated(update(same=True), 6.1)
-    assert session.is_over
-    (warning,) = session.act(6.1).warnings
-    assert "the worker at h:1, whose task 1 was finished, cannot be reached" in warning
-
-
 def test_of_a_share_that_is_also_said_where_the_end_of_its_task_was_never_heard_of() -> None:
     session = opened(1, has_shares=True)
     session.act(0.0)
@@ -472,17 +459,6 @@ def test_what_came_of_a_lost_task_is_said_to_be_used_when_it_is() -> None:
     session.heard(word, Done(), 6.1)
     session.updated(update(), 6.2)
     assert not calls(session.act(9.0), SettleTask)
-
-
-def test_settling_is_repeated_until_it_was_heard() -> None:
-    session = opened(1)
-    session.updated(update(settle=(1,)), 0.2)
-    assert calls(session.act(0.3), SettleTask)
-    session.unheard(0.4)
-    (settle,) = calls(session.act(2.0), SettleTask)
-    session.heard(settle, Done(), 2.1)
-    session.updated(update(), 2.1)
-    assert not calls(session.act(5.0), SettleTask)
 
 
 def test_a_task_that_was_called_off_is_over_and_the_dispatcher_is_asked_why() -> None:

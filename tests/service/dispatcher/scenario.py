@@ -19,6 +19,13 @@ from headrace.service.modes.distributed_save.saves import LookAtSaves, SaveWork
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
 
+#: Terms of a job that is read exactly once.
+EXACTLY: dict[str, Any] = {
+    "processing_mode": DYNAMIC,
+    "visitation": "exactly_once",
+    "job_name": "job",
+}
+
 STARTED = DispatcherStarted(incarnation="run", secret=b"secret")
 PLAN = b"plan"
 

@@ -1,10 +1,10 @@
-"""What was sent to clients that are gone is dealt again, or said to be missing."""
+"""Clients that leave or are silent: what they held, and what is kept for those who stay."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.errors import NotFoundError
+from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
@@ -164,11 +164,6 @@ def finish_after(scene: Scenario, task: int, silence: float) -> None:
     scene.finish("v", task)
 
 
-def test_the_end_does_not_wait_for_clients_that_are_heard(scene: Scenario, task: int) -> None:
-    finish(scene, task)
-    assert scene.heartbeat("b").finished
-
-
 def test_what_is_left_over_when_the_iteration_has_ended_is_missing(
     scene: Scenario, task: int
 ) -> None:
@@ -180,16 +175,6 @@ def test_what_is_left_over_when_the_iteration_has_ended_is_missing(
     scene.drop("a", task, (18, 20))
     assert scene.facts[-1] == updates.ClientDropped(task, "a", (), ((18, 20),))
     assert [lost.client_id for lost in scene.heartbeat("b").lost] == ["a"]
-
-
-def test_with_a_lost_worker_nobody_knows_what_a_client_that_left_received(
-    scene: Scenario, task: int
-) -> None:
-    scene.close("a")
-    scene.lose("v")
-    scene.settle("b", task, (0, 3))
-    assert scene.state.tasks[task].splits.untouched == ()
-    assert scene.state.tasks[task].departed == {}
 
 
 def test_units_that_were_returned_or_are_done_do_not_come_back_twice(
@@ -221,3 +206,154 @@ def test_only_the_tasks_worker_speaks_of_its_clients(scene: Scenario, task: int)
             )
         )
     scene.drop("a", task)
+
+
+# --- an iteration whose units are all done waits for a client that may be gone --------------------
+
+
+def test_a_worker_that_joins_while_a_silent_client_is_waited_for_gets_no_task(
+    scene: Scenario,
+) -> None:
+    scene.register(3)
+    scene.add_worker("a")
+    for client in ("one", "two"):
+        task = scene.open(client, processing_mode=DYNAMIC, job_name="job").tasks[0]
+    scene.tick(1.0)
+    scene.heartbeat("one")
+    done = 0
+    while done < 3:
+        start, stop = scene.split(task.task_id, done=done)
+        done += stop - start
+    scene.finish("a", task.task_id)
+    assert not scene.heartbeat("one").finished
+    scene.add_worker("b")
+    scene.check()
+    assert len(scene.state.tasks) == 1
+    assert scene.heartbeat("two").finished
+
+
+def test_who_counts_as_gone_joins_no_second_time_for_workers_refuse_it(scene: Scenario) -> None:
+    scene.register(100)
+    scene.add_worker("a")
+    for client in ("one", "two"):
+        task = scene.open(client, processing_mode=DYNAMIC, job_name="job").tasks[0]
+    scene.close("one")
+    with pytest.raises(FailedPreconditionError, match=r"one closed .* iterate over the dataset"):
+        scene.open("one", processing_mode=DYNAMIC, job_name="job")
+    scene.check()
+    scene.restart()
+    with pytest.raises(FailedPreconditionError, match="does not know this reader any more"):
+        scene.open("one", processing_mode=DYNAMIC, job_name="job")
+    assert scene.open("three", processing_mode=DYNAMIC, job_name="job").tasks == (task,)
+
+
+def test_who_left_and_asks_again_after_the_end_hears_that_it_is_over(scene: Scenario) -> None:
+    scene.register(1)
+    scene.add_worker("a")
+    for client in ("one", "two"):
+        task = scene.open(client, processing_mode=DYNAMIC, job_name="job").tasks[0]
+    scene.close("one")
+    scene.drop("one", task.task_id)
+    scene.split(task.task_id, done=0)
+    scene.split(task.task_id, done=1)
+    scene.finish("a", task.task_id)
+    scene.tick(1.0)
+    assert scene.heartbeat("two").finished
+    assert scene.open("one", processing_mode=DYNAMIC, job_name="job").finished
+    assert not [each.left for each in scene.state.iterations.values() if each.left]
+
+
+# --- A finished task whose worker is there is not lost to a client that missed an answer ----------
+
+
+def unreachable(scene: Scenario, client_id: str, task_id: int) -> None:
+    scene.ask(messages.ReportUnreachable(client_id=client_id, task_id=task_id, refused=False))
+
+
+def begun(scene: Scenario, mode: int, units: int = 4) -> int:
+    """Let two clients read one task on a worker; where units are dealt, all are dealt to it."""
+    scene.register(units)
+    scene.add_worker("w")
+    scene.open("b", processing_mode=mode, job_name="job")
+    task = scene.open("a", processing_mode=mode, job_name="job").tasks[0].task_id
+    while mode == DYNAMIC and scene.split(task)[1] < units:
+        pass
+    return int(task)
+
+
+def pass_time(scene: Scenario, seconds: int, *clients: str) -> None:
+    for _ in range(seconds):
+        scene.tick(1.0)
+        scene.beat("w")
+        for client_id in clients:
+            scene.heartbeat(client_id)
+
+
+def test_a_finished_task_is_kept_for_its_clients_while_its_worker_is_there(
+    scene: Scenario,
+) -> None:
+    task = begun(scene, DYNAMIC)
+    scene.finish("w", task)
+    update = scene.heartbeat("a")
+    assert (update.tasks, update.kept, update.finished) == ((), (task,), True)
+    scene.restart()
+    assert scene.heartbeat("a").kept == (task,)
+    scene.lose("w")
+    update = scene.heartbeat("a")
+    assert (update.kept, update.settle) == ((), (task,))
+    scene.check()
+
+
+def test_a_finished_copy_is_kept_too_and_the_loss_of_its_worker_is_heard(scene: Scenario) -> None:
+    task = begun(scene, OFF)
+    scene.add_worker("v")
+    scene.finish("w", task)
+    update = scene.heartbeat("a")
+    assert (len(update.tasks), update.kept, update.finished) == (1, (task,), False)
+    scene.lose("w")
+    later = scene.ask(messages.ClientHeartbeat(client_id="a", known=update.version))
+    assert (later.same, later.kept) == (False, ())
+    scene.check()
+
+
+def test_of_a_copy_that_failed_the_loss_of_its_worker_is_heard(scene: Scenario) -> None:
+    task = begun(scene, OFF)
+    scene.fail("w", task)
+    update = scene.heartbeat("a")
+    assert (update.kept, update.finished) == ((task,), True)
+    scene.lose("w")
+    later = scene.ask(messages.ClientHeartbeat(client_id="a", known=update.version))
+    assert (later.same, later.kept, later.finished) == (False, (), True)
+    scene.check()
+
+
+def test_a_task_that_was_dealt_nothing_is_not_kept(scene: Scenario) -> None:
+    task = begun(scene, DYNAMIC)
+    scene.add_worker("v")
+    assert len(scene.heartbeat("a").tasks) == 2
+    scene.finish("v", task + 1)
+    scene.finish("w", task)
+    assert scene.heartbeat("a").kept == (task,)
+
+
+def test_a_client_that_cannot_reach_the_worker_for_long_waits_no_more(scene: Scenario) -> None:
+    task = begun(scene, DYNAMIC)
+    scene.finish("w", task)
+    known = scene.heartbeat("a").version
+    for _ in range(int(scene.limits.reach_timeout) + 1):
+        beat = scene.ask(messages.ClientHeartbeat(client_id="a", known=known))
+        assert beat.same
+        unreachable(scene, "a", task)
+        pass_time(scene, 1, "b")
+    given_up = scene.ask(messages.ClientHeartbeat(client_id="a", known=known))
+    assert (given_up.same, given_up.kept, given_up.finished) == (False, (), True)
+    assert scene.heartbeat("b").kept == (task,)
+
+
+def test_a_client_that_others_wait_for_to_settle_is_named(scene: Scenario) -> None:
+    task = begun(scene, DYNAMIC)
+    scene.finish("w", task)
+    scene.lose("w")
+    scene.settle("a", task)
+    update = scene.heartbeat("a")
+    assert (update.finished, update.silent) == (False, ("b",))

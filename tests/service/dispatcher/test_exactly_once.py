@@ -11,13 +11,7 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.splits import checked_parts
 from headrace.service.rows import END, EVERYTHING
-from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
-
-EXACTLY: dict[str, Any] = {
-    "processing_mode": DYNAMIC,
-    "visitation": "exactly_once",
-    "job_name": "job",
-}
+from tests.service.dispatcher.scenario import EXACTLY, OFF, Scenario
 
 
 @pytest.fixture
@@ -50,6 +44,15 @@ def drop(scene: Scenario, client_id: str, task_id: int, **said: Any) -> None:
     scene.check()
 
 
+def lose_what_was_dealt(scene: Scenario, clients: str) -> None:
+    """Let clients read what worker v is dealt, and lose v with it; worker w is there."""
+    for client_id in clients:
+        scene.open(client_id, **EXACTLY)
+    scene.split(4000)
+    scene.add_worker("w")
+    scene.lose("v")
+
+
 def test_what_did_not_come_of_a_unit_is_dealt_again_by_itself(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
     assert scene.split(4000, want=3) == (0, 2)
@@ -68,11 +71,7 @@ def test_what_did_not_come_of_a_unit_is_dealt_again_by_itself(scene: Scenario) -
 
 
 def test_what_several_clients_have_together_is_whole(scene: Scenario) -> None:
-    for client_id in "ab":
-        scene.open(client_id, **EXACTLY)
-    scene.split(4000)
-    scene.add_worker("w")
-    scene.lose("v")
+    lose_what_was_dealt(scene, "ab")
     settle(scene, "a", 4000, parts=[(0, ((0, 3), (6, END))), (1, ((0, 2),))])
     settle(scene, "b", 4000, parts=[(0, ((3, 6),)), (1, ((2, 4),))])
     granted = scene.deal(4001)
@@ -81,11 +80,7 @@ def test_what_several_clients_have_together_is_whole(scene: Scenario) -> None:
 
 
 def test_a_client_that_is_only_silent_is_waited_for(scene: Scenario) -> None:
-    for client_id in "ab":
-        scene.open(client_id, **EXACTLY)
-    scene.split(4000)
-    scene.add_worker("w")
-    scene.lose("v")
+    lose_what_was_dealt(scene, "ab")
     settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
     until = scene.now + 60.0
     while scene.now < until:
@@ -305,11 +300,7 @@ def test_of_a_unit_that_was_dealt_in_part_a_client_that_goes_leaves_that_part(
     scene: Scenario,
 ) -> None:
     """The rest of it another client has."""
-    for client_id in "ab":
-        scene.open(client_id, **EXACTLY)
-    scene.split(4000)
-    scene.add_worker("w")
-    scene.lose("v")
+    lose_what_was_dealt(scene, "ab")
     settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
     settle(scene, "b", 4000)
     assert scene.deal(4001, want=1).rows == ((3, END),)
@@ -326,11 +317,7 @@ def test_of_a_unit_that_was_dealt_in_part_a_client_that_goes_leaves_that_part(
 
 
 def test_two_clients_cannot_both_have_an_element(scene: Scenario) -> None:
-    for client_id in "abc":
-        scene.open(client_id, **EXACTLY)
-    scene.split(4000)
-    scene.add_worker("w")
-    scene.lose("v")
+    lose_what_was_dealt(scene, "abc")
     settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
     settle(scene, "b", 4000, parts=[(0, ((2, END),))])
     settle(scene, "c", 4000, (0, 1))

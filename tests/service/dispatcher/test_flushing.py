@@ -9,13 +9,8 @@ import pytest
 from headrace.service import messages
 from headrace.service.messages import SplitGranted
 from headrace.service.modes.distributed_save.saves import NoteSave
-from tests.service.dispatcher.scenario import DYNAMIC, Scenario, saving
+from tests.service.dispatcher.scenario import DYNAMIC, EXACTLY, Scenario, saving
 
-EXACTLY: dict[str, Any] = {
-    "processing_mode": DYNAMIC,
-    "visitation": "exactly_once",
-    "job_name": "job",
-}
 WAIT = SplitGranted(start=0, stop=0, wait=True)
 FLUSH = SplitGranted(start=0, stop=0, wait=True, flush=True)
 
@@ -53,24 +48,17 @@ def suspected(scene: Scenario) -> int:
     return 4003
 
 
+@pytest.mark.parametrize("visitation", ["exactly_once", "at_most_once"])
 def test_who_holds_a_suspect_gives_all_that_it_holds_and_gets_more_when_that_is_done(
-    scene: Scenario,
+    scene: Scenario, visitation: str
 ) -> None:
-    scene.open("c", **EXACTLY)
+    scene.open("c", **{**EXACTLY, "visitation": visitation})
     task_id = suspected(scene)
     granted = scene.deal(task_id, want=1)
     assert (granted.start, granted.stop, granted.alone) == (0, 1, True)
     assert scene.deal(task_id) == FLUSH
     assert scene.deal(task_id, done=1).start == 1
     scene.check()
-
-
-def test_at_most_once_too(scene: Scenario) -> None:
-    scene.open("c", processing_mode=DYNAMIC, visitation="at_most_once", job_name="job")
-    task_id = suspected(scene)
-    assert scene.deal(task_id, want=1).alone
-    assert scene.deal(task_id) == FLUSH
-    assert scene.deal(task_id, done=1).start == 1
 
 
 def test_who_writes_files_too() -> None:

@@ -95,49 +95,6 @@ def test_units_that_come_back_after_the_others_finished_go_to_new_tasks(scene: S
     assert scene.heartbeat("c").finished
 
 
-def test_one_that_finishes_just_before_units_come_back_gets_another_task(scene: Scenario) -> None:
-    first, second = begun(scene, "v", "w", positions=4)
-    scene.split(first, want=2)
-    deal_all(scene, second)
-    scene.hand_back("v", first, (0, 1))
-    scene.leaving("v")
-    scene.finish("v", first)
-    # It was on its way when the units came back.
-    scene.finish("w", second)
-    assert not scene.heartbeat("c").finished
-    assert scene.split(running(scene)["w"]) == (0, 1)
-
-
-def test_units_that_come_back_when_nobody_is_left_wait_for_a_worker(scene: Scenario) -> None:
-    (task,) = begun(scene, "v", positions=2)
-    scene.split(task, want=2)
-    scene.leaving("v")
-    scene.hand_back("v", task, (0, 1))
-    scene.left("v")
-    assert scene.heartbeat("c").settle == ()
-    assert not scene.heartbeat("c").finished
-    scene.add_worker("w")
-    again = running(scene)["w"]
-    assert scene.split(again) == (0, 1)
-    assert scene.split(again) == (1, 2)
-    scene.finish("w", again)
-    assert scene.heartbeat("c").finished
-
-
-def test_the_loss_of_who_took_them_passes_units_that_came_back_on(scene: Scenario) -> None:
-    tasks = begun(scene, "u", "v", "w", positions=4)
-    scene.split(tasks[0], want=2)
-    deal_all(scene, tasks[1])
-    scene.finish("v", tasks[1])
-    scene.leaving("u")
-    scene.hand_back("u", tasks[0], (0, 1))
-    scene.finish("u", tasks[0])
-    assert running(scene).keys() == {"w"}
-    scene.lose("w")
-    assert running(scene).keys() == {"v"}
-    assert scene.split(running(scene)["v"]) == (0, 1)
-
-
 def test_what_a_worker_left_without_delivering_is_lost_and_said(scene: Scenario) -> None:
     first, second = begun(scene, "v", "w")
     scene.split(first, want=10)

@@ -84,13 +84,6 @@ def test_an_iteration_that_lost_all_tasks_before_any_end_waits(scene: Scenario, 
     assert scene.heartbeat("c").finished
 
 
-def test_workers_lost_at_the_same_time_end_an_iteration_once(scene: Scenario) -> None:
-    tasks = begun(scene, "u", "v", "w")
-    scene.finish("u", tasks[0])
-    facts = scene.tick(11.0)
-    assert facts.count(updates.IterationFinished(2000)) == 1
-
-
 def report(task_id: int = 4000, *, refused: bool = True) -> messages.ReportUnreachable:
     return messages.ReportUnreachable(client_id="c", task_id=task_id, refused=refused)
 
@@ -108,15 +101,6 @@ def test_a_worker_that_is_only_silent_has_its_whole_timeout(scene: Scenario) -> 
     scene.ask(report(refused=False))
     assert scene.tick(9.9) == []
     assert updates.WorkerLost("v") in nameless(scene.tick(0.2))
-
-
-def test_a_report_alone_loses_nobody_but_the_next_look_does(scene: Scenario) -> None:
-    begun(scene, "w")
-    assert scene.tick(5.0) == []
-    scene.ask(report())
-    assert scene.state.workers
-    assert nameless(scene.tick(0.1)) == [updates.WorkerLost("w")]
-    scene.ask(report())
 
 
 def test_a_suspect_that_speaks_is_no_suspect(scene: Scenario) -> None:
@@ -187,9 +171,14 @@ def test_heartbeats_of_many_come_some_at_a_time_and_those_of_few_when_they_do() 
     assert 8 <= len(moments) <= 10
 
 
-def test_a_suspect_of_many_is_lost_after_two_of_the_heartbeats_that_it_was_asked_for() -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_suspect_of_many_is_lost_after_two_of_the_heartbeats_that_it_was_asked_for(
+    restarts: bool,
+) -> None:
     scene = crowd()
     scene.beat("u")
+    if restarts:
+        scene.restart()
     scene.ask(report())
     assert scene.tick(3.9) == []
     assert nameless(scene.tick(0.3)) == [updates.WorkerLost("u")]
@@ -205,15 +194,6 @@ def test_a_suspect_that_was_asked_for_few_heartbeats_keeps_its_time_when_others_
     scene.beat("u")
     scene.ask(report())
     assert updates.WorkerLost("u") in nameless(scene.tick(1.3))
-
-
-def test_a_suspect_of_many_keeps_its_time_when_the_dispatcher_is_restarted() -> None:
-    scene = crowd()
-    scene.beat("u")
-    scene.restart()
-    scene.ask(report())
-    assert scene.tick(3.9) == []
-    assert nameless(scene.tick(0.3)) == [updates.WorkerLost("u")]
 
 
 # --- the dispatcher's own pauses -------------------------------------------------------------
@@ -299,15 +279,6 @@ def test_a_pause_of_the_dispatcher_is_no_time_in_which_nobody_was_reached(
     assert [each.task_id for each in scene.heartbeat("c").tasks] == [task]
 
 
-def test_the_rest_of_a_lost_copy_is_named(scene: Scenario) -> None:
-    first, _ = begun(scene, "v", "w")
-    scene.finish("v", first)
-    scene.lose("w")
-    update = scene.heartbeat("c")
-    assert update.finished
-    assert [(lost.worker_address, lost.is_copy) for lost in update.lost] == [("w:1", True)]
-
-
 def test_of_copies_that_were_all_lost_those_of_the_last_attempt_count(scene: Scenario) -> None:
     begun(scene, "v")
     scene.lose("v")
@@ -337,33 +308,6 @@ def test_a_pause_is_not_counted_as_silence_but_what_was_silence_before_is(scene:
     scene.pause(100.0)
     assert scene.tick(3.5) == []
     assert nameless(scene.tick(1.0)) == [updates.WorkerLost("v")]
-
-
-def test_a_worker_that_died_during_a_pause_is_lost_after_its_timeout(scene: Scenario) -> None:
-    begun(scene, "v", "w")
-    scene.pause(100.0)
-    scene.beat("w")
-    assert scene.tick(9.0) == []
-    scene.beat("w")
-    assert nameless(scene.tick(1.5)) == [updates.WorkerLost("v")]
-
-
-def test_a_suspect_is_not_lost_by_a_pause(scene: Scenario) -> None:
-    begun(scene, "w")
-    scene.ask(report())
-    assert scene.pause(30.0) == []
-    scene.beat("w")
-    assert scene.tick(9.0) == []
-
-
-def test_a_pause_collects_no_iteration() -> None:
-    scene = Scenario(gc_timeout=5.0)
-    begun(scene, "w", job_name="job")
-    scene.close("c")
-    scene.tick(3.0)
-    assert scene.pause(60.0) == []
-    assert scene.tick(1.5) == []
-    assert scene.tick(1.0) == [updates.IterationCollected(2000)]
 
 
 def test_a_tick_that_is_a_little_late_is_no_pause(scene: Scenario) -> None:
@@ -422,7 +366,7 @@ def test_nothing_is_collected_where_that_is_switched_off() -> None:
     scene = Scenario(gc_timeout=None)
     begun(scene, job_name="job")
     scene.close("c")
-    assert scene.tick(1e4) == []
+    assert scene.tick(400.0) == []
 
 
 def test_a_finished_iteration_is_forgotten_but_not_that_it_finished() -> None:

@@ -1,21 +1,28 @@
-"""What a processing mode means follows from one place; nothing else knows the modes."""
+"""What modes, keys and Python versions allow; nothing else knows the modes."""
 
 from __future__ import annotations
 
+from typing import Any, Literal, get_args
+
+import msgspec
 import pytest
 
-from headrace.errors import FailedPreconditionError
+from headrace.errors import AlreadyExistsError, FailedPreconditionError, UnauthenticatedError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.modes import OFFERED
 from headrace.service.dispatcher.policy import Post
+from headrace.service.dispatcher.roles import let_in
 from headrace.service.dispatcher.slots import check_slots_may_change
 from headrace.service.dispatcher.state import DispatcherState, Iteration
 from headrace.service.dispatcher.updates import SlotsConfigured
 from headrace.service.modes.no_sharding.policy import Copies
 from headrace.service.modes.static.policy import Static
 from headrace.service.modes.static.records import Shard
-from tests.service.dispatcher.scenario import DYNAMIC, STARTED, Scenario, saving
+from headrace.transport.channel import Request
+from headrace.versions import Versions
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, STARTED, Scenario, saving
 
 
 class Halves(Copies):
@@ -60,27 +67,6 @@ def test_a_mode_is_added_by_a_row(monkeypatch: pytest.MonkeyPatch, scene: Scenar
     scene.lose("u")
     assert shards(scene) == {"v": 1, "w": 0}
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["v", "w"]
-
-
-def test_a_mode_without_a_row_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, scene: Scenario
-) -> None:
-    monkeypatch.delitem(OFFERED, ShardingPolicy.HINT)
-    scene.register()
-    with pytest.raises(FailedPreconditionError, match=r"offers .* and FILE_OR_DATA; got HINT"):
-        scene.open("c", processing_mode=ShardingPolicy.HINT)
-
-
-def test_tasks_of_a_new_iteration_follow_from_it(scene: Scenario) -> None:
-    scene.register()
-    scene.add_worker("w")
-    scene.open("c")
-    assert [type(fact).__name__ for fact in scene.facts[-4:]] == [
-        "JobCreated",
-        "IterationCreated",
-        "TaskCreated",
-        "ClientJoined",
-    ]
 
 
 def test_consumers_of_rounds_and_trainers_that_share_are_not_both(scene: Scenario) -> None:
@@ -139,3 +125,142 @@ def test_a_list_of_workers_may_change_before_anybody_has_a_share_of_it(scene: Sc
     scene.restart()
     scene.add_worker("w")
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["w"]
+
+
+# --- which requests may be sent with whose keys ---------------------------------------------------
+
+
+class Sent(Request):
+    """A request without a wire."""
+
+    def __init__(self, message: msgspec.Struct, role: Literal["worker", "client"] | None) -> None:
+        self.message, self.role = message, role
+        self.error: Exception | None = None
+
+    def reply(self, message: msgspec.Struct, buffers: Any = ()) -> None:
+        raise AssertionError("answered")
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+
+def example(kind: type[msgspec.Struct]) -> msgspec.Struct:
+    values: dict[Any, Any] = {int: 1, bool: False, bytes: b"", str: ""}
+    fields = {
+        field.name: values.get(field.type, ())
+        for field in msgspec.structs.fields(kind)
+        if field.required
+    }
+    return kind(**fields)
+
+
+CLIENTS = {
+    "Ping",
+    "RegisterDataset",
+    "PutPlan",
+    "GetDataset",
+    "GetPlan",
+    "OpenIteration",
+    "ClientHeartbeat",
+    "SettleTask",
+    "CloseIteration",
+    "ReportUnreachable",
+    "GatherPlace",
+    "GetStatus",
+    "BeginSave",
+    "GetSave",
+}
+
+
+@pytest.mark.parametrize("kind", get_args(messages.DispatcherRequest), ids=lambda k: k.__name__)
+def test_the_keys_of_a_client_do_what_clients_do(kind: type[msgspec.Struct]) -> None:
+    request = Sent(example(kind), "client")
+    allowed = let_in([request]) == [request]
+    assert allowed == (kind.__name__ in CLIENTS)
+    assert allowed == (request.error is None)
+    if not allowed:
+        assert isinstance(request.error, UnauthenticatedError)
+    for role in ("worker", None):
+        other = Sent(example(kind), role)  # type: ignore[arg-type]
+        assert let_in([other]) == [other]
+
+
+def test_refused_requests_do_not_keep_others_out() -> None:
+    register = messages.RegisterWorker(worker_id="w", address="a:1")
+    requests = [Sent(register, "client"), Sent(messages.Ping(), "client"), Sent(register, "worker")]
+    assert let_in(requests) == requests[1:]
+
+
+# --- which workers get tasks of which datasets, by the Python versions of both --------------------
+
+
+OLD, NEW = Versions("1.0", "3.11"), Versions("1.0", "3.12")
+REFUSED = r"Python 3\.11, and these workers run another minor version: new:1 \(Python 3\.12\)"
+
+
+def scenario(*patterns: str) -> Scenario:
+    """Return a dispatcher with a dataset that Python 3.11 registered."""
+    scene = Scenario()
+    if patterns:
+        fact = SlotsConfigured(patterns=patterns)
+        apply(scene.state, fact)
+        scene.facts.append(fact)
+    scene.register(versions=OLD)
+    return scene
+
+
+def workers_with_tasks(scene: Scenario) -> set[str]:
+    return {task.worker_id for task in scene.state.tasks.values()}
+
+
+@pytest.mark.parametrize("mode", [OFF, DYNAMIC])
+def test_only_workers_of_the_client_s_version_get_tasks(mode: ShardingPolicy) -> None:
+    scene = scenario()
+    scene.add_worker("new", versions=NEW)
+    scene.add_worker("old", versions=OLD)
+    scene.open("c", processing_mode=mode)
+    scene.add_worker("newer", versions=NEW)
+    assert workers_with_tasks(scene) == {"old"}
+    scene.check()
+
+
+def test_client_is_refused_where_no_worker_can_run_its_functions() -> None:
+    scene = scenario()
+    scene.add_worker("new", versions=NEW)
+    with pytest.raises(FailedPreconditionError, match=REFUSED):
+        scene.open("c")
+    scene.add_worker("old", versions=OLD)
+    assert len(scene.open("c").tasks) == 1
+
+
+def test_client_hears_that_workers_came_back_with_another_version() -> None:
+    scene = scenario()
+    scene.open("c", processing_mode=DYNAMIC)
+    scene.heartbeat("c")
+    scene.restart()
+    scene.add_worker("new", versions=NEW)
+    with pytest.raises(FailedPreconditionError, match=REFUSED):
+        scene.heartbeat("c")
+
+
+def test_every_slot_must_be_held_by_a_worker_of_the_version() -> None:
+    scene = scenario("old:1", "new:1")
+    scene.add_worker("old", versions=OLD)
+    scene.add_worker("new", versions=NEW)
+    with pytest.raises(FailedPreconditionError, match=REFUSED):
+        scene.open("c", processing_mode=ShardingPolicy.DATA)
+
+
+def test_dataset_of_an_older_version_is_named_when_it_is_registered_again() -> None:
+    scene = scenario()
+    scene.register(versions=OLD, dataset_id="mine")
+    with pytest.raises(AlreadyExistsError, match=r"registered by Python 3\.11; got 3\.12"):
+        scene.register(versions=NEW, dataset_id="mine")
+
+
+def test_status_has_the_versions_of_workers() -> None:
+    scene = scenario()
+    scene.add_worker("old", versions=OLD)
+    scene.add_worker("new", versions=NEW)
+    found = scene.ask(messages.GetStatus())
+    assert [worker.versions for worker in found.workers] == [OLD, NEW]

@@ -155,19 +155,6 @@ def test_a_client_that_leaves_may_have_received_something_of_all_that_was_dealt(
     assert [lost.count for lost in update.lost] == [7]
 
 
-def test_what_was_dealt_after_a_client_left_is_dealt_again(
-    scene: Scenario, tasks: list[int]
-) -> None:
-    scene.close("b")
-    assert scene.split(tasks[0], want=5) == (15, 20)
-    scene.lose("v")
-    scene.settle("a", tasks[0], (0, 3))
-    assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((10, 15),))
-    finish_the_rest(scene, tasks[1])
-    (lost,) = scene.heartbeat("a").lost
-    assert lost.units == ((3, 5), (10, 15))
-
-
 def test_a_client_that_settled_before_it_left_leaves_no_doubt(
     scene: Scenario, tasks: list[int]
 ) -> None:
@@ -176,31 +163,6 @@ def test_a_client_that_settled_before_it_left_leaves_no_doubt(
     scene.close("b")
     scene.settle("a", tasks[0], (2, 3))
     assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((3, 10),))
-
-
-def test_all_that_was_dealt_comes_back_where_nobody_reads(
-    scene: Scenario, tasks: list[int]
-) -> None:
-    scene.close("a")
-    scene.close("b")
-    scene.split(tasks[0], want=5)
-    scene.lose("v")
-    assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((10, 15),))
-    scene.open("c", processing_mode=DYNAMIC, job_name="job")
-    assert scene.heartbeat("c").settle == ()
-    assert scene.split(tasks[1], done=5)[0] == 15
-
-
-def test_the_last_worker_of_all_need_not_wait_for_another_when_nothing_is_left(
-    scene: Scenario, tasks: list[int]
-) -> None:
-    finish_the_rest(scene, tasks[1])
-    scene.lose("w")
-    scene.lose("v")
-    for client in ("a", "b"):
-        scene.settle(client, tasks[0], (0, 10))
-        scene.settle(client, tasks[1], (0, scene.state.tasks[tasks[1]].splits.dealt))
-    assert scene.heartbeat("a").finished
 
 
 def test_a_client_may_settle_a_running_task_before_it_leaves(
@@ -220,29 +182,6 @@ def test_settling_twice_is_once(scene: Scenario, tasks: list[int]) -> None:
     facts = len(scene.facts)
     scene.settle("a", tasks[0], (0, 3), touched=((0, 4),))
     assert len(scene.facts) == facts
-
-
-def test_units_that_were_done_are_not_lost(scene: Scenario, tasks: list[int]) -> None:
-    assert scene.split(tasks[0], want=1, done=8) == (15, 16)
-    scene.lose("v")
-    scene.settle("a", tasks[0], (0, 3), touched=((0, 11),))
-    scene.settle("b", tasks[0])
-    finish_the_rest(scene, tasks[1])
-    (lost,) = scene.heartbeat("a").lost
-    assert lost.units == ((13, 16),)
-
-
-def test_a_finished_task_is_settled_too_when_its_worker_is_lost(
-    scene: Scenario, tasks: list[int]
-) -> None:
-    scene.finish("v", tasks[0])
-    scene.lose("v")
-    assert scene.heartbeat("a").settle == (tasks[0],)
-    scene.settle("a", tasks[0], (0, 8), touched=((0, 9),))
-    scene.settle("b", tasks[0])
-    assert scene.split(tasks[1], done=5) == (14, 15)
-    finish_the_rest(scene, tasks[1])
-    assert [lost.units for lost in scene.heartbeat("a").lost] == [((13, 14),)]
 
 
 def test_units_of_a_finished_task_come_back_for_new_tasks(

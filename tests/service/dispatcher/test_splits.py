@@ -94,11 +94,6 @@ def test_a_stream_without_end_has_no_last_grant(scene: Scenario) -> None:
     assert not scene.deal(task).last
 
 
-def test_nobody_gets_more_than_it_wants(scene: Scenario) -> None:
-    (task, _) = dealing(scene, 100)
-    assert scene.split(task, want=3) == (0, 3)
-
-
 def test_the_same_number_gets_the_same_units(scene: Scenario) -> None:
     first, second = dealing(scene, 100)
     part = scene.split(first)
@@ -109,12 +104,6 @@ def test_the_same_number_gets_the_same_units(scene: Scenario) -> None:
     scene.split(first, number=1)
     with pytest.raises(AbortedError, match="grant 0 again after 2 grants"):
         scene.split(first, number=0)
-
-
-def test_a_stream_without_end_is_dealt_for_ever(scene: Scenario) -> None:
-    first, second = dealing(scene, INFINITE)
-    assert scene.split(first, want=10) == (0, 10)
-    assert scene.split(second, want=5) == (10, 15)
 
 
 def test_many_short_passes_are_one_stream_and_need_few_requests(scene: Scenario) -> None:
@@ -153,14 +142,6 @@ def test_a_task_that_did_its_units_gets_more(scene: Scenario) -> None:
         pass
     assert scene.deal(first, done=10).wait is False
     assert scene.state.tasks[first].splits.held > 40
-
-
-def test_one_worker_alone_holds_everything_that_it_wants(scene: Scenario) -> None:
-    (task,) = dealing(scene, 100, workers=1)
-    parts = []
-    while (part := scene.split(task)) != (0, 0):
-        parts.append(part)
-    assert parts[-1][1] == 100
 
 
 def test_a_task_with_its_share_gets_more_when_nobody_else_asks(scene: Scenario) -> None:
@@ -231,15 +212,6 @@ def test_handing_back_twice_is_once(scene: Scenario) -> None:
     assert len(scene.facts) == facts
     scene.hand_back("w0", task, (2, 9))
     assert scene.facts[-1] == updates.UnitsReturned(task, ((2, 4), (8, 9)))
-
-
-def test_units_in_dealt_order_are_found_in_the_stream(scene: Scenario) -> None:
-    first, second = dealing(scene, 100)
-    scene.split(first, want=5)
-    scene.split(second, want=5)
-    assert scene.split(first, want=5) == (10, 15)
-    scene.hand_back("w0", first, (3, 7))
-    assert scene.state.iterations[2000].splits.returned == ((3, 5), (10, 12))
 
 
 @pytest.mark.parametrize("units", [((0, 11),), ((-1, 2),), ((5, 5),), ((6, 5),), ((0, 1 << 62),)])

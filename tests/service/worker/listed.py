@@ -1,4 +1,4 @@
-"""Iterators and definitions for the tests of the worker's shell."""
+"""Iterators for the tests of the worker's shell."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.execution.iterator import ElementIterator
-from headrace.service.messages import TaskDefinition
 
 SECONDS = 40.0
-TICKET = "ticket"
 
 
 class Listed(ElementIterator):
@@ -44,17 +42,3 @@ class Listed(ElementIterator):
 
     def close(self) -> None:
         self.closed = True
-
-
-def definition(task_id: int, *, digest: bytes) -> TaskDefinition:
-    """Return what a dispatcher says of a task that reads a whole plan."""
-    return TaskDefinition(
-        task_id=task_id,
-        iteration_id=1,
-        dataset_id="1",
-        digest=digest,
-        pass_number=(0,),
-        seed=1,
-        ticket=TICKET,
-        deals=False,
-    )

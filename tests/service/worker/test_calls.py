@@ -1,12 +1,40 @@
-"""Calls that are not answered are made again; the waiting is said, and ends."""
+"""What a worker asks its dispatcher for: calls, units, plans; and what follows from them."""
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import math
 import random
+from typing import Any
 
-from headrace.service.messages import GetPlan, WorkerLeaving, WorkerLeft
+import msgspec
+import pytest
+
+import headrace as hr
+from headrace.errors import DataLossError, FailedPreconditionError
+from headrace.plan.serialize import dump_plan
+from headrace.service.dispatcher.modes import OFFERED
+from headrace.service.messages import (
+    FailTask,
+    GetPlan,
+    PlanBytes,
+    SplitGranted,
+    TaskDefinition,
+    WorkerLeaving,
+    WorkerLeft,
+)
+from headrace.service.rows import END
+from headrace.service.worker import ways
 from headrace.service.worker.agenda import Calls
+from headrace.service.worker.dealt_order import DealtOrder
+from headrace.service.worker.first_come import FirstCome
+from headrace.service.worker.hand_out import HandOut
+from headrace.service.worker.opening import open_plan
+from headrace.service.worker.plans import Fetch, PlanCache
+from headrace.service.worker.unit_asking import UnitAsking, next_want
+from headrace.service.worker.ways import hand_out_of
+from tests.service.worker.driving import Driven, definition
 
 LEAVING, LEFT, PLAN = WorkerLeaving("w"), WorkerLeft("w"), GetPlan(b"")
 
@@ -96,3 +124,237 @@ def test_time_in_which_the_worker_did_not_run_is_left_out() -> None:
     assert calls.silence_to_warn_of(110.0) == 10.0
     assert calls.give_up(159.9) == []
     assert calls.give_up(160.0) == [LEAVING]
+
+
+# --- how many units a task asks for, and how it waits for them ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("want", "seconds", "expected"),
+    [(1, 0.001, 2), (8, 0.02, 16), (8, 0.05, 8), (8, 2.0, 4), (1, 2.0, 1), (1 << 24, 0.0, 1 << 24)],
+)
+def test_a_range_used_up_soon_is_followed_by_a_longer_one(
+    want: int, seconds: float, expected: int
+) -> None:
+    assert next_want(want, seconds) == expected
+
+
+def test_what_is_granted_is_counted_and_ends_the_waiting() -> None:
+    asking = UnitAsking()
+    asking.need(1.0)
+    assert asking.ask_at == 1.0
+    asking.ask_at = math.inf
+    assert asking.is_asked
+    assert asking.take(SplitGranted(start=3, stop=5), 1.0) == (3, 5)
+    assert (asking.number, asking.dealt, asking.is_wanted) == (1, 2, False)
+
+
+def test_an_answer_without_units_does_not_count() -> None:
+    asking = UnitAsking()
+    asking.need(1.0)
+    assert asking.take(SplitGranted(start=0, stop=0, wait=True), 1.0) is None
+    assert (asking.number, asking.ask_at, asking.is_over) == (0, 1.02, False)
+    assert asking.take(SplitGranted(start=0, stop=0), 1.02) is None
+    assert (asking.number, asking.is_over) == (0, True)
+
+
+def test_a_range_that_was_waited_for_lasts_from_its_grant() -> None:
+    asking = UnitAsking()
+    asking.need(0.0)
+    asking.take(SplitGranted(start=0, stop=0, wait=True), 1.0)
+    asking.take(SplitGranted(start=0, stop=1), 9.0)
+    asking.need(9.001)
+    assert asking.want == 2
+
+
+# --- plans are fetched in parts, checked, and kept up to a number of bytes ------------------------
+
+
+def digest(plan: bytes) -> bytes:
+    return hashlib.sha256(plan).digest()
+
+
+def test_a_plan_is_fetched_in_parts() -> None:
+    plan = bytes(range(25))
+    fetch = Fetch(digest(plan))
+    asked, found = [], None
+    while found is None:
+        question = fetch.question()
+        asked.append(question)
+        part = plan[question.offset : question.offset + 10]
+        found = fetch.take(PlanBytes(part=part, total=len(plan)))
+    assert found == plan
+    assert asked == [GetPlan(digest=digest(plan), offset=offset) for offset in (0, 10, 20)]
+
+
+def test_the_plan_that_was_not_used_for_longest_goes_when_bytes_run_out() -> None:
+    plans = PlanCache(capacity=100)
+    for name in (b"1", b"2"):
+        plans.put(name, bytes(40))
+    assert plans.get(b"1") is not None
+    plans.put(b"3", bytes(40))
+    assert [plans.get(name) is None for name in (b"1", b"2", b"3")] == [False, True, False]
+    assert plans.size == 80
+
+
+def test_a_plan_that_is_larger_than_all_that_is_kept_pushes_nothing_out() -> None:
+    plans = PlanCache(capacity=100)
+    plans.put(b"1", bytes(40))
+    plans.put(b"2", bytes(101))
+    assert plans.get(b"2") is None
+    assert plans.size == 40
+
+
+def test_an_empty_plan_and_one_that_ends_early_are_no_endless_loops() -> None:
+    assert Fetch(digest(b"")).take(PlanBytes(part=b"", total=0)) == b""
+    cut = Fetch(digest(b"abc"))
+    assert cut.take(PlanBytes(part=b"ab", total=3)) is None
+    with pytest.raises(DataLossError, match="2 bytes of 3"):
+        cut.take(PlanBytes(part=b"", total=3))
+
+
+def test_bytes_with_another_digest_are_refused() -> None:
+    with pytest.raises(DataLossError, match="arrived damaged"):
+        Fetch(digest(b"abc")).take(PlanBytes(part=b"abd", total=3))
+
+
+# --- origins in the order in which units were dealt to a task -------------------------------------
+
+
+def test_units_are_numbered_in_the_order_in_which_they_were_dealt() -> None:
+    order = DealtOrder()
+    order.deal(10, 13)
+    order.deal(40, 42)
+    order.deal(2, 3)
+    assert order.origins([(41, 1, 0, 5), (10, 3, 0, 1), (2, 1, 4, 2)], []) == (
+        (4, 1, 0, 5),
+        (0, 3, 0, 1),
+        (5, 1, 4, 2),
+    )
+
+
+def test_a_run_that_was_dealt_in_pieces_is_several() -> None:
+    order = DealtOrder()
+    order.deal(12, 14)
+    order.deal(10, 12)
+    assert order.origins([(10, 4, 0, 1)], []) == ((2, 2, 0, 1), (0, 2, 0, 1))
+
+
+def test_the_end_of_a_unit_is_all_that_comes_after_its_elements() -> None:
+    order = DealtOrder()
+    order.deal(7, 9)
+    assert order.origins([], [(7, 2, 3)]) == ((0, 2, 3, END - 3),)
+
+
+def test_a_unit_that_is_dealt_once_more_in_part_is_another() -> None:
+    order = DealtOrder()
+    order.deal(7, 8)
+    order.deal(7, 8, ((3, 5), (9, END)))
+    found = order.origins([(7, 1, 0, 2), (7, 1, 3, 2), (7, 1, 6, 1)], [(7, 1, 12)])
+    assert found == ((0, 1, 0, 2), (1, 1, 3, 2), (0, 1, 6, 1), (1, 1, 12, END - 12))
+
+
+def test_of_a_unit_that_is_dealt_in_part_alone_an_early_end_is_known() -> None:
+    order = DealtOrder()
+    order.deal(7, 8, ((3, 5),))
+    assert order.origins([(7, 1, 3, 1)], [(7, 1, 5)]) == ((0, 1, 3, 1), (0, 1, 5, END - 5))
+
+
+def test_units_of_what_was_dealt_last_and_before_have_their_own_numbers() -> None:
+    order = DealtOrder()
+    order.deal(100, 110)
+    order.deal(110, 120)
+    order.deal(50, 60)
+    runs = [(112, 3, 0, 1), (108, 4, 0, 1), (50, 10, 0, 2)]
+    assert order.origins(runs, [(119, 1, 2)]) == (
+        (12, 3, 0, 1),
+        (8, 2, 0, 1),
+        (10, 2, 0, 1),
+        (20, 10, 0, 2),
+        (19, 1, 2, END - 2),
+    )
+
+
+def test_an_order_that_goes_on_for_ever_knows_only_what_is_not_done() -> None:
+    order = DealtOrder()
+    for number in range(10_000):
+        order.forget(number - 3)
+        order.deal(2 * number, 2 * number + 1)  # the others are dealt to others
+        order.forget(number - 3)
+        assert order.origins([(2 * number, 1, 0, 1)], []) == ((number, 1, 0, 1),)
+    assert held_by(order) < 1000
+
+
+def test_parts_of_units_are_forgotten_when_they_are_done() -> None:
+    order = DealtOrder()
+    for number in range(10_000):
+        order.forget(number - 3)
+        order.deal(number, number + 1, ((3, 5),))
+        assert order.origins([(number, 1, 4, 1)], []) == ((number, 1, 4, 1),)
+    assert held_by(order) < 2000
+
+
+def test_that_units_ended_which_are_done_is_left_out() -> None:
+    order = DealtOrder()
+    for unit in range(1000):
+        order.deal(2 * unit, 2 * unit + 1)
+    order.forget(999)
+    assert order.origins([], [(0, 1, 5), (1990, 9, 5)]) == ((999, 1, 5, END - 5),)
+
+
+def held_by(order: DealtOrder) -> int:
+    """Return how many objects an order keeps alive."""
+    seen: set[int] = set()
+    left: list[object] = [order]
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            left += gc.get_referents(one) if not isinstance(one, type) else []
+    return len(seen)
+
+
+# --- what a worker does with a task follows from names in its definition --------------------------
+
+
+def changed(**fields: Any) -> TaskDefinition:
+    return msgspec.structs.replace(definition(), **fields)
+
+
+def test_a_worker_knows_all_that_a_dispatcher_offers() -> None:
+    plain = hr.Dataset.range(4)
+    hinted = plain.shard(hr.service.SHARD_HINT, 0)
+    for policy in OFFERED.values():
+        task = changed(hand_out=policy.hand_out, part=policy.part, shard=0, of=1)
+        assert isinstance(hand_out_of(task, None), HandOut)
+        if policy.part != "files":  # a range has none
+            plan = (hinted if policy.part == "hints" else plain).plan
+            open_plan(dump_plan(plan), task, None, worker="h:1").close()
+
+
+def test_a_way_to_hand_out_is_added_by_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LastCome(FirstCome[Any]):
+        pass
+
+    monkeypatch.setitem(ways._HAND_OUTS, "last_come", lambda task, bounds: LastCome(bounds))
+    assert isinstance(hand_out_of(changed(hand_out="last_come"), None), LastCome)
+    assert type(hand_out_of(changed(), None)) is FirstCome
+
+
+def test_a_task_of_a_kind_that_is_not_known_fails_and_its_clients_hear_why() -> None:
+    worker = Driven().registered()
+    request = worker.ask()
+    worker.defines(changed(hand_out="unheard of"))
+    content = worker.answers[request]
+    assert isinstance(content, FailedPreconditionError)
+    assert "'unheard of', which this worker does not know" in str(content)
+    (failed,) = worker.of(FailTask)
+    assert "it cannot be started" in failed.reason
+    assert worker.starts == []
+
+
+def test_a_part_of_a_plan_that_is_not_known_is_refused_by_name() -> None:
+    plan = dump_plan(hr.Dataset.range(4).plan)
+    task = changed(part="unheard of", shard=0, of=1)
+    with pytest.raises(FailedPreconditionError, match="'unheard of', which this worker does not"):
+        open_plan(plan, task, None, worker="h:1")

@@ -12,14 +12,9 @@ import pytest
 
 import headrace as hr
 from headrace.service import LocalCluster, distribute
-from tests.service.reading import numbers, wait_until
+from tests.service.reading import numbers, slowly, wait_until
 
 pytestmark = pytest.mark.system
-
-
-def slowly(x: Any) -> Any:
-    time.sleep(0.0005)
-    return x
 
 
 def dealt(dataset: hr.Dataset, cluster: LocalCluster) -> hr.Dataset:

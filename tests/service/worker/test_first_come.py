@@ -163,17 +163,6 @@ def test_each_of_several_clients_gets_the_end_once_it_has_acknowledged_its_own()
     assert policy.is_settled
 
 
-def test_units_are_done_when_their_portions_are_acknowledged() -> None:
-    policy: FirstCome[str] = FirstCome()
-    for number in range(3):
-        policy.add(portion(number))
-        policy.ask(f"a{number}", message("a", number, 0), now=0.0)
-    assert policy.done == ()
-
-    policy.ask("a3", message("a", 3, 2), now=0.0)
-    assert policy.done == ((0, 2),)
-
-
 def test_units_count_as_done_only_when_all_before_them_are() -> None:
     policy: FirstCome[str] = FirstCome()
     for number, client in enumerate("ab"):

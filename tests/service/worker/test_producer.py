@@ -22,13 +22,13 @@ from headrace.execution.iterator import ElementIterator
 from headrace.plan.serialize import dump_plan
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
-from headrace.service.messages import TaskDefinition
 from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import Producer, next_limit
 from tests.service.reading import wait_until
+from tests.service.worker.driving import definition
 from tests.service.worker.listed import SECONDS, Listed
 
 
@@ -375,17 +375,7 @@ def test_what_is_ready_does_not_wait_until_more_units_come(
     plan: Callable[[hr.Dataset], hr.Dataset], units: int, ready: int, origins: bool
 ) -> None:
     dataset = plan(hr.Dataset.range(100))
-    task = TaskDefinition(
-        task_id=1,
-        iteration_id=1,
-        dataset_id="data",
-        digest=b"",
-        pass_number=(0,),
-        seed=7,
-        ticket="",
-        deals=True,
-        origins=origins,
-    )
+    task = definition(dealt=True, origins=origins)
     outlet = Granting((0, units))
     producer = Producer(
         "task-1",
@@ -503,17 +493,7 @@ def test_elements_that_came_in_pieces_are_not_joined_where_they_are_large() -> N
 
 def test_the_plan_of_a_task_is_opened_by_somebody_who_only_reads() -> None:
     dataset = hr.Dataset.from_tensors(np.arange(9000.0))
-    definition = TaskDefinition(
-        task_id=1,
-        iteration_id=1,
-        dataset_id="data",
-        digest=b"",
-        pass_number=(0,),
-        seed=1,
-        ticket="",
-        deals=False,
-    )
-    iterator = open_plan(dump_plan(dataset.plan), definition, None, worker="worker:1")
+    iterator = open_plan(dump_plan(dataset.plan), definition(), None, worker="worker:1")
     chunk = iterator.next_chunk(1)
     assert chunk is not None
     (row,) = chunk.rows()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import logging
 import sys
 import threading
 import tracemalloc
@@ -32,7 +30,6 @@ from headrace.service.messages import (
     Done,
     Elements,
     FailTask,
-    FinishTask,
     GetElements,
     GetPlan,
     GetTask,
@@ -52,7 +49,8 @@ from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Request
 from headrace.transport.envelope import decode_error
 from tests.service.reading import wait_until
-from tests.service.worker.listed import SECONDS, TICKET, definition
+from tests.service.worker.driving import TICKET, definition
+from tests.service.worker.listed import SECONDS
 from tests.stopwatch import Stopwatch
 
 
@@ -73,9 +71,7 @@ class Dispatcher:
             WorkerHeartbeat: lambda _: WorkerUpdate(
                 tasks_to_delete=self.to_delete, incarnation=self.incarnation
             ),
-            GetTask: lambda asked: definition(
-                asked.task_id, digest=hashlib.sha256(self._plan).digest()
-            ),
+            GetTask: lambda asked: definition(asked.task_id, plan=self._plan),
             GetPlan: lambda asked: PlanBytes(
                 part=self._plan[asked.offset :], total=len(self._plan)
             ),
@@ -186,27 +182,6 @@ def test_the_heartbeat_survives_everything(
     assert "no heartbeat" in caplog.text
 
 
-def test_a_worker_registers_again_with_another_incarnation_of_the_dispatcher(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    dispatcher = Dispatcher()
-    with serving(dispatcher) as address, WorkerServer(WorkerConfig(address)):
-        dispatcher.incarnation = "second"
-        wait_until(lambda: dispatcher.count(RegisterWorker) == 2)
-        before = dispatcher.count(WorkerHeartbeat)
-        wait_until(lambda: dispatcher.count(WorkerHeartbeat) > before + 1)
-        assert dispatcher.count(RegisterWorker) == 2
-    assert "registering again" in caplog.text
-
-
-def test_a_worker_that_stops_says_that_it_has_left() -> None:
-    dispatcher = Dispatcher()
-    with serving(dispatcher) as address:
-        WorkerServer(WorkerConfig(address)).stop()
-    assert dispatcher.count(WorkerLeft) == 1
-    assert dispatcher.count(WorkerLeaving) == 0
-
-
 def test_a_worker_without_a_dispatcher_stops_within_a_second() -> None:
     with serving(Dispatcher()) as address:
         worker = WorkerServer(WorkerConfig(address))
@@ -246,47 +221,6 @@ def test_a_function_that_does_not_return_holds_up_no_worker(end: str) -> None:
         GO_ON.set()
         wait_until(lambda: not threads("headrace-task"))
     assert dispatcher.count(WorkerLeft) == 1
-
-
-def test_a_worker_that_drains_delivers_until_everything_is_acknowledged() -> None:
-    dispatcher = Dispatcher(hr.Dataset.range(1 << 40))
-    with serving(dispatcher) as address:
-        worker = WorkerServer(WorkerConfig(address))
-        with reading(worker) as channel:
-            channel.call(get(0, 0), timeout=SECONDS)
-            ready, _ = channel.call(get(1, 1), timeout=SECONDS)
-            assert isinstance(ready, Elements)
-            drain = threading.Thread(target=worker.drain)
-            drain.start()
-            wait_until(lambda: dispatcher.count(WorkerLeaving) > 0)
-            elements, number = 1 + ready.count, 2
-            while True:
-                message, _ = channel.call(get(number, number), timeout=SECONDS)
-                assert isinstance(message, Elements)
-                if message.end:
-                    break
-                assert message.first == elements or not message.count
-                elements += message.count
-                number += 1
-                assert drain.is_alive()
-            drain.join(SECONDS)
-            assert not drain.is_alive()
-        assert elements > 1
-    kinds = [type(message) for message in dispatcher.heard]
-    assert kinds.index(WorkerLeaving) < kinds.index(FinishTask) < kinds.index(WorkerLeft)
-
-
-def test_a_drain_that_has_no_more_time_says_how_much_is_lost(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    dispatcher = Dispatcher(hr.Dataset.range(100))
-    with serving(dispatcher) as address:
-        worker = WorkerServer(WorkerConfig(address))
-        with reading(worker) as channel:
-            channel.call(get(0, 0), timeout=SECONDS)
-            with caplog.at_level(logging.WARNING):
-                worker.drain(0.1)
-    assert "1 were sent and not acknowledged" in caplog.text
 
 
 def test_a_drain_ends_at_once_when_the_worker_is_stopped() -> None:

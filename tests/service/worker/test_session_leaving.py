@@ -97,21 +97,15 @@ def test_units_that_are_not_granted_soon_are_not_waited_for() -> None:
     assert worker.of(HandBack) == [HANDED_BACK]
 
 
-def test_a_task_that_is_to_wait_holds_up_no_stop() -> None:
+@pytest.mark.parametrize("stops_first", [False, True])
+def test_a_task_that_is_to_wait_holds_up_no_stop_and_asks_no_more(stops_first: bool) -> None:
     worker, producer = dealt()
     worker.need(producer)
+    if stops_first:
+        stop(worker)
     worker.grants(0, 0, wait=True)
-    stop(worker)
-    assert worker.of(HandBack) == [HANDED_BACK]
-    worker.pass_time(0.1)
-    assert len(worker.of(GetSplit)) == 2
-
-
-def test_a_worker_that_stops_while_a_grant_makes_it_wait_asks_no_more() -> None:
-    worker, producer = dealt()
-    worker.need(producer)
-    stop(worker)
-    worker.grants(0, 0, wait=True)
+    if not stops_first:
+        stop(worker)
     assert worker.of(HandBack) == [HANDED_BACK]
     worker.pass_time(0.5)
     assert len(worker.of(GetSplit)) == 2

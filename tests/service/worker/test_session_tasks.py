@@ -227,20 +227,15 @@ def test_a_request_for_units_that_is_lost_is_repeated_and_granted_once() -> None
     assert worker.of(GetSplit)[-1].number == 1
 
 
-def test_after_a_grant_that_is_the_last_nobody_is_asked_again() -> None:
+@pytest.mark.parametrize("units", [(0, 3), None])
+def test_after_the_last_grant_the_producer_hears_so_and_nobody_is_asked_again(
+    units: tuple[int, int] | None,
+) -> None:
     worker = worker_of()
     producer = worker.begin(dealt=True)
     worker.need(producer)
-    assert worker.grants(0, 3, last=True).grants == [Grant(producer=producer, units=(0, 3))]
-    assert worker.need(producer).grants == [Grant(producer=producer)]
-    assert len(worker.of(GetSplit)) == 1
-
-
-def test_when_no_units_are_left_the_producer_hears_so_and_nobody_is_asked_again() -> None:
-    worker = worker_of()
-    producer = worker.begin(dealt=True)
-    worker.need(producer)
-    assert worker.grants(0, 0).grants == [Grant(producer=producer)]
+    granted = worker.grants(*(units or (0, 0)), last=units is not None)
+    assert granted.grants == [Grant(producer=producer, units=units)]
     assert worker.need(producer).grants == [Grant(producer=producer)]
     assert len(worker.of(GetSplit)) == 1
 
@@ -442,18 +437,6 @@ def test_a_task_that_fails_says_why_and_its_clients_get_the_error_and_then_the_e
     ]
     worker.done(FailTask)
     assert worker.answers[request].end
-
-
-def test_a_second_client_does_not_wait_for_the_first() -> None:
-    worker = worker_of()
-    producer = worker.begin()
-    worker.produce(producer, portion(0))
-    worker.end(producer)
-    second = worker.ask("b")
-    worker.done(FinishTask)
-    assert worker.answers[second].end
-    again = worker.ask("a", 0)
-    assert first(worker, again) == 0
 
 
 def test_of_a_finished_task_its_end_is_kept_for_those_who_show_its_ticket() -> None:

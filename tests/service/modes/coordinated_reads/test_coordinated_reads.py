@@ -31,12 +31,6 @@ Range = hr.Dataset.range
 BOTH = [ShardingPolicy.OFF, ShardingPolicy.DYNAMIC]
 
 
-@pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(num_workers=1, processes=False) as cluster:
-        yield cluster
-
-
 def consumers(
     cluster: LocalCluster,
     dataset: hr.Dataset,
@@ -245,44 +239,12 @@ def test_a_cost_function_that_raises_is_an_error_for_every_consumer(cluster: Loc
     assert all("no price" in each and "dear" in each for each in failures)
 
 
-def test_a_plan_that_cannot_be_opened_is_an_error_for_every_consumer(cluster: LocalCluster) -> None:
-    dataset = hr.Dataset.from_generator(lambda: [][1])
-    failures = []
-    readers = [iter(each) for each in consumers(cluster, dataset, 2)]
-
-    def read(index: int) -> None:
-        with pytest.raises(UserFunctionError, match="IndexError"):
-            list(readers[index])
-        failures.append(index)
-
-    in_threads(read, 2)
-    for each in readers:
-        each.close()
-    assert sorted(failures) == [0, 1]
-
-
 def test_a_consumer_that_does_not_come_is_named_with_the_round(cluster: LocalCluster) -> None:
     one, _ = consumers(cluster, hr.Dataset.counter(), 2, wait_timeout=0.5)
     reader = iter(one)
     with pytest.raises(DeadlineExceededError, match="consumer 1 of 2 did not take part in round 0"):
         next(reader)
     reader.close()
-
-
-def test_a_consumer_that_stops_reading_blocks_the_others_until_the_deadline(
-    cluster: LocalCluster,
-) -> None:
-    one, two = (
-        iter(each)
-        for each in consumers(
-            cluster, hr.Dataset.counter(), 2, wait_timeout=1.0, max_outstanding_requests=1
-        )
-    )
-    rounds([one, two], 3)
-    with pytest.raises(DeadlineExceededError, match=r"consumer 1 of 2 did not take part in round"):
-        list(islice(one, 10))
-    one.close()
-    two.close()
 
 
 def test_a_consumer_that_leaves_ends_the_reading_of_the_others_with_its_name(
@@ -308,15 +270,6 @@ def test_a_second_set_of_consumers_is_refused_while_the_first_reads(cluster: Loc
         each.close()
 
 
-def test_when_all_have_left_the_next_consumers_begin_the_pass_again(cluster: LocalCluster) -> None:
-    data = hr.Dataset.counter()
-    for _ in range(2):
-        readers = [iter(each) for each in consumers(cluster, data, 2)]
-        assert rounds(readers, 3) == [[0, 1], [2, 3], [4, 5]]
-        for each in readers:
-            each.close()
-
-
 def test_two_readers_with_the_same_index_are_refused(cluster: LocalCluster) -> None:
     data = hr.Dataset.counter()
     readers = [iter(each) for each in consumers(cluster, data, 2)]
@@ -326,28 +279,6 @@ def test_two_readers_with_the_same_index_are_refused(cluster: LocalCluster) -> N
         next(again)
     for each in (*readers, again):
         each.close()
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"number": 3}, "num_consumers"),
-        ({"remainder": "pad"}, "remainder"),
-        ({"mode": ShardingPolicy.DYNAMIC}, "processing mode"),
-        ({"cost_fn": len}, "cost_fn"),
-    ],
-)
-def test_who_joins_a_job_must_ask_for_the_same(
-    cluster: LocalCluster, other: dict[str, Any], said: str
-) -> None:
-    data = Range(1 << 20).batch(1)
-    one = iter(consumers(cluster, data, 1)[0])
-    next(one)
-    two = iter(consumers(cluster, data, **{"number": 1, **other})[0])
-    with pytest.raises(AlreadyExistsError, match=f"Existing {said}"):
-        next(two)
-    one.close()
-    two.close()
 
 
 def test_equal_cost_functions_of_two_processes_match(cluster: LocalCluster) -> None:
@@ -548,3 +479,66 @@ def test_consumers_may_be_processes() -> None:
         found = [json.loads(each.communicate(timeout=60.0)[0]) for each in running]
     assert [each.returncode for each in running] == [0, 0, 0]
     assert found == [list(range(index, 3000, 3)) for index in range(3)]
+
+
+def test_a_consumer_that_stops_reading_blocks_the_others_until_the_deadline(
+    cluster: LocalCluster,
+) -> None:
+    one, two = (
+        iter(each)
+        for each in consumers(
+            cluster, hr.Dataset.counter(), 2, wait_timeout=1.0, max_outstanding_requests=1
+        )
+    )
+    rounds([one, two], 3)
+    with pytest.raises(DeadlineExceededError, match=r"consumer 1 of 2 did not take part in round"):
+        list(islice(one, 10))
+    one.close()
+    two.close()
+
+
+def test_a_plan_that_cannot_be_opened_is_an_error_for_every_consumer(cluster: LocalCluster) -> None:
+    dataset = hr.Dataset.from_generator(lambda: [][1])
+    failures = []
+    readers = [iter(each) for each in consumers(cluster, dataset, 2)]
+
+    def read(index: int) -> None:
+        with pytest.raises(UserFunctionError, match="IndexError"):
+            list(readers[index])
+        failures.append(index)
+
+    in_threads(read, 2)
+    for each in readers:
+        each.close()
+    assert sorted(failures) == [0, 1]
+
+
+def test_when_all_have_left_the_next_consumers_begin_the_pass_again(cluster: LocalCluster) -> None:
+    data = hr.Dataset.counter()
+    for _ in range(2):
+        readers = [iter(each) for each in consumers(cluster, data, 2)]
+        assert rounds(readers, 3) == [[0, 1], [2, 3], [4, 5]]
+        for each in readers:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"number": 3}, "num_consumers"),
+        ({"remainder": "pad"}, "remainder"),
+        ({"mode": ShardingPolicy.DYNAMIC}, "processing mode"),
+        ({"cost_fn": len}, "cost_fn"),
+    ],
+)
+def test_who_joins_a_job_must_ask_for_the_same(
+    cluster: LocalCluster, other: dict[str, Any], said: str
+) -> None:
+    data = Range(1 << 20).batch(1)
+    one = iter(consumers(cluster, data, 1)[0])
+    next(one)
+    two = iter(consumers(cluster, data, **{"number": 1, **other})[0])
+    with pytest.raises(AlreadyExistsError, match=f"Existing {said}"):
+        next(two)
+    one.close()
+    two.close()

@@ -156,14 +156,6 @@ def test_clients_of_one_trainer_share_its_elements() -> None:
         assert first(shared(dispatcher, "same"), 10)[0] >= 10
 
 
-def test_a_trainer_that_comes_back_goes_on_where_it_was() -> None:
-    with service() as (dispatcher, _):
-        before = first(shared(dispatcher, "t", max_outstanding_requests=1), 30)
-        first(shared(dispatcher, "other"), 100)
-        after = first(shared(dispatcher, "t"), 10)
-        assert before[-1] < after[0] < 100
-
-
 @pytest.mark.catalogue("CT9")
 def test_jobs_of_different_names_share_nothing() -> None:
     with service() as (dispatcher, _):
@@ -259,17 +251,6 @@ def test_a_dataset_that_is_known_to_end_is_refused() -> None:
             )
 
 
-def test_a_dataset_that_ends_all_the_same_is_an_error_for_each_trainer_where_it_ends() -> None:
-    with service() as (dispatcher, _):
-        ends = ENDLESS.take_while(lambda x: x < 5)
-        datasets = [shared(dispatcher, name, ends) for name in ("one", "two")]
-        with contextlib.ExitStack() as stack:
-            for iterator in [stack.enter_context(iter(each)) for each in datasets]:
-                assert take(iterator, 5) == [0, 1, 2, 3, 4]
-                with pytest.raises(InvalidArgumentError, match="reached the end of sequence"):
-                    next(iterator)
-
-
 @pytest.mark.catalogue("CT15")
 def test_the_third_iteration_over_one_dataset_is_refused() -> None:
     with service() as (dispatcher, _):
@@ -323,6 +304,58 @@ def test_a_dispatcher_that_starts_again_is_not_noticed(tmp_path: Path) -> None:
             assert first(shared(dispatcher, "two"), 10) == list(range(10))
 
 
+def test_trainers_read_on_when_a_worker_process_is_killed_and_another_comes() -> None:
+    with LocalCluster(num_workers=2, worker_timeout_ms=2000) as cluster:
+        datasets = [
+            ENDLESS.apply(
+                distribute(
+                    ShardingPolicy.OFF,
+                    cluster.target,
+                    job_name="job",
+                    cross_trainer_cache=CrossTrainerCache(name),
+                )
+            )
+            for name in ("one", "two")
+        ]
+        report = hr.service.delivery_report
+        with contextlib.ExitStack() as stack:
+            readers = [stack.enter_context(iter(each)) for each in datasets]
+            wait_until(
+                lambda: (
+                    all(take(each, 1000) for each in readers)
+                    and all(len(report(each)) == 2 for each in datasets)
+                )
+            )
+            cluster.kill_worker(0)
+            assert all(len(take(each, 50_000)) == 50_000 for each in readers)
+            cluster.add_worker()
+            wait_until(
+                lambda: (
+                    all(take(each, 1000) for each in readers)
+                    and all(len(report(each)) == 3 for each in datasets)
+                )
+            )
+
+
+def test_a_dataset_that_ends_all_the_same_is_an_error_for_each_trainer_where_it_ends() -> None:
+    with service() as (dispatcher, _):
+        ends = ENDLESS.take_while(lambda x: x < 5)
+        datasets = [shared(dispatcher, name, ends) for name in ("one", "two")]
+        with contextlib.ExitStack() as stack:
+            for iterator in [stack.enter_context(iter(each)) for each in datasets]:
+                assert take(iterator, 5) == [0, 1, 2, 3, 4]
+                with pytest.raises(InvalidArgumentError, match="reached the end of sequence"):
+                    next(iterator)
+
+
+def test_a_trainer_that_comes_back_goes_on_where_it_was() -> None:
+    with service() as (dispatcher, _):
+        before = first(shared(dispatcher, "t", max_outstanding_requests=1), 30)
+        first(shared(dispatcher, "other"), 100)
+        after = first(shared(dispatcher, "t"), 10)
+        assert before[-1] < after[0] < 100
+
+
 def test_a_worker_that_joins_is_read_by_all_trainers() -> None:
     with service() as (dispatcher, (one,)), contextlib.ExitStack() as stack:
         datasets = [shared(dispatcher, name) for name in ("one", "two")]
@@ -358,36 +391,3 @@ def test_trainers_read_on_when_one_of_two_workers_leaves_and_another_comes() -> 
                         and late.address in hr.service.delivery_report(dataset)
                     )
                 )
-
-
-def test_trainers_read_on_when_a_worker_process_is_killed_and_another_comes() -> None:
-    with LocalCluster(num_workers=2, worker_timeout_ms=2000) as cluster:
-        datasets = [
-            ENDLESS.apply(
-                distribute(
-                    ShardingPolicy.OFF,
-                    cluster.target,
-                    job_name="job",
-                    cross_trainer_cache=CrossTrainerCache(name),
-                )
-            )
-            for name in ("one", "two")
-        ]
-        report = hr.service.delivery_report
-        with contextlib.ExitStack() as stack:
-            readers = [stack.enter_context(iter(each)) for each in datasets]
-            wait_until(
-                lambda: (
-                    all(take(each, 1000) for each in readers)
-                    and all(len(report(each)) == 2 for each in datasets)
-                )
-            )
-            cluster.kill_worker(0)
-            assert all(len(take(each, 50_000)) == 50_000 for each in readers)
-            cluster.add_worker()
-            wait_until(
-                lambda: (
-                    all(take(each, 1000) for each in readers)
-                    and all(len(report(each)) == 3 for each in datasets)
-                )
-            )

@@ -19,7 +19,7 @@ from headrace.plan.serialize import dump_plan
 from headrace.saved.chunk_file import ChunkFile
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.format import Begun, ChunkRecord
-from headrace.service.messages import SaveOrder, TaskDefinition
+from headrace.service.messages import SaveOrder
 from headrace.service.modes.distributed_save.producer import FileProducer
 from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
@@ -27,6 +27,7 @@ from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion
 from headrace.storage.files import LocalFolder
 from tests.service.reading import wait_until
+from tests.service.worker.driving import definition
 from tests.service.worker.listed import SECONDS
 
 SAVE = "0" * 16
@@ -51,16 +52,7 @@ class Session:
         self.needs = threading.Semaphore(0)
         self.feed = Feed(1, self)
         plan = dump_plan(dataset.plan)
-        task = TaskDefinition(
-            task_id=1,
-            iteration_id=1,
-            dataset_id="1",
-            digest=b"",
-            pass_number=(0,),
-            seed=7,
-            ticket="",
-            deals=True,
-        )
+        task = definition(dealt=True)
 
         def opened(hand_over: Callable[[], None]) -> ElementIterator:
             return open_plan(plan, task, partial(self.feed.next_units, hand_over), worker="w:1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,6 @@ from tests.service.reading import numbers
 pytestmark = pytest.mark.system
 
 Range = hr.Dataset.range
-
-
-@pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(num_workers=1, processes=False) as cluster:
-        yield cluster
 
 
 def dynamic(cluster: LocalCluster, dataset: hr.Dataset, **options: Any) -> hr.Dataset:

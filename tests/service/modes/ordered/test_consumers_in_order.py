@@ -26,6 +26,7 @@ from headrace.service import (
     register_dataset,
 )
 from tests.service.counted import CALLS, note
+from tests.service.reading import slowly
 
 pytestmark = pytest.mark.system
 
@@ -34,11 +35,6 @@ DYNAMIC = ShardingPolicy.DYNAMIC
 
 def opened(number: int) -> hr.Dataset:
     return hr.Dataset.range(number % 7 + 2).map(lambda each: each + 100 * number)
-
-
-def slowly(number: int) -> int:
-    time.sleep(0.001)
-    return number
 
 
 PLANS: dict[str, Any] = {
@@ -54,14 +50,6 @@ PLANS: dict[str, Any] = {
 
 def lists(elements: Any) -> list[list[int]]:
     return [np.ravel(element).tolist() for element in elements]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
-        address = dispatcher.target.removeprefix("tcp://")
-        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
-            yield address
 
 
 def shares(

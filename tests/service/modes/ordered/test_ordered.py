@@ -9,7 +9,6 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +108,6 @@ def test_the_sequence_is_that_of_one_process_though_workers_are_killed(
     assert killed == 2
     assert got[:5] == expected[:5]
     assert digest_of(got) == digest_of(expected)
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
-        address = dispatcher.target.removeprefix("tcp://")
-        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
-            yield address
 
 
 def test_both_halves_draw_from_one_seed_and_each_pass_has_its_order(service: str) -> None:
