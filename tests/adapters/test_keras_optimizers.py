@@ -331,7 +331,7 @@ def test_every_optimizer_of_keras_is_run_or_refused_by_name():
 
 
 def test_optimizers_of_keras_have_the_slots_of_the_servers_under_their_names():
-    # `optimizer_slots` finds them by these names.
+    # `optimizer_on_servers` finds them by these names.
     variable = keras.Variable(np.ones(SHAPE, F), name="w")
     for kind, variants in VARIANTS.items():
         for arguments in variants:

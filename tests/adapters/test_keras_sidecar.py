@@ -120,8 +120,11 @@ LOAD_ALL = """
 import sys, time
 import keras
 import numpy as np
-from headrace.adapters.keras_training.checkpoint_loading import IncompleteError, load
-from headrace.adapters.keras_training.checkpoint_watch import CheckpointWatch
+from headrace.adapters.keras_training.training_checkpoints import (
+    CheckpointWatch,
+    IncompleteError,
+    load,
+)
 
 made = keras.Sequential([keras.Input((300,)), *(keras.layers.Dense(300) for _ in range(4))])
 watch, loaded, until = CheckpointWatch(sys.argv[1]), [], time.monotonic() + 60

@@ -21,16 +21,22 @@ from typing import Any, Literal
 import keras
 
 from headrace.adapters.keras_dataset import KerasDataset
-from headrace.adapters.keras_training.dataset_creator import DatasetCreator
-from headrace.adapters.keras_training.embedding_tables import table_layers
-from headrace.adapters.keras_training.keras_internals import (
-    check_back_end,
+from headrace.adapters.keras_training.embedding_internals import (
     leave_optimizers_unbuilt,
     replace_saving,
 )
-from headrace.adapters.keras_training.large_embeddings import install as install_tables
-from headrace.adapters.keras_training.strategy_of_model import set_strategy, strategy_of
-from headrace.adapters.keras_training.table_saving import loading_tables, saving_tables
+from headrace.adapters.keras_training.embedding_tables import (
+    loading_tables,
+    saving_tables,
+    table_layers,
+)
+from headrace.adapters.keras_training.keras_internals import (
+    check_back_end,
+    set_strategy,
+    strategy_of,
+)
+from headrace.adapters.keras_training.table_embedding import install as install_tables
+from headrace.adapters.keras_training.training_data import DatasetCreator
 from headrace.arguments import check_int
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator

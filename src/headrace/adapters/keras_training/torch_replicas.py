@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import torch
 
-from headrace.adapters.keras_training.gradient_recorder import recorded_gradients
-from headrace.adapters.keras_training.replica_steps import ReplicaSteps, scaled_sums
+from headrace.adapters.keras_training.mirrored_trainer import ReplicaSteps, scaled_sums
+from headrace.adapters.keras_training.steps import recorded_gradients
 from headrace.errors import FailedPreconditionError
 
 __all__ = ["TorchReplicas"]
