@@ -1,4 +1,4 @@
-"""`hr.keras.DatasetCreator` on one back end; `test_keras_dataset_creator.py` runs it."""
+"""`hr.keras.DatasetCreator` on one back end; `test_keras.py` runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hr.keras.SidecarEvaluator` on one back end; `test_keras_sidecar.py` runs it."""
+"""`hr.keras.SidecarEvaluator` on one back end; `test_keras.py` runs it."""
 
 from __future__ import annotations
 

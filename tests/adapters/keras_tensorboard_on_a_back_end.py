@@ -1,4 +1,4 @@
-"""`hr.keras.TensorBoard` on one back end; `test_keras_tensorboard.py` runs it."""
+"""`hr.keras.TensorBoard` on one back end; `test_keras.py` runs it."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import keras
 import numpy as np
+
+# Keras takes whatever derives from this; it has no public name.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from headrace.adapters.keras_dataset import KerasDataset
@@ -36,8 +38,6 @@ __all__ = [
     "dataset_of_arrays",
     "split_for_validation",
 ]
-
-# Keras takes whatever derives from this; it has no public name.
 
 
 class DatasetCreator(DataAdapter):  # type: ignore[misc]
