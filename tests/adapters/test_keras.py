@@ -35,7 +35,7 @@ GROUPS = {
 """Files whose tests run in one process: importing Keras takes longer than most of them."""
 
 ON_JAX = {
-    # What differs between back ends is what they ask an adapter for, and when.
+    # Back ends ask an adapter for different iterators, at different times.
     "keras_on_a_back_end": {
         "test_an_epoch_is_a_pass_with_its_last_partial_batch",
         "test_no_batch_comes_twice_in_a_pass_and_building_the_model_costs_none",
@@ -61,8 +61,8 @@ NOT_ON_JAX = {
     *(name for name in names_of_tests(HERE / "keras_models_pickled.py") if "torch" in name),
 }
 
-# A worker and a server are killed in a test of `keras_on_parameter_servers`. Each of these tests
-# starts processes, too, all of which import Keras.
+# These tests kill a training worker, as a test of `keras_on_parameter_servers` does. Each starts
+# several processes that import Keras.
 SLOW = {
     "test_a_killed_worker_loses_no_step_and_repeats_none",
     "test_a_killed_worker_counts_no_step_twice",
@@ -90,7 +90,7 @@ CASES = cases()
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, bool], dict[str, str]]:
-    """What the tests of a group found on a back end; they run when the first is asked for."""
+    """Return a function that runs the tests of a group on a back end, once, and what they found."""
 
     @functools.cache
     def run(group: str, back_end: str, is_slow: bool) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Training programs that end and are started again: they go on with the batch that comes next."""
+"""Training programs that end and are started again: they resume at the next batch."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from headrace.adapters.keras_training.embedding_tables import (
     table_layers,
 )
 from headrace.adapters.keras_training.keras_internals import (
+    attached,
     check_back_end,
     set_strategy,
     strategy_of,
@@ -185,10 +186,11 @@ def _replace_tensorboard() -> None:
 def _on_parameter_servers(model: Any, strategy: Any, name: str) -> Callable[..., Any]:
     # Where it is used: it imports what Keras' back end is.
     from headrace.adapters.keras_training.parameter_server_trainer import (  # noqa: PLC0415
-        trainer_of,
+        ParameterServerTrainer,
     )
 
-    method: Callable[..., Any] = getattr(trainer_of(model, strategy), name)
+    trainer = attached(model, "trainer", lambda _: ParameterServerTrainer(model, strategy))
+    method: Callable[..., Any] = getattr(trainer, name)
     return method
 
 
@@ -205,10 +207,10 @@ def _mirrored_trainer(model: Any, strategy: Any) -> Any:
         return None
     # Where it is used: it imports what Keras' back end is.
     from headrace.adapters.keras_training.mirrored_trainer import (  # noqa: PLC0415
-        mirrored_trainer_of,
+        MirroredTrainer,
     )
 
-    return mirrored_trainer_of(model, strategy)
+    return attached(model, "trainer", lambda _: MirroredTrainer(model, strategy))
 
 
 def distribute(

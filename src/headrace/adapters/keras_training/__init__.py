@@ -15,7 +15,7 @@ How `model.fit` gets to the parameter servers, in the order in which to read:
 * `steps`: a step on any back end; it records gradients, and looks up rows of embeddings.
 * `jax_steps`, `torch_steps`: the same on one back end.
 * `step_results`: delivers results in the order of the batches, and adds up metrics.
-* `backup`: `BackupAndRestore` saves all of that, so that `fit` goes on at the same batch.
+* `backup`: `BackupAndRestore` saves all of that, so that `fit` resumes at the same batch.
 
 Embeddings with too many rows for one process:
 

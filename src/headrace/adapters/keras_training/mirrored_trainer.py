@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from headrace.adapters.keras_dataset import KerasDataset
 from headrace.adapters.keras_training.keras_internals import (
     all_layers,
-    attached,
     check_back_end,
     compiled_losses,
     produces_mask,
@@ -43,7 +42,6 @@ __all__ = [
     "MirroredTrainer",
     "ReplicaSteps",
     "cut",
-    "mirrored_trainer_of",
     "scaled_sums",
 ]
 
@@ -348,11 +346,3 @@ def _replicas(model: Any, strategy: Any) -> ReplicaSteps:
     from headrace.adapters.keras_training.torch_replicas import TorchReplicas  # noqa: PLC0415
 
     return TorchReplicas(model, strategy)
-
-
-def mirrored_trainer_of(model: Any, strategy: Any) -> MirroredTrainer:
-    """Return the trainer of a model under a strategy, the same object each time."""
-    trainer: MirroredTrainer = attached(
-        model, "trainer", lambda _: MirroredTrainer(model, strategy)
-    )
-    return trainer

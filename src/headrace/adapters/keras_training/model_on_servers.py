@@ -52,7 +52,7 @@ class ModelOnServers:
     def __init__(self, model: Any, strategy: Any) -> None:
         self._model = model
         self._strategy = strategy
-        #: It is closed when nobody holds it.
+        #: A coordinator that no object refers to is closed.
         self._held_coordinator = ClusterCoordinator(strategy)
         self._weights: ServerWeights | None = None
         #: The `WorkerModel` on each worker, and the digest of the model in it.

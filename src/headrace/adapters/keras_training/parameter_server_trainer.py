@@ -21,7 +21,6 @@ from headrace.adapters.keras_training.backup import (
     take_backup_callback,
 )
 from headrace.adapters.keras_training.keras_internals import (
-    attached,
     check_compiled,
     check_labels,
     first_epoch,
@@ -40,7 +39,7 @@ from headrace.adapters.keras_training.worker_calls import (
 from headrace.coordinator.remote_value import RemoteValue
 from headrace.errors import CancelledError
 
-__all__ = ["ParameterServerTrainer", "trainer_of"]
+__all__ = ["ParameterServerTrainer"]
 
 
 @dataclass
@@ -78,7 +77,7 @@ class _Run:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on at a state, but for callbacks: these begin before they are restored."""
+        """Restore a state, except that of callbacks: these begin before they are restored."""
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.data.set_state(state["data"], self.batch)
         self.totals.set_state(state["metrics"])
@@ -397,14 +396,6 @@ class ParameterServerTrainer:
             steps=data.num_batches,
             model=self._model,
         )
-
-
-def trainer_of(model: Any, strategy: Any) -> ParameterServerTrainer:
-    """Return the trainer of a model under a strategy, the same object each time."""
-    trainer: ParameterServerTrainer = attached(
-        model, "trainer", lambda _: ParameterServerTrainer(model, strategy)
-    )
-    return trainer
 
 
 def _grouped(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -100,7 +100,7 @@ class StepCounter(VariableOwner):
         may_change: Returns whether it may have changed since this was last asked.
 
     Attributes:
-        is_assigned: Whether this process assigned a count, which then is not the servers' any more.
+        is_assigned: Whether this process assigned a count, so that the servers have another one.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class StepCounter(VariableOwner):
                 self._is_pulling = False
 
     def write(self, variable: Any) -> None:
-        """Note that the count is not that of the servers any more."""
+        """Record that the count is no longer that of the servers."""
         self.is_assigned = self.is_assigned or not self._is_pulling
 
 

@@ -6,8 +6,9 @@ where `train_step` looks for one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -33,11 +34,7 @@ from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError
 
-__all__ = [
-    "TorchRows",
-    "TorchSteps",
-    "note_reads",
-]
+__all__ = ["TorchRows", "TorchSteps", "only_the_optimizer_changes"]
 
 _NONE = np.zeros(0, np.int64)
 
@@ -208,13 +205,11 @@ class TorchSteps(ModelSteps):
         model.optimizer.scale = scale
         model.optimizer.recorded.clear()
         model.train()
-        versions = self._versions()
-        logs = self._call("train", model.train_step, batch)
-        if self._versions() != versions:
-            raise FailedPreconditionError(
-                f"train_step of the model {model.name!r} changes weights by other means than "
-                "self.optimizer.apply: under this strategy only the optimizer of the model does"
-            )
+        weights_here = [
+            each for index, each in enumerate(model.trainable_variables) if index not in self.rows
+        ]
+        with only_the_optimizer_changes(model, weights_here):
+            logs = self._call("train", model.train_step, batch)
         recorded = {
             id(variable): gradient
             for gradient, variable in model.optimizer.recorded
@@ -267,17 +262,29 @@ class TorchSteps(ModelSteps):
         for index, rows in self.rows.items():
             rows.give(weights[index])
 
-    def _versions(self) -> list[tuple[int, int]]:
-        """Return which tensors the weights are, and how often each was changed."""
-        found = [
-            each.value
-            for index, each in enumerate(self._model.trainable_variables)
-            if index not in self.rows
-        ]
-        return [(id(each), each._version) for each in found]
-
     def _metrics(self) -> Arrays:
         return [_array(each.value) for each in self._model.metrics_variables]
+
+
+@contextlib.contextmanager
+def only_the_optimizer_changes(model: Any, weights: Sequence[Any]) -> Iterator[None]:
+    """Check that a step in this context, whose optimizer records gradients, changes no weights.
+
+    Raises:
+        FailedPreconditionError: It does.
+    """
+
+    def versions() -> list[tuple[int, int]]:
+        """Return which tensors the weights are, and how often each was changed."""
+        return [(id(each.value), each.value._version) for each in weights]
+
+    before = versions()
+    yield
+    if versions() != before:
+        raise FailedPreconditionError(
+            f"train_step of the model {model.name!r} changes weights by other means than "
+            "self.optimizer.apply: under this strategy only the optimizer does"
+        )
 
 
 def _tensor(value: Any) -> Any:
