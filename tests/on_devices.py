@@ -43,25 +43,40 @@ def once(factory: pytest.TempPathFactory, name: str, find: Callable[[Path], Any]
     return json.loads(found.read_text())
 
 
-def outcomes(
-    file: Path, folder: Path, names: Sequence[str] = (), **environment: str
-) -> dict[str, str]:
+def outcomes(file: Path, folder: Path, **environment: str) -> dict[str, str]:
     """Run the tests of a file in a process of its own.
 
     Args:
         file: Its tests.
         folder: For a report.
-        names: Of test functions; none: all.
         **environment: Variables that the process has besides this one's.
 
     Returns:
         For each test function what its failures say; "" if there are none.
     """
-    report = folder / f"{file.stem}.xml"
+    found = outcomes_of([str(file)], folder, **environment)
+    return {name.rpartition("::")[2]: words for name, words in found.items()}
+
+
+def outcomes_of(
+    tests: Sequence[str], folder: Path, timeout: float = 400, **environment: str
+) -> dict[str, str]:
+    """Run tests in one process.
+
+    Args:
+        tests: Files, or `FILE::NAME` of test functions.
+        folder: For a report.
+        timeout: Seconds that they may take together.
+        **environment: Variables that the process has besides this one's.
+
+    Returns:
+        By `STEM_OF_FILE::NAME` what the failures of a test function say; "" if there are none.
+    """
+    report = folder / "report.xml"
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"),
         *("-p", "no:cacheprovider", f"--junitxml={report}", f"--rootdir={ROOT}"),
-        *([f"{file}::{name}" for name in names] or [str(file)]),
+        *tests,
     ]
     try:
         done = subprocess.run(
@@ -70,7 +85,7 @@ def outcomes(
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=timeout,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -79,7 +94,8 @@ def outcomes(
         return {"": done.stdout + done.stderr}
     found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        name = case.attrib["name"].partition("[")[0]
+        file = case.attrib["classname"].rpartition(".")[2]
+        name = f"{file}::{case.attrib['name'].partition('[')[0]}"
         words = [(part.text or "") + part.attrib.get("message", "") for part in case]
         found[name] = found.get(name, "") + "\n".join(words)
     return found

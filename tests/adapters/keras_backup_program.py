@@ -1,6 +1,8 @@
 """A training program with backups, which ends itself at a batch if it is told to.
 
-    python keras_backup_program.py DIRECTORY MODE SERVERS [END_AT SIGNAL]
+    python keras_backup_program.py DIRECTORY MODE WHERE SERVERS [END_AT SIGNAL]
+
+WHERE is "processes" or "threads": what workers and servers are.
 
 It prints a digest of the final weights, and the history.
 """
@@ -55,10 +57,14 @@ class Model(keras.Model):
         return self.last(keras.ops.concatenate([hidden, *rows], axis=-1))
 
 
-def main(directory: Path, mode: str, servers: int, end_at: int, signal: int) -> None:
+def main(
+    directory: Path, mode: str, where: str, servers: int, end_at: int = -1, signal: int = 9
+) -> None:
     keras.utils.set_random_seed(11)
     rows = np.random.default_rng(3).random((130, 5)).astype(np.float32)
-    with hr.distribute.LocalCluster(num_workers=2, num_ps=servers) as cluster:
+    with hr.distribute.LocalCluster(
+        num_workers=2, num_ps=servers, processes=where == "processes"
+    ) as cluster:
         strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver, **MODES[mode])
         with strategy.scope():
             model = Model()
@@ -93,10 +99,4 @@ def main(directory: Path, mode: str, servers: int, end_at: int, signal: int) -> 
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        sys.argv[2],
-        int(sys.argv[3]),
-        int((sys.argv[4:] or ["-1"])[0]),
-        int((sys.argv[5:] or ["9"])[0]),
-    )
+    main(Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:]))

@@ -1,4 +1,4 @@
-"""`hr.keras.DatasetCreator` on one back end; `test_keras_dataset_creator.py` runs it."""
+"""`hr.keras.DatasetCreator` on one back end; `test_keras.py` runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.adapters.keras_training import dataset_creator
+from headrace.adapters.keras_training import training_data
 
 # What Keras itself does to tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -131,4 +131,4 @@ def test_what_is_no_function_no_options_or_no_dataset_is_refused():
 
 
 def test_the_example_gives_what_it_says():
-    assert doctest.testmod(dataset_creator).failed == 0
+    assert doctest.testmod(training_data).failed == 0

@@ -1,4 +1,4 @@
-"""Tests of pickled Keras models in one process; `test_keras_model_pickling.py` runs them."""
+"""Tests of pickled Keras models in one process; `test_keras.py` runs them."""
 
 from __future__ import annotations
 

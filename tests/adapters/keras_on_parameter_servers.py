@@ -648,13 +648,14 @@ def test_a_changed_optimizer_goes_on_in_functions(make_strategy):
 # --- failures -------------------------------------------------------------------------------------
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=300):  # workers import Keras first, on a busy machine slowly
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
+@pytest.mark.timeout(400)
 def test_killed_workers_and_servers_lose_and_repeat_no_step():
     with hr.distribute.LocalCluster(num_workers=2, num_ps=2) as cluster:
         strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver, replication=2)
@@ -664,22 +665,22 @@ def test_killed_workers_and_servers_lose_and_repeat_no_step():
         recorder = Recorder()
 
         def kill():
-            wait_for(lambda: len(recorder.ended) > 40)
+            wait_for(lambda: len(recorder.ended) > 20)
             cluster.kill("worker", 0)
-            wait_for(lambda: len(recorder.ended) > 150)
+            wait_for(lambda: len(recorder.ended) > 60)
             cluster.kill("ps", 1)
 
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            data = hr.Dataset.from_tensor_slices((X, Y)).repeat(50).batch(10)
+            data = hr.Dataset.from_tensor_slices((X, Y)).repeat(20).batch(10)
             history = model.fit(
                 data, epochs=2, validation_data=(X, Y), callbacks=[recorder], verbose=0
             ).history
         finally:
             killer.join()
-        assert history["rows"] == [50.0 * ROWS] * 2
+        assert history["rows"] == [20.0 * ROWS] * 2
         assert history["val_rows"] == [ROWS] * 2
-        assert recorder.ended == list(range(480)) * 2
-        assert int(np.asarray(model.optimizer.iterations)) == 960
+        assert recorder.ended == list(range(192)) * 2
+        assert int(np.asarray(model.optimizer.iterations)) == 384
         strategy.close()

@@ -1,4 +1,4 @@
-"""`hr.keras.SidecarEvaluator` on one back end; `test_keras_sidecar.py` runs it."""
+"""`hr.keras.SidecarEvaluator` on one back end; `test_keras.py` runs it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import headrace as hr
-from headrace.adapters.keras_training import checkpoint_watch, sidecar_evaluator
-from headrace.adapters.keras_training.checkpoint_watch import FoundCheckpoint
+from headrace.adapters.keras_training import sidecar_evaluator, training_checkpoints
+from headrace.adapters.keras_training.training_checkpoints import FoundCheckpoint
 from headrace.errors import InvalidArgumentError
 
 # What Keras itself does to tensors of PyTorch.
@@ -25,7 +25,7 @@ X, Y = np.ones((8, 1), np.float32), np.zeros((8, 1), np.float32)
 
 @pytest.fixture(autouse=True)
 def settle_soon(monkeypatch):
-    monkeypatch.setattr(checkpoint_watch, "_SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(training_checkpoints, "_SETTLE_SECONDS", 0.05)
 
 
 def model(weight: float = 0.0, optimizer: str = "adam") -> keras.Model:

@@ -1,4 +1,4 @@
-"""`hr.keras.TensorBoard` on one back end; `test_keras_tensorboard.py` runs it."""
+"""`hr.keras.TensorBoard` on one back end; `test_keras.py` runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensorboard.plugins.graph.keras_util import keras_model_to_graph_def
 from tensorboard.util.tensor_util import make_ndarray
 
 import headrace as hr
-from headrace.adapters.keras_training import event_files
+from headrace.adapters.keras_training.tensorboard import histogram
 
 # What Keras itself does to tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -107,7 +107,7 @@ def test_histograms_and_images_show_the_weights(tmp_path):
 
 
 def test_a_histogram_leaves_out_what_is_not_finite():
-    summary = event_files.histogram("a", np.array([np.nan, np.inf, 3.0], "f4"))
+    summary = histogram("a", np.array([np.nan, np.inf, 3.0], "f4"))
     buckets = make_ndarray(summary.value[0].tensor)
     assert (buckets[:, 2].sum(), buckets[-1, 1]) == (1.0, 3.0)
 

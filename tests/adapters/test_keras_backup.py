@@ -1,4 +1,4 @@
-"""Training programs that end and are started again: they go on with the batch that comes next."""
+"""Training programs that end and are started again: they resume at the next batch."""
 
 from __future__ import annotations
 
@@ -34,29 +34,34 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "ordered"])
-@pytest.mark.parametrize("back_end", ["jax", "torch"])
-def test_a_killed_program_ends_with_the_weights_of_one_that_was_not(
-    tmp_path: Path, back_end: str, mode: str
+@pytest.mark.parametrize(
+    ("back_end", "mode", "where"),
+    [
+        ("torch", "ordered", "threads"),
+        *(
+            pytest.param(back_end, mode, "processes", marks=pytest.mark.slow)
+            for back_end in ("jax", "torch")
+            for mode in ("ordered", "sync")
+        ),
+    ],
+)
+def test_a_program_that_ends_early_twice_ends_with_the_weights_of_one_that_did_not(
+    tmp_path: Path, back_end: str, mode: str, where: str
 ) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    whole = result(run(back_end, tmp_path / "whole", mode, 2))
+    whole = result(run(back_end, tmp_path / "whole", mode, where, 2))
     assert whole["left"] == []
     # 13 batches an epoch; within an epoch each, with another number of servers after it.
     at = chance.randrange(6, 30)
-    first = run(back_end, tmp_path / "killed", mode, 2, at, int(signal.SIGKILL))
-    assert first.returncode == -signal.SIGKILL, first.stderr
-    again = result(run(back_end, tmp_path / "killed", mode, 1))
-    assert again["weights"] == whole["weights"], f"killed after batch {at}"
-    assert again["history"] == whole["history"]
-    assert again["left"] == []
-
-
-def test_a_program_that_is_told_to_end_saves_first(tmp_path: Path) -> None:
-    whole = result(run("jax", tmp_path / "whole", "ordered", 1))
-    first = run("jax", tmp_path / "told", "ordered", 1, 8, int(signal.SIGTERM))
-    assert first.returncode == -signal.SIGTERM, first.stderr
-    assert "training is saved" in first.stderr
-    assert result(run("jax", tmp_path / "told", "ordered", 1))["history"] == whole["history"]
+    folder = tmp_path / "ended"
+    killed = run(back_end, folder, mode, where, 2, at, int(signal.SIGKILL))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    told = run(back_end, folder, mode, where, 1, 8, int(signal.SIGTERM))
+    assert told.returncode == -signal.SIGTERM, told.stderr
+    assert "training is saved" in told.stderr
+    last = result(run(back_end, folder, mode, where, 2))
+    assert last["weights"] == whole["weights"], f"killed after batch {at}"
+    assert last["history"] == whole["history"]
+    assert last["left"] == []

@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 F = np.float32
-STEPS = 100
+STEPS = 35  # after the last change of a schedule
 SHAPE = (6, 5)
 keras_optimizers = keras.optimizers
 keras_schedules = keras.optimizers.schedules
@@ -147,7 +147,7 @@ def assert_close(found, expected, within=1e-5):
 
 
 @pytest.mark.parametrize(("kind", "arguments"), CASES, ids=shown)
-def test_a_hundred_steps_on_servers_are_those_of_keras(kind, arguments):
+def test_steps_on_servers_are_those_of_keras(kind, arguments):
     optimizer = getattr(keras_optimizers, kind)(**arguments)
     sent = pickle.dumps(server_optimizer(optimizer, "o"))
     variables = keras_variables()
@@ -331,7 +331,7 @@ def test_every_optimizer_of_keras_is_run_or_refused_by_name():
 
 
 def test_optimizers_of_keras_have_the_slots_of_the_servers_under_their_names():
-    # `optimizer_slots` finds them by these names.
+    # `optimizer_on_servers` finds them by these names.
     variable = keras.Variable(np.ones(SHAPE, F), name="w")
     for kind, variants in VARIANTS.items():
         for arguments in variants:

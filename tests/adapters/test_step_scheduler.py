@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
 import threading
 
 import pytest
 
 import headrace as hr
-from headrace.adapters.keras_training.step_scheduler import run_steps
+from headrace.adapters.keras_training.step_results import run_steps
 
 STEPS = 40
 _release = threading.Event()

@@ -337,6 +337,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_spawned_worker_processes_read_further_epochs_of_a_job(tmp_path: Any):
     program = tmp_path / "numbered.py"

@@ -1,16 +1,15 @@
 """Adapters: datasets as PyTorch, JAX and Keras read them, and tables as they look them up.
 
 * `torch`: what `hr.torch` offers. A loader (`torch_loader`) makes iterators (`torch_iterator`) over
-  passes (`torch_passes`) of this rank's and this process's part (`torch_share`, `rounds`); they
-  yield tensors (`torch_tensors`), on a device if asked to (`torch_device`; `moved`: the step of a
-  plan that sends them). `torch_epochs` numbers the epochs of worker processes that end with each.
-  `torch_datasets` makes datasets of PyTorch's.
+  passes (`torch_passes`) of this rank's and this process's part (`torch_share`); they yield tensors
+  (`torch_tensors`), on a device if asked to (`torch_device`). `torch_epochs` numbers the epochs of
+  worker processes that end with each. `torch_datasets` makes datasets of PyTorch's.
 * `jax`: what `hr.jax` offers. The iterator (`jax_iterator`) takes steps of a dataset (`jax_steps`),
   of which `jax_sharing` says who reads which rows, and puts them on devices (`jax_placement`);
-  processes that read rows of their own end together (`jax_agreement`), by words in the `jax_store`
-* `keras`: what `hr.keras` offers: a dataset for `fit`, `evaluate` and `predict` (`keras_dataset`),
-  also of the steps of a strategy (`keras_steps`); `keras_batches` says which batches Keras takes,
-  `keras_fit` checks what `fit`, `evaluate` and `predict` are given, and refuses models in scopes.
+  processes that read rows of their own end together (`jax_agreement`).
+* `keras`: what `hr.keras` offers: a dataset for `fit`, `evaluate` and `predict` (`keras_dataset`);
+  `keras_batches` says which batches Keras takes, and `keras_fit`
+  checks what `fit`, `evaluate` and `predict` are given, and refuses models in scopes.
 * `keras_training`: training of Keras models under strategies.
 * `torch_tables` and `jax_tables`: rows of tables on parameter servers, and their gradients.
 """

@@ -2,24 +2,27 @@
 
 The dataset is alike in all processes, and its batches are those of all of them. How many pipelines
 read it, and which of them this process belongs to, follows from the sharding; what each pipeline
-reads follows from the dataset's `auto_shard_policy`, as for strategies.
+reads follows from the dataset's `auto_shard_policy`, as for strategies. Processes leave words for
+each other in the store of `jax.distributed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from headrace.adapters.jax_agreement import Agreement, name_for
+# Whoever coordinates processes of JAX uses this; it has no public name.
+from jax._src import distributed
+
+from headrace.adapters.jax_agreement import Agreement, Store, name_for
 from headrace.adapters.jax_steps import DatasetSteps, ReplicaSteps, Steps
-from headrace.adapters.jax_store import jax_store
 from headrace.data.ahead import read_ahead
 from headrace.data.dataset import Dataset
 from headrace.distribute.batch_feeds import check_is_batched, global_batch_size
 from headrace.distribute.dataset import DistributedDataset
 from headrace.distribute.input_context import InputContext
 from headrace.distribute.streams import auto_shard
-from headrace.errors import InvalidArgumentError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from headrace.execution.build import draw_seed
 from headrace.frameworks.jax_arrays import BatchLayout
 from headrace.plan.buffering import Prefetch
@@ -28,7 +31,12 @@ from headrace.plan.options import Options, WithOptions
 from headrace.plan.traverse import merged_options
 from headrace.rewrites.read_alike import differs_by_reader, sources
 
-__all__ = ["Share", "agreement_of", "share"]
+__all__ = [
+    "Share",
+    "agreement_of",
+    "jax_store",
+    "share",
+]
 
 
 class Share(NamedTuple):
@@ -127,3 +135,51 @@ def _check_is_read_alike(plan: Node, processes: tuple[int, ...]) -> None:
 def _listed(processes: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, processes[:8]))
     return shown if len(processes) <= 8 else f"{shown}, ..."
+
+
+_LOOK_MILLISECONDS = 1000
+
+
+class _JaxStore:
+    """The store of `jax.distributed`."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def set(self, key: str, value: str) -> None:
+        self._call(self._client.key_value_set, key, value, True)
+
+    def get(self, key: str) -> str | None:
+        try:
+            found: str = self._call(self._client.blocking_key_value_get, key, _LOOK_MILLISECONDS)
+        except TimeoutError:
+            return None
+        return found
+
+    def delete(self, key: str) -> None:
+        self._call(self._client.key_value_delete, key)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except RuntimeError as error:  # XlaRuntimeError, JaxRuntimeError: the name changes
+            if "DEADLINE_EXCEEDED" in str(error):
+                raise TimeoutError from None
+            raise UnavailableError(
+                f"the coordinator of jax.distributed cannot be asked: {error}"
+            ) from error
+
+
+def jax_store() -> Store:
+    """Return the store of `jax.distributed`.
+
+    Raises:
+        FailedPreconditionError: There is none.
+    """
+    client = distributed.global_state.client
+    if client is None:
+        raise FailedPreconditionError(
+            "the sharding has devices of several processes, and they have nothing to agree by: "
+            "call jax.distributed.initialize() first, in each of them"
+        )
+    return _JaxStore(client)

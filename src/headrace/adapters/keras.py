@@ -12,18 +12,20 @@ if TYPE_CHECKING:
     from headrace.adapters.keras_dataset import KerasDataset, dataset
     from headrace.adapters.keras_dataset import dataset as adapter
     from headrace.adapters.keras_fit import distribute
-    from headrace.adapters.keras_training.best_model_exporter import BestModelExporter
-    from headrace.adapters.keras_training.dataset_creator import DatasetCreator
     from headrace.adapters.keras_training.distributed_embedding import DistributedEmbedding
-    from headrace.adapters.keras_training.sidecar_evaluator import SidecarEvaluator
+    from headrace.adapters.keras_training.sidecar_evaluator import (
+        BestModelExporter,
+        SidecarEvaluator,
+    )
     from headrace.adapters.keras_training.table_embedding import Embedding
     from headrace.adapters.keras_training.tensorboard import TensorBoard
+    from headrace.adapters.keras_training.training_data import DatasetCreator
 else:
     _load, __dir__ = lazily(
         __name__,
         {
-            "BestModelExporter": "headrace.adapters.keras_training.best_model_exporter",
-            "DatasetCreator": "headrace.adapters.keras_training.dataset_creator",
+            "BestModelExporter": "headrace.adapters.keras_training.sidecar_evaluator",
+            "DatasetCreator": "headrace.adapters.keras_training.training_data",
             "DistributedEmbedding": "headrace.adapters.keras_training.distributed_embedding",
             "Embedding": "headrace.adapters.keras_training.table_embedding",
             "KerasDataset": "headrace.adapters.keras_dataset",

@@ -1,4 +1,7 @@
-"""What Keras takes as a batch, and the sample weights that class weights make of one."""
+"""What Keras takes as a batch, and the sample weights that class weights make of one.
+
+Of a distributed dataset, a batch has the rows of all replicas of a process.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,17 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.iterator import DistributedIterator
+from headrace.distribute.values import local_results, map_structure
 from headrace.element.spec import BYTES, STR, Spec, spec_of
 from headrace.element.structure import Kind, component, flatten
 from headrace.errors import InvalidArgumentError
 
-__all__ = ["check_batches", "weighing"]
+__all__ = [
+    "JoinedSteps",
+    "check_batches",
+    "weighing",
+]
 
 
 def check_batches(spec: Spec) -> None:
@@ -81,3 +90,30 @@ def _weight_of_each(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArr
     found, inverse = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
     weights = np.array([classes.get(int(number), 1.0) for number in found], keras.config.floatx())
     return weights[inverse.reshape(labels.shape)]
+
+
+class JoinedSteps:
+    """An iterator over a pass; its states are those of the steps.
+
+    Args:
+        steps: What the replicas get.
+    """
+
+    def __init__(self, steps: DistributedIterator) -> None:
+        self._steps = steps
+        self.get_state = steps.get_state
+        self.set_state = steps.set_state
+        self.close = steps.close
+
+    def __next__(self) -> Any:
+        return map_structure(_joined, *local_results(next(self._steps)))
+
+
+def _joined(*replicas: Any) -> NDArray[Any]:
+    arrays = [_on_host(each) for each in replicas]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _on_host(leaf: Any) -> NDArray[Any]:
+    # A tensor of PyTorch may be on a device, and NumPy does not fetch it from there.
+    return np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)

@@ -19,8 +19,7 @@ import keras
 # Keras takes whatever derives from this; it has no public name.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from headrace.adapters.keras_batches import check_batches, weighing
-from headrace.adapters.keras_steps import JoinedSteps
+from headrace.adapters.keras_batches import JoinedSteps, check_batches, weighing
 from headrace.arguments import check_instance, check_int, check_state_version
 from headrace.data.ahead import next_pass
 from headrace.data.dataset import Dataset

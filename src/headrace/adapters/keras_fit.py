@@ -21,16 +21,23 @@ from typing import Any, Literal
 import keras
 
 from headrace.adapters.keras_dataset import KerasDataset
-from headrace.adapters.keras_training.dataset_creator import DatasetCreator
-from headrace.adapters.keras_training.embedding_tables import table_layers
-from headrace.adapters.keras_training.keras_internals import (
-    check_back_end,
+from headrace.adapters.keras_training.embedding_internals import (
     leave_optimizers_unbuilt,
     replace_saving,
 )
-from headrace.adapters.keras_training.large_embeddings import install as install_tables
-from headrace.adapters.keras_training.strategy_of_model import set_strategy, strategy_of
-from headrace.adapters.keras_training.table_saving import loading_tables, saving_tables
+from headrace.adapters.keras_training.embedding_tables import (
+    loading_tables,
+    saving_tables,
+    table_layers,
+)
+from headrace.adapters.keras_training.keras_internals import (
+    attached,
+    check_back_end,
+    set_strategy,
+    strategy_of,
+)
+from headrace.adapters.keras_training.table_embedding import install as install_tables
+from headrace.adapters.keras_training.training_data import DatasetCreator
 from headrace.arguments import check_int
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
@@ -179,10 +186,11 @@ def _replace_tensorboard() -> None:
 def _on_parameter_servers(model: Any, strategy: Any, name: str) -> Callable[..., Any]:
     # Where it is used: it imports what Keras' back end is.
     from headrace.adapters.keras_training.parameter_server_trainer import (  # noqa: PLC0415
-        trainer_of,
+        ParameterServerTrainer,
     )
 
-    method: Callable[..., Any] = getattr(trainer_of(model, strategy), name)
+    trainer = attached(model, "trainer", lambda _: ParameterServerTrainer(model, strategy))
+    method: Callable[..., Any] = getattr(trainer, name)
     return method
 
 
@@ -199,10 +207,10 @@ def _mirrored_trainer(model: Any, strategy: Any) -> Any:
         return None
     # Where it is used: it imports what Keras' back end is.
     from headrace.adapters.keras_training.mirrored_trainer import (  # noqa: PLC0415
-        mirrored_trainer_of,
+        MirroredTrainer,
     )
 
-    return mirrored_trainer_of(model, strategy)
+    return attached(model, "trainer", lambda _: MirroredTrainer(model, strategy))
 
 
 def distribute(

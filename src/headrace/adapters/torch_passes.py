@@ -8,8 +8,7 @@ from typing import Any
 from torch import distributed
 from torch.utils.data import get_worker_info
 
-from headrace.adapters.moved import Moved
-from headrace.adapters.torch_device import Way, sender
+from headrace.adapters.torch_device import Moved, Way, sender
 from headrace.adapters.torch_epochs import WorkerEpochs, is_spawning, worker_epochs
 from headrace.adapters.torch_iterator import Opened
 from headrace.adapters.torch_share import (

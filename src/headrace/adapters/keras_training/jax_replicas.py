@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from headrace.adapters.keras_training.gradient_recorder import recorded_gradients
 from headrace.adapters.keras_training.jax_steps import check_train_step
-from headrace.adapters.keras_training.replica_steps import ReplicaSteps, scaled_sums
+from headrace.adapters.keras_training.mirrored_trainer import ReplicaSteps, scaled_sums
+from headrace.adapters.keras_training.steps import recorded_gradients
 
 __all__ = ["JaxReplicas"]
 

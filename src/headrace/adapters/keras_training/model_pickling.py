@@ -20,7 +20,8 @@ from typing import Any
 
 import keras
 
-from headrace.adapters.keras_training import keras_internals as internals
+from headrace.adapters.keras_training import graph_internals as internals
+from headrace.adapters.keras_training.keras_internals import all_layers, check_back_end
 from headrace.errors import FailedPreconditionError
 from headrace.frameworks.keras_state import LINKED
 from headrace.parameter_server.pickling import WorkerPickler
@@ -70,7 +71,7 @@ def check_built(model: keras.Model) -> None:
     Raises:
         FailedPreconditionError: The model is not built, or the back end is neither jax nor torch.
     """
-    internals.check_back_end()
+    check_back_end()
     if not model.built:
         raise FailedPreconditionError(
             f"the model {model.name!r} is not built, so its variables are not known: call "
@@ -92,7 +93,7 @@ def dump_objects(value: Any, what: str, layer: Any = None) -> bytes:
     Raises:
         FailedPreconditionError: Something in them cannot be pickled.
     """
-    for each in () if layer is None else internals.all_layers(layer):
+    for each in () if layer is None else all_layers(layer):
         internals.mark_values(each)
     with io.BytesIO() as file:
         file.write(_header())
@@ -118,7 +119,7 @@ def load_objects(data: bytes) -> Any:
         FailedPreconditionError: Another version of Python or Keras, or another back end, wrote the
             bytes; they are no model; or a module that they name cannot be imported here.
     """
-    internals.check_back_end()
+    check_back_end()
     with io.BytesIO(data) as file:
         file.seek(_checked_header(data))
         unpickler = pickle.Unpickler(file)

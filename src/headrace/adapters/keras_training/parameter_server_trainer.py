@@ -7,8 +7,7 @@ the order of the batches, and Keras' callbacks are called with them.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,43 +20,26 @@ from headrace.adapters.keras_training.backup import (
     state_of_callbacks,
     take_backup_callback,
 )
-from headrace.adapters.keras_training.embedding_tables import check_optimizer
 from headrace.adapters.keras_training.keras_internals import (
-    CurrentLearningRate,
-    build_model,
     check_compiled,
     check_labels,
     first_epoch,
     flat_logs,
     pythonify_logs,
 )
-from headrace.adapters.keras_training.large_embeddings import use_tables
-from headrace.adapters.keras_training.loss_scale import LossScale, inner_optimizer
-from headrace.adapters.keras_training.metric_totals import MetricResults, MetricTotals
-from headrace.adapters.keras_training.model_pickling import dump_model
-from headrace.adapters.keras_training.optimizer_on_servers import (
-    OptimizerOnServers,
-    optimizer_on_servers,
-)
-from headrace.adapters.keras_training.optimizer_slots import slots_on_servers
-from headrace.adapters.keras_training.server_optimizers import decays
-from headrace.adapters.keras_training.server_weights import ServerWeights, weights_of
-from headrace.adapters.keras_training.step_scheduler import run_steps
+from headrace.adapters.keras_training.model_on_servers import ModelOnServers
+from headrace.adapters.keras_training.step_results import MetricResults, MetricTotals, run_steps
 from headrace.adapters.keras_training.training_data import TrainingData, split_for_validation
-from headrace.adapters.keras_training.worker_model import (
+from headrace.adapters.keras_training.worker_calls import (
     StepResult,
-    TrainCall,
-    WorkerModel,
     predict_steps,
     test_steps,
     train_steps,
 )
-from headrace.coordinator.coordinator import ClusterCoordinator
 from headrace.coordinator.remote_value import RemoteValue
 from headrace.errors import CancelledError
-from headrace.parameter_server.optimizers import SGD
 
-__all__ = ["ParameterServerTrainer", "trainer_of"]
+__all__ = ["ParameterServerTrainer"]
 
 
 @dataclass
@@ -84,6 +66,22 @@ class _Run:
     batch: int = 0
     backup: Backup | None = None
 
+    def get_state(self) -> dict[str, Any]:
+        """Return where the training is: values of JSON and arrays."""
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "data": self.data.get_state(),
+            "metrics": self.totals.get_state(),
+            "callbacks": state_of_callbacks(self.callbacks.callbacks),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore a state, except that of callbacks: these begin before they are restored."""
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self.data.set_state(state["data"], self.batch)
+        self.totals.set_state(state["metrics"])
+
 
 class ParameterServerTrainer:
     """Trains one model on the workers and servers of a strategy.
@@ -95,22 +93,8 @@ class ParameterServerTrainer:
 
     def __init__(self, model: Any, strategy: Any) -> None:
         self._model = model
-        self._strategy = strategy
-        #: It is closed when nobody holds it.
-        self._held_coordinator = ClusterCoordinator(strategy)
-        self._weights: ServerWeights | None = None
-        #: The `WorkerModel` on each worker, and the digest of the model in it.
-        self._worker_model: Any = None
-        self._digest = b""
-        self._optimizers: tuple[Any, Any] = None, None
-        self._on_servers: OptimizerOnServers | None = None
-        self._loss_scale = LossScale(None)
+        self._placed = ModelOnServers(model, strategy)
         self._metric_results = MetricResults(model)
-        self._rate = CurrentLearningRate()
-        #: The number of the next training step.
-        self._next_step = 0
-        # Follows keras.utils.set_random_seed, which seeds this generator.
-        self._seed = int(np.random.randint(1 << 31))
 
     # --- fit --------------------------------------------------------------------------------------
 
@@ -168,7 +152,7 @@ class ParameterServerTrainer:
         backup: Backup | None = None
         try:
             check_labels(model, data.peek(), "fit")
-            self._place(data)
+            self._placed.place(data.peek())
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
@@ -187,12 +171,12 @@ class ParameterServerTrainer:
             )
             run.epoch = first_epoch(model, initial_epoch)
             if backup_callback is None:
-                self._send_model()
+                self._placed.send()
                 self._run_epochs(run, epochs)
             else:
-                run.backup = backup = Backup(backup_callback, self._saved_objects())
+                run.backup = backup = Backup(backup_callback, self._placed.saved_objects())
                 restored = self._restore(run, backup)
-                self._send_model()
+                self._placed.send()
                 with backup.watching_for_the_end():
                     self._run_epochs(run, epochs, restored)
                 backup.delete()
@@ -227,14 +211,13 @@ class ParameterServerTrainer:
             run.totals.reset()
             if run.backup is not None and run.backup.every is None:
                 self._save(run, run.backup)
-        self._placed.use_averages(self._optimizers[0])
-        self._placed.pull()
+        self._placed.finish_training()
         callbacks.on_train_end(logs)
 
     def _train_epoch(self, run: _Run) -> dict[str, Any]:
         """Train on the rest of an epoch; return the logs of the last step."""
-        model, weights, callbacks, backup = self._model, self._placed, run.callbacks, run.backup
-        weights.new_version()
+        model, placed, callbacks, backup = self._model, self._placed, run.callbacks, run.backup
+        placed.weights.new_version()
         has_batch_callbacks = _has_batch_hooks(callbacks)
         groups = _grouped(run.data.epoch(run.batch), model.steps_per_execution)
         begin = run.batch
@@ -249,33 +232,24 @@ class ParameterServerTrainer:
                     has_ended = True
                     return
                 callbacks.on_train_batch_begin(begin)
-                call = TrainCall(
-                    self._next_step,
-                    self._seed,
-                    self._learning_rate,
-                    self._loss_scale.value,
-                    weights.version,
-                )
-                self._next_step += len(batches)
+                call = placed.next_call(len(batches))
                 begin += len(batches)
                 if backup is not None:
                     backup.count(len(batches))
-                yield self._coordinator.schedule(
-                    train_steps, args=(self._worker_model, call, batches)
-                )
+                yield placed.schedule(train_steps, call, batches)
 
         def deliver(result: StepResult) -> bool:
             nonlocal last
             run.batch += result.steps
             last = result.logs
             run.totals.add(result.metrics)
-            self._loss_scale.update(result.non_finite)
+            placed.loss_scale.update(result.non_finite)
             if has_batch_callbacks:
                 callbacks.on_train_batch_end(run.batch - 1, run.totals.logs(last))
             return not model.stop_training
 
         while not has_ended and not model.stop_training:
-            run_steps(self._coordinator, steps(), deliver)
+            run_steps(self._placed.coordinator, steps(), deliver)
             if backup is not None and not has_ended and not model.stop_training:
                 self._save(run, backup)
                 if backup.is_asked_to_end:
@@ -283,57 +257,18 @@ class ParameterServerTrainer:
                     raise CancelledError("fit received SIGTERM, and saved a backup")
         return last
 
-    # --- backups ----------------------------------------------------------------------------------
-
-    def _saved_objects(self) -> dict[str, Any]:
-        optimizer, statistics = self._place_optimizer()
-        return {
-            "weights": self._placed.by_name,
-            "optimizer": optimizer,
-            "statistics": statistics,
-        }
-
     def _save(self, run: _Run, backup: Backup) -> None:
-        seeds = {str(index): value for index, value in self._placed.seeds.items()}
-        backup.save(
-            {
-                "epoch": run.epoch,
-                "batch": run.batch,
-                "step": self._next_step,
-                "data": run.data.get_state(),
-                "metrics": run.totals.get_state(),
-                "callbacks": state_of_callbacks(run.callbacks.callbacks),
-                "seed": self._seed,
-                "seeds": seeds,
-                "learning_rate": self._learning_rate,
-                "loss_scale": self._loss_scale.get_state(),
-            }
-        )
+        backup.save({**run.get_state(), **self._placed.get_state()})
 
     def _restore(self, run: _Run, backup: Backup) -> Sequence[Any] | None:
         """Restore the newest backup; return states of callbacks, or None if there is no backup."""
         found = backup.restore()
         if found is None:
             return None
-        run.epoch, run.batch, self._next_step = found["epoch"], found["batch"], found["step"]
-        self._seed = found["seed"]
-        run.data.set_state(found["data"], run.batch)
-        run.totals.set_state(found["metrics"])
-        self._placed.set_seeds({int(index): value for index, value in found["seeds"].items()})
-        if found["learning_rate"] is not None:
-            self._model.optimizer.learning_rate = found["learning_rate"]
-        self._loss_scale.set_state(found["loss_scale"])
-        self._placed.outdate()
-        if self._on_servers is not None:
-            self._on_servers.counted.note()
-        self._placed.new_version()
+        run.set_state(found)
+        self._placed.set_state(found)
         states: Sequence[Any] = found["callbacks"]
         return states
-
-    @property
-    def _learning_rate(self) -> float | None:
-        """The learning rate that callbacks set; None if the optimizer has a schedule."""
-        return self._rate.of(inner_optimizer(self._model.optimizer))
 
     # --- evaluate and predict ---------------------------------------------------------------------
 
@@ -353,7 +288,8 @@ class ParameterServerTrainer:
         data = TrainingData("evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps)
         try:
             check_labels(self._model, data.peek(), "evaluate")
-            self._prepare(data)
+            self._placed.place(data.peek())
+            self._placed.send()
             callbacks = self._callbacks(callbacks, verbose, data)
             logs = self._evaluate(data, callbacks)
         finally:
@@ -364,22 +300,12 @@ class ParameterServerTrainer:
         model = self._model
         totals = MetricTotals(model, self._metric_results)
         model.stop_evaluating = False
-        version = self._placed.new_version()
         done = 0
         last: dict[str, Any] = {}
         group_size = model.steps_per_execution
         shards = getattr(model, "_headrace_evaluation_shards", None)
         if isinstance(shards, int) and shards and data.num_batches:
             group_size = -(-data.num_batches // shards)
-
-        def steps() -> Iterator[RemoteValue]:
-            begin = 0
-            for batches in _grouped(data.epoch(), group_size):
-                callbacks.on_test_batch_begin(begin)
-                begin += len(batches)
-                yield self._coordinator.schedule(
-                    test_steps, args=(self._worker_model, version, batches)
-                )
 
         has_batch_callbacks = _has_batch_hooks(callbacks)
 
@@ -393,8 +319,7 @@ class ParameterServerTrainer:
             return not model.stop_evaluating
 
         callbacks.on_test_begin()
-        with self._placed.reading():
-            run_steps(self._coordinator, steps(), deliver)
+        self._run_reading(data, group_size, callbacks.on_test_batch_begin, test_steps, deliver)
         totals.show()
         logs: dict[str, Any] = pythonify_logs(totals.logs(last))
         callbacks.on_test_end(logs)
@@ -413,19 +338,10 @@ class ParameterServerTrainer:
         data = TrainingData("predict", x, batch_size=batch_size, steps=steps)
         outputs: list[Any] = []
         try:
-            self._prepare(data, with_loss=False)
+            self._placed.place(data.peek(), with_loss=False)
+            self._placed.send()
             callbacks = self._callbacks(callbacks, verbose, data)
             model.stop_predicting = False
-            version = self._placed.new_version()
-
-            def scheduled() -> Iterator[RemoteValue]:
-                begin = 0
-                for batches in _grouped(data.epoch(), model.steps_per_execution or 1):
-                    callbacks.on_predict_batch_begin(begin)
-                    begin += len(batches)
-                    yield self._coordinator.schedule(
-                        predict_steps, args=(self._worker_model, version, batches)
-                    )
 
             def deliver(result: list[Any]) -> bool:
                 outputs.extend(result)
@@ -433,27 +349,41 @@ class ParameterServerTrainer:
                 return not model.stop_predicting
 
             callbacks.on_predict_begin()
-            with self._placed.reading():
-                run_steps(self._coordinator, scheduled(), deliver)
+            size = model.steps_per_execution or 1
+            self._run_reading(data, size, callbacks.on_predict_batch_begin, predict_steps, deliver)
             callbacks.on_predict_end()
         finally:
             data.close()
         return _joined(outputs)
 
-    # --- the model on workers and servers ---------------------------------------------------------
+    def _run_reading(
+        self,
+        data: TrainingData,
+        size: int,
+        on_begin: Callable[[int], None],
+        function: Callable[..., Any],
+        deliver: Callable[[Any], bool],
+    ) -> None:
+        """Run a function that changes no values on all batches, and deliver what it returns.
 
-    @property
-    def _coordinator(self) -> ClusterCoordinator:
-        """The strategy's coordinator; another one if that was closed."""
-        found = ClusterCoordinator(self._strategy)
-        if found is not self._held_coordinator:
-            self._held_coordinator, self._digest = found, b""
-        return found
+        Args:
+            data: Read once.
+            size: Batches of a call.
+            on_begin: Called with the number of the first batch of each call.
+            function: Of `worker_calls`.
+            deliver: As for `run_steps`.
+        """
+        version = self._placed.weights.new_version()
 
-    @property
-    def _placed(self) -> ServerWeights:
-        assert self._weights is not None
-        return self._weights
+        def steps() -> Iterator[RemoteValue]:
+            begin = 0
+            for batches in _grouped(data.epoch(), size):
+                on_begin(begin)
+                begin += len(batches)
+                yield self._placed.schedule(function, version, batches)
+
+        with self._placed.weights.reading():
+            run_steps(self._placed.coordinator, steps(), deliver)
 
     def _callbacks(self, callbacks: Any, verbose: Any, data: TrainingData) -> Any:
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -466,82 +396,6 @@ class ParameterServerTrainer:
             steps=data.num_batches,
             model=self._model,
         )
-
-    def _prepare(self, data: TrainingData, *, with_loss: bool = True) -> None:
-        """Bring servers and workers up to date with the model: built, compiled, frozen or not."""
-        self._place(data, with_loss=with_loss)
-        self._send_model()
-
-    def _place(self, data: TrainingData, *, with_loss: bool = True) -> None:
-        """Build the model, and place its variables on the servers."""
-        model = self._model
-        use_tables(model, self._strategy)
-        build_model(model, data.peek(), with_loss=with_loss)
-        self._weights = weights_of(model, self._strategy)
-
-    def _send_model(self) -> None:
-        """Send the model to the workers if it has changed since it was last sent."""
-        weights, optimizers = self._placed, self._place_optimizer()
-        packed = dump_model(self._model)
-        digest = hashlib.blake2b(packed)
-        if optimizers[0] is not None:
-            digest.update(optimizers[0].name.encode())
-        for seed in weights.seeds.values():
-            digest.update(seed.tobytes())
-        coordinator = self._coordinator
-        if digest.digest() == self._digest:
-            return
-        self._worker_model = coordinator.create_per_worker_values(
-            WorkerModel,
-            args=(
-                keras.backend.backend(),
-                packed,
-                weights.trainable,
-                weights.state,
-                weights.kinds,
-                weights.seeds,
-                *optimizers,
-            ),
-        )
-        self._digest = digest.digest()
-
-    def _place_optimizer(self) -> tuple[Any, Any]:
-        """Return the optimizers on the servers: for gradients, and for changes of statistics."""
-        optimizer = getattr(self._model, "optimizer", None)
-        if optimizer is None:
-            self._on_servers, self._optimizers = None, (None, None)
-            return self._optimizers
-        check_optimizer(self._model, inner_optimizer(optimizer))
-        name = f"{self._model.name}/{optimizer.name}"
-        on_servers = optimizer_on_servers(optimizer, self._strategy, name)
-        if on_servers is not self._on_servers:
-            self._on_servers = on_servers
-            applies = self._on_servers.applies
-            applies.exclude_from_weight_decay(
-                placed
-                for variable, placed in zip(
-                    self._model.trainable_variables, self._placed.trainable, strict=True
-                )
-                if not decays(optimizer, variable)
-            )
-            counts = SGD(1.0, name=f"{self._model.name}/statistics", non_finite="apply")
-            self._optimizers = applies, counts
-            self._loss_scale = LossScale(optimizer)
-            slots_on_servers(self._model, self._on_servers, self._placed)
-        return self._optimizers
-
-
-def trainer_of(model: Any, strategy: Any) -> ParameterServerTrainer:
-    """Return the trainer of a model under a strategy, the same object each time."""
-    found = vars(model).get(_TRAINER)
-    if found is None:
-        found = ParameterServerTrainer(model, strategy)
-        object.__setattr__(model, _TRAINER, found)
-    trainer: ParameterServerTrainer = found
-    return trainer
-
-
-_TRAINER = "_headrace_trainer"
 
 
 def _grouped(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 
+from headrace.adapters.keras_training.keras_internals import inner_optimizer
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server import optimizers, schedules
 
@@ -187,14 +188,13 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> b
 
 def _inner(optimizer: Any) -> Any:
     """Return the optimizer inside the wrappers that scale the loss."""
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    inner = inner_optimizer(optimizer)
+    if not isinstance(inner, keras.optimizers.Optimizer):
         raise TypeError(
             "`optimizer` must be an optimizer of Keras, but got a value of type "
-            f"{type(optimizer).__name__}"
+            f"{type(inner).__name__}"
         )
-    return optimizer
+    return inner
 
 
 def _name_in_keras(kind: type) -> str | None:

@@ -1,9 +1,10 @@
 """Variables of Keras on parameter servers, as the coordinator's process sees them.
 
-A variable keeps its object. Reading it here gives what the servers have: when a function that was
-scheduled may have changed values, the next read of any of them fetches all of its model in one
-request to each server. Assigning writes to the servers as well. So callbacks, `get_weights`
-and `save` of Keras work as they are, and those that look at no weights cost nothing.
+A variable keeps its object: `link` replaces its class, so that reads and assignments go through an
+owner. Reading it here gives what the servers have: when a function that was scheduled may have
+changed values, the next read of any of them fetches all of its model in one request to each server.
+Assigning writes to the servers as well. So callbacks, `get_weights` and `save` of Keras work as
+they are, and those that look at no weights cost nothing.
 """
 
 from __future__ import annotations
@@ -12,27 +13,121 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from numpy.typing import NDArray
 
+from headrace.adapters.keras_training.embedding_internals import table_of_variable
 from headrace.adapters.keras_training.keras_internals import (
+    OWN_ATTRIBUTES,
+    attached,
+    extended,
+    in_stateless_scope,
     seed_variables,
-    table_of_variable,
     value_of,
 )
-from headrace.adapters.keras_training.linked_variables import link, owner_of
-from headrace.adapters.keras_training.worker_model import StateKind
 from headrace.coordinator.coordinator import ClusterCoordinator, coordinator_of
 from headrace.distribute.variable import Variable as PlacedVariable
 from headrace.errors import FailedPreconditionError, NotFoundError
+from headrace.frameworks.keras_state import LINKED
 from headrace.parameter_server.read_cache import read_together
 
-__all__ = ["Changes", "ServerVariables", "ServerWeights", "weights_of"]
+__all__ = [
+    "Changes",
+    "ServerVariables",
+    "ServerWeights",
+    "StepCounter",
+    "link",
+    "owner_of",
+    "weights_of",
+]
 
 
-class ServerVariables:
+class VariableOwner:
+    """Where the value of a Keras variable really is: `link` has its reads and writes come here."""
+
+    def pull(self) -> None:
+        """Bring the variable up to date before it is read."""
+
+    def before_write(self) -> None:
+        """Prepare for an assignment in this process."""
+
+    def write(self, variable: Any) -> None:
+        """Handle an assignment in this process."""
+
+
+def link(variable: Any, owner: VariableOwner) -> None:
+    """Make reads and assignments of a Keras variable call its owner; it stays the same object."""
+    variable.__dict__[_OWNER] = owner
+    kind = type(variable)
+    if not hasattr(kind, LINKED):
+        variable.__class__ = extended(kind, _ServerBacked, **{LINKED: kind})
+
+
+def owner_of(variable: Any) -> Any:
+    """Return the owner of a variable, or None."""
+    return vars(variable).get(_OWNER)
+
+
+_OWNER = OWN_ATTRIBUTES + "owner"
+
+
+class _ServerBacked:
+    """A Keras variable whose value is on parameter servers."""
+
+    @property
+    def value(self) -> Any:
+        if not in_stateless_scope():
+            owner_of(self).pull()
+        return super().value  # type: ignore[misc]
+
+    def assign(self, value: Any) -> Any:
+        if in_stateless_scope():
+            return super().assign(value)  # type: ignore[misc]
+        owner_of(self).before_write()
+        result = super().assign(value)  # type: ignore[misc]
+        owner_of(self).write(self)
+        return result
+
+
+class StepCounter(VariableOwner):
+    """Keeps `optimizer.iterations` equal to the servers' count of steps.
+
+    Args:
+        variable: `optimizer.iterations`.
+        count: Returns the number of steps.
+        may_change: Returns whether it may have changed since this was last asked.
+
+    Attributes:
+        is_assigned: Whether this process assigned a count, so that the servers have another one.
+    """
+
+    def __init__(
+        self, variable: Any, count: Callable[[], int], may_change: Callable[[], bool]
+    ) -> None:
+        self._variable = variable
+        self._count = count
+        self._may_change = may_change
+        self._is_pulling = False
+        self.is_assigned = False
+        link(variable, self)
+
+    def pull(self) -> None:
+        """Ask the servers, if that is necessary."""
+        if not (self._is_pulling or self.is_assigned) and self._may_change():
+            self._is_pulling = True
+            try:
+                self._variable.assign(self._count())
+            finally:
+                self._is_pulling = False
+
+    def write(self, variable: Any) -> None:
+        """Record that the count is no longer that of the servers."""
+        self.is_assigned = self.is_assigned or not self._is_pulling
+
+
+class ServerVariables(VariableOwner):
     """Keeps variables of Keras on the servers of a strategy.
 
     Reading one here fetches all of them, if functions that the coordinator scheduled may have
@@ -141,9 +236,6 @@ class ServerVariables:
             finally:
                 self._is_pulling = False
 
-    def before_write(self) -> None:
-        """Do nothing: an assignment here takes the place of what the servers have."""
-
     def write(self, variable: Any) -> None:
         """Write what was assigned to a variable here to the servers, unless it came from there."""
         with self._lock:
@@ -168,13 +260,11 @@ class ServerWeights(ServerVariables):
     Attributes:
         trainable: The trainable variables on the servers, in the order of the model.
         state: The non-trainable ones; None for seeds, which stay here.
-        kinds: The `StateKind` of each of those.
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
         super().__init__(strategy, model, f"the Keras model {model.name!r}")
         self._model = model
-        self.place_all()
 
     def place_all(self) -> None:
         """Place the variables that are not on the servers yet, and set the attributes."""
@@ -182,11 +272,9 @@ class ServerWeights(ServerVariables):
         seeds = {id(each) for each in seed_variables(model)}
         self.trainable = [self.place(each, True) for each in model.trainable_variables]
         self.state: list[Any] = []
-        self.kinds: list[str] = []
         self._seed_variables: dict[int, Any] = {}
         for index, variable in enumerate(model.non_trainable_variables):
             is_seed = id(variable) in seeds
-            self.kinds.append(StateKind.SEED if is_seed else StateKind.STATISTIC)
             self.state.append(None if is_seed else self.place(variable, False))
             if is_seed:
                 self._seed_variables[index] = variable
@@ -220,16 +308,9 @@ def weights_of(model: Any, strategy: Any) -> ServerWeights:
         model: Built.
         strategy: That of the model.
     """
-    found: ServerWeights | None = vars(model).get(_WEIGHTS)
-    if found is None:
-        found = ServerWeights(model, strategy)
-        object.__setattr__(model, _WEIGHTS, found)
-    else:
-        found.place_all()
+    found: ServerWeights = attached(model, "weights", lambda _: ServerWeights(model, strategy))
+    found.place_all()
     return found
-
-
-_WEIGHTS = "_headrace_weights"
 
 
 class Changes:

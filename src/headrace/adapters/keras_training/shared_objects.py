@@ -12,17 +12,25 @@ from typing import Any
 
 import keras
 
+from headrace.adapters.keras_training.embedding_internals import table_of_variable
 from headrace.adapters.keras_training.keras_internals import (
     all_layers,
+    attached,
     excludes_from_decay,
+    models_of,
     seed_variables,
-    table_of_variable,
+    strategy_of,
     value_of,
 )
-from headrace.adapters.keras_training.linked_variables import owner_of
-from headrace.adapters.keras_training.metric_totals import check_additive
 from headrace.adapters.keras_training.model_pickling import check_built, dump_objects
-from headrace.adapters.keras_training.object_specs import (
+from headrace.adapters.keras_training.optimizer_on_servers import (
+    OptimizerOnServers,
+    optimizer_on_servers,
+    slots_on_servers,
+)
+from headrace.adapters.keras_training.server_weights import ServerVariables, owner_of, weights_of
+from headrace.adapters.keras_training.step_results import check_additive
+from headrace.adapters.keras_training.worker_calls import (
     OptimizerSpec,
     VariableRole,
     VariableSpec,
@@ -30,13 +38,6 @@ from headrace.adapters.keras_training.object_specs import (
     layer_of,
     variable_of,
 )
-from headrace.adapters.keras_training.optimizer_on_servers import (
-    OptimizerOnServers,
-    optimizer_on_servers,
-)
-from headrace.adapters.keras_training.optimizer_slots import slots_on_servers
-from headrace.adapters.keras_training.server_weights import ServerVariables, weights_of
-from headrace.adapters.keras_training.strategy_of_model import models_of, strategy_of
 from headrace.coordinator.coordinator import ClusterCoordinator
 from headrace.coordinator.packing import strategy_of_packing
 from headrace.errors import FailedPreconditionError
@@ -44,8 +45,6 @@ from headrace.parameter_server.optimizers import SGD
 from headrace.parameter_server.strategy import ParameterServerStrategy
 
 __all__ = ["SharedObject", "reduce_shared"]
-
-_SHARED = "_headrace_shared"
 
 
 def reduce_shared(value: Any) -> Any:
@@ -70,12 +69,13 @@ def reduce_shared(value: Any) -> Any:
 
 
 def _shared_object(value: Any, strategy: Any) -> SharedObject:
-    found = vars(value).get(_SHARED)
     coordinator = ClusterCoordinator(strategy)
-    if found is None or not found.is_current(value, coordinator):
-        found = SharedObject(value, coordinator)
-        object.__setattr__(value, _SHARED, found)
-    shared: SharedObject = found
+    shared: SharedObject = attached(
+        value,
+        "shared",
+        lambda _: SharedObject(value, coordinator),
+        lambda found: found.is_current(value, coordinator),
+    )
     return shared
 
 

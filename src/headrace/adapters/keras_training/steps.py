@@ -1,16 +1,177 @@
-"""The interface of a model's steps on any back end: functions of arrays without side effects."""
+"""A model's steps as functions of arrays; `jax_steps` and `torch_steps` run them.
+
+A model's `train_step`, Keras' own or the user's, ends with a call of its optimizer. On a training
+worker that call must return the gradients, which the parameter servers apply. On a replica of a
+mirrored strategy it must return them, too, since the gradients of all replicas are applied as one.
+So the optimizer of a copy records gradients in place of applying them.
+
+A step gets the rows of its batch in place of the matrix of an `Embedding` layer, and returns a
+gradient for each of them. Only the layer's own `call` may use the matrix: a step in which anything
+else reads it is run again with all of it, as of a layer that was never looked up.
+
+Servers apply such a gradient to its rows alone: momentum and weight decay change a row in the steps
+that look it up, where Keras changes all rows in each step. Without them, the result is the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.adapters.keras_training.embedding_rows import EmbeddingRows, embedding_rows
+from headrace.adapters.keras_training.embedding_internals import (
+    has_table,
+    replace_embedding_call,
+    restore_embedding_call,
+    sparse_embeddings,
+)
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 
-__all__ = ["Arrays", "ModelSteps", "TrainOutputs"]
+__all__ = [
+    "Arrays",
+    "EmbeddingRows",
+    "MissingRows",
+    "ModelSteps",
+    "Rows",
+    "TrainOutputs",
+    "WholeWeightNeeded",
+    "embedding_rows",
+    "merged",
+    "record_gradients",
+    "recorded_gradients",
+]
+
+
+class Rows(NamedTuple):
+    """Rows of a matrix, or gradients of them.
+
+    Attributes:
+        ids: Sorted, without duplicates.
+        values: One for each id.
+    """
+
+    ids: NDArray[np.int64]
+    values: NDArray[Any]
+
+
+def merged(first: Rows, second: Rows) -> Rows:
+    """Return the rows of two that have no id in common."""
+    if not len(second.ids):
+        return first
+    ids = np.concatenate([first.ids, second.ids])
+    order = np.argsort(ids)
+    return Rows(ids[order], np.concatenate([first.values, second.values])[order])
+
+
+class MissingRows(Exception):  # noqa: N818 - a signal, which the caller always handles
+    """A step looked up rows that it was not given.
+
+    Attributes:
+        ids: Sorted unique ids, by index among the trainable variables.
+    """
+
+    def __init__(self, ids: dict[int, NDArray[np.int64]]) -> None:
+        super().__init__(ids)
+        self.ids = ids
+
+
+class WholeWeightNeeded(Exception):  # noqa: N818 - likewise
+    """A step used more of matrices than the rows that layers look up.
+
+    Attributes:
+        indices: Indices of these matrices among the trainable variables.
+    """
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        super().__init__(indices)
+        self.indices = list(indices)
+
+
+class EmbeddingRows:
+    """One layer whose rows are looked up.
+
+    Attributes:
+        index: Index of its matrix among the trainable variables of the model.
+        layer: The layer, whose `call` asks `look_up`.
+        variable: Its matrix, which has no value here.
+        count: Rows in it; None if any id has a row.
+        has_table: Whether its rows are in a table, so that no step can have all of them.
+        dim: Elements in a row.
+        was_read: Whether anything but the layer's own `call` read the matrix.
+    """
+
+    def __init__(self, index: int, layer: Any) -> None:
+        self.index = index
+        self.layer = layer
+        self.variable = layer.embeddings
+        count, self.dim = self.variable.shape
+        self.has_table = has_table(self.variable)
+        self.count: int | None = count or None
+        self.was_read = False
+        replace_embedding_call(layer, self)
+
+    def look_up(self, ids: Any) -> Any:
+        """Return the rows of ids, a tensor of integers; steps of a back end define this."""
+        raise NotImplementedError
+
+    def note_read(self) -> None:
+        """Record that something else reads the matrix, and refuse it.
+
+        Raises:
+            WholeWeightNeeded: Always.
+        """
+        self.was_read = True
+        raise WholeWeightNeeded([self.index])
+
+    def distinct(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """Return sorted unique ids of rows; negative ones count from the end.
+
+        Raises:
+            InvalidArgumentError: One is out of range.
+        """
+        found = np.unique(ids).astype(np.int64)
+        if self.count is None:
+            return found
+        if len(found) and found[0] < 0:
+            found = np.unique(np.where(found < 0, found + self.count, found))
+        if len(found) and not (found[0] >= 0 and found[-1] < self.count):
+            wrong = found[0] if found[0] < 0 else found[-1]
+            raise InvalidArgumentError(
+                f"ids of the layer {self.layer.name!r} must be less than input_dim={self.count}, "
+                f"but one is {wrong}"
+            )
+        return found
+
+    def restore(self) -> None:
+        """Restore the layer's own `call` and its matrix, with zeros.
+
+        Raises:
+            FailedPreconditionError: Its rows are in a table.
+        """
+        if self.has_table or self.count is None:
+            raise FailedPreconditionError(
+                f"the rows of the layer {self.layer.name!r} are in a table on parameter servers, "
+                "and the model uses all of them, or calls the layer in a loop or condition that "
+                "JAX traces: use rows only by calling the layer, outside of these"
+            )
+        restore_embedding_call(self.layer, (self.count, self.dim))
+
+
+def embedding_rows(model: Any, kind: type[EmbeddingRows]) -> dict[int, EmbeddingRows]:
+    """Have rows looked up in every layer of a model where that is possible.
+
+    Args:
+        model: Built.
+        kind: That of the back end.
+
+    Returns:
+        By index among the trainable variables.
+    """
+    return {index: kind(index, layer) for index, layer in sparse_embeddings(model).items()}
+
 
 Arrays: TypeAlias = Sequence[Any]
 
@@ -39,7 +200,7 @@ class ModelSteps:
     `WholeWeightNeeded`: then call it again after `look_up_no_more`.
 
     Args:
-        model: Built and compiled; its optimizer records gradients (`gradient_recorder`).
+        model: Built and compiled; its optimizer records gradients.
 
     Attributes:
         rows: Layers whose rows are looked up, by index of the matrix among the trainable variables.
@@ -106,3 +267,86 @@ class ModelSteps:
     def predict(self, weights: Arrays, state: Arrays, batch: Any) -> Any:
         """Run `predict_step` on a batch; return the outputs."""
         raise NotImplementedError
+
+
+def record_gradients(optimizer: Any) -> None:
+    """Make this optimizer record gradients from now on.
+
+    It keeps its class as a base, so that a `train_step` still finds its attributes.
+
+    Args:
+        optimizer: An optimizer of Keras without slots. It gets attributes: `recorded`, the
+            pairs of gradient and variable that `apply` was called with; `scale`, by which
+            `scale_loss` multiplies, and recorded gradients are divided (None: not at all); and
+            `before_backward`, which `scale_loss` calls if it is set.
+    """
+    optimizer.scale = None
+    optimizer.before_backward = None
+    _replace_class(optimizer, _ScalingMixin)
+
+
+@contextlib.contextmanager
+def recorded_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
+    """Make this optimizer record gradients within the context.
+
+    It may have slots, which do not change. If it scales the loss, recorded gradients are scaled.
+
+    Args:
+        optimizer: An optimizer of Keras.
+
+    Yields:
+        The pairs of gradient and variable that `apply` was called with.
+    """
+    kind = type(optimizer)
+    _replace_class(optimizer, _RecordingMixin)
+    try:
+        yield optimizer.recorded
+    finally:
+        optimizer.__class__ = kind
+
+
+def _replace_class(optimizer: Any, mixin: type) -> None:
+    kind = type(optimizer)
+    # A list of the class: Keras would track one of the optimizer.
+    optimizer.__class__ = type(f"Recording{kind.__name__}", (mixin, kind), {"recorded": []})
+
+
+class _RecordingMixin:
+    recorded: list[tuple[Any, Any]]
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> tuple[Any, list[Any]]:
+        """Return the variables as they are, and the gradients as the optimizer's variables."""
+        return trainable_variables, [self._unscaled(each) for each in grads]
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is None:
+            raise ValueError(
+                "optimizer.apply(gradients) in train_step: pass the variables too, as in "
+                "optimizer.apply(gradients, model.trainable_variables)"
+            )
+        self.recorded.extend(
+            (self._unscaled(each), variable)
+            for each, variable in zip(grads, trainable_variables, strict=True)
+        )
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        pairs = list(grads_and_vars)
+        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+    def _unscaled(self, gradient: Any) -> Any:
+        return gradient
+
+
+class _ScalingMixin(_RecordingMixin):
+    scale: Any
+    before_backward: Callable[[], None] | None
+
+    def scale_loss(self, loss: Any) -> Any:
+        if self.before_backward is not None:
+            self.before_backward()
+        return loss if self.scale is None else loss * self.scale
+
+    def _unscaled(self, gradient: Any) -> Any:
+        return gradient if self.scale is None or gradient is None else gradient / self.scale

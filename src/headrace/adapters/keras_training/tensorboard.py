@@ -1,22 +1,126 @@
-"""`hr.keras.TensorBoard`: what `keras.callbacks.TensorBoard` writes, without TensorFlow."""
+"""`hr.keras.TensorBoard`: what `keras.callbacks.TensorBoard` writes, without TensorFlow.
+
+Summaries with a step are appended to event files.
+"""
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
+import socket
+import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.plugins.graph.metadata import PLUGIN_NAME_KERAS_MODEL
+from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+from tensorboard.plugins.image.metadata import create_summary_metadata
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.util.tensor_util import make_tensor_proto
 
-from headrace.adapters.keras_training import event_files
-from headrace.adapters.keras_training.event_files import EventFile
-from headrace.adapters.keras_training.keras_internals import has_table
+from headrace.adapters.keras_training.embedding_internals import has_table
 from headrace.arguments import check_flag, check_int, check_path
+from headrace.sources.tfrecord import masked_crc
 
-__all__ = ["TensorBoard"]
+__all__ = [
+    "EventFile",
+    "TensorBoard",
+    "histogram",
+    "images",
+    "keras_model",
+    "scalar",
+]
+
+_MOST_IMAGES = 3
+_file_numbers = itertools.count()
+
+
+class EventFile:
+    """An event file in a directory, created by the first write.
+
+    The file is open only while it is written to. An error or a killed process loses nothing that
+    was written before, and leaves nothing to close.
+
+    Args:
+        directory: Directory of the run, created if it does not exist.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._path = ""
+
+    def write(self, step: int, summaries: Iterable[Any]) -> None:
+        """Append summaries with this step; readers see them when this returns."""
+        now = time.time()
+        events = [Event(wall_time=now, step=step, summary=each) for each in summaries]
+        if not events:
+            return
+        if not self._path:
+            os.makedirs(self._directory, exist_ok=True)
+            name = f"{now:010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
+            self._path = os.path.join(self._directory, f"events.out.tfevents.{name}.v2")
+            events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+        with open(self._path, "ab") as file:
+            file.write(b"".join(_record(event.SerializeToString()) for event in events))
+
+
+def _record(data: bytes) -> bytes:
+    """Return a record of a TFRecord file."""
+    length = struct.pack("<Q", len(data))
+    checks = [struct.pack("<I", masked_crc(part)) for part in (length, data)]
+    return length + checks[0] + data + checks[1]
+
+
+def scalar(tag: str, value: float) -> Any:
+    """Return the summary of a number."""
+    return scalar_pb(tag, float(value))
+
+
+def histogram(tag: str, values: NDArray[Any]) -> Any:
+    """Return the summary of how values are distributed; infinite values and NaN are left out."""
+    flat = np.asarray(values, np.float64).ravel()
+    return histogram_pb(tag, flat[np.isfinite(flat)])
+
+
+def images(tag: str, pixels: NDArray[np.uint8]) -> Any:
+    """Return the summary of the first images of an array.
+
+    Args:
+        tag: Name of the summary.
+        pixels: Of shape (images, height, width, channels), with 1, 3 or 4 channels.
+    """
+    _, height, width, channels = pixels.shape
+    texts = [str(width).encode(), str(height).encode()]
+    for each in pixels[:_MOST_IMAGES]:
+        file = io.BytesIO()
+        Image.fromarray(each[:, :, 0] if channels == 1 else each).save(file, "PNG")
+        texts.append(file.getvalue())
+    return _of_texts(tag, texts, create_summary_metadata(None, None))
+
+
+def keras_model(tag: str, config: str) -> Any:
+    """Return the summary of a Keras model's graph.
+
+    Args:
+        tag: Name of the summary.
+        config: What `model.to_json()` returns.
+    """
+    plugin = SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME_KERAS_MODEL, content=b"1")
+    return _of_texts(tag, config.encode(), SummaryMetadata(plugin_data=plugin))
+
+
+def _of_texts(tag: str, texts: Any, metadata: Any) -> Any:
+    tensor = make_tensor_proto(texts)
+    return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
+
 
 _VALIDATION = "val_"
 _INTERVALS = {"epoch": 0, "batch": 1}
@@ -116,7 +220,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
         kinds = {kind.__name__ for kind in type(self.model).__mro__}
         if self.write_graph and kinds & {"Functional", "Sequential"}:
-            self._train.write(0, [event_files.keras_model("keras", self.model.to_json())])
+            self._train.write(0, [keras_model("keras", self.model.to_json())])
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Measure from here."""
@@ -189,10 +293,10 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
                 if has_table(weight):
                     continue  # no process holds all of its rows
                 name, array = weight.path.replace(":", "_"), _array(weight)
-                yield event_files.histogram(f"{name}/histogram", array)
+                yield histogram(f"{name}/histogram", array)
                 pixels = _pixels(array) if self.write_images else None
                 if pixels is not None:
-                    yield event_files.images(f"{name}/image", pixels)
+                    yield images(f"{name}/image", pixels)
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -202,7 +306,7 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def _scalars(values: Mapping[str, Any]) -> list[Any]:
-    return [event_files.scalar(tag, _array(value).item()) for tag, value in values.items()]
+    return [scalar(tag, _array(value).item()) for tag, value in values.items()]
 
 
 def _pixels(weight: NDArray[Any]) -> NDArray[np.uint8] | None:

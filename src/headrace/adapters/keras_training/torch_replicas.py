@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import torch
 
-from headrace.adapters.keras_training.gradient_recorder import recorded_gradients
-from headrace.adapters.keras_training.replica_steps import ReplicaSteps, scaled_sums
-from headrace.errors import FailedPreconditionError
+from headrace.adapters.keras_training.mirrored_trainer import ReplicaSteps, scaled_sums
+from headrace.adapters.keras_training.steps import recorded_gradients
+from headrace.adapters.keras_training.torch_steps import only_the_optimizer_changes
 
 __all__ = ["TorchReplicas"]
 
@@ -42,7 +42,8 @@ class TorchReplicas(ReplicaSteps):
             for number, (begin, end) in enumerate(self.parts(_rows(batch))):
                 share = (end - begin) / rows_of_all
                 step.begin(self.seed_offset(number))
-                with scaled_sums(model, 1 / share):
+                unchanged = only_the_optimizer_changes(model, model.trainable_variables)
+                with scaled_sums(model, 1 / share), unchanged:
                     logs = model.train_step(_part(batch, begin, end))
                 step.end(share, recorded, logs)
                 recorded.clear()
@@ -124,7 +125,6 @@ class _PartialSums:
         #: How each variable of the state changes: the mean over rows of statistics, and the sum of
         #: other counters than those of random numbers.
         self._changes = [torch.zeros_like(self._summed(each)) for each in self._state]
-        self._versions = self._weight_versions()
         self._extra: dict[str, Any] = {}
         self._names: list[str] = []
         self.gradients: list[Any] = []
@@ -144,11 +144,6 @@ class _PartialSums:
 
     def end(self, share: float, recorded: Sequence[tuple[Any, Any]], logs: Any) -> None:
         """Add what a replica computed, which has this share of the rows."""
-        if self._weight_versions() != self._versions:
-            raise FailedPreconditionError(
-                f"train_step of the model {self._model.name!r} changes weights by other means than "
-                "self.optimizer.apply: under this strategy only the optimizer does"
-            )
         found = {id(variable): gradient for gradient, variable in recorded}
         if found:
             parts = [found.get(id(each)) for each in self._model.trainable_variables]
@@ -169,9 +164,6 @@ class _PartialSums:
             if name not in known:
                 value = value.detach() if isinstance(value, torch.Tensor) else value
                 self._extra[name] = self._extra.get(name, 0) + share * value
-
-    def _weight_versions(self) -> list[int]:
-        return [each.value._version for each in self._model.trainable_variables]
 
     def tensors(self) -> list[Any]:
         """Return what is added over workers."""

@@ -1,9 +1,14 @@
-"""Steps of a Keras model on the back end PyTorch, as functions of arrays."""
+"""Steps of a Keras model on the back end PyTorch, and rows of `Embedding` layers in them.
+
+The parameter that is such a layer's matrix holds the rows of a step, so that their gradient goes
+where `train_step` looks for one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,14 +16,108 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded
-from headrace.adapters.keras_training.steps import Arrays, ModelSteps, TrainOutputs
-from headrace.adapters.keras_training.torch_rows import TorchRows
+from headrace.adapters.keras_training.embedding_internals import (
+    note_reads,
+    note_reads_no_more,
+    row_values,
+)
+from headrace.adapters.keras_training.steps import (
+    Arrays,
+    EmbeddingRows,
+    MissingRows,
+    ModelSteps,
+    Rows,
+    TrainOutputs,
+    WholeWeightNeeded,
+)
 from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["TorchSteps"]
+__all__ = ["TorchRows", "TorchSteps", "only_the_optimizer_changes"]
+
+_NONE = np.zeros(0, np.int64)
+
+
+class TorchRows(EmbeddingRows):
+    """One layer whose rows are looked up.
+
+    Attributes:
+        missing: Ids that the step looked up and was not given rows for.
+    """
+
+    def __init__(self, index: int, layer: Any) -> None:
+        super().__init__(index, layer)
+        parameter = row_values(self.variable)
+        parameter.data = parameter.data.new_zeros((0, self.dim))
+        note_reads(parameter, self)
+        self.missing = _NONE
+        self._parameter = parameter
+        self._ids = _NONE
+        self._calls: list[NDArray[Any]] = []
+
+    def restore(self) -> None:
+        """Restore the layer's own `call` and its matrix, with zeros."""
+        super().restore()
+        parameter = self._parameter
+        note_reads_no_more(parameter)
+        parameter.grad = None
+        parameter.data = parameter.data.new_zeros((self.count or 0, self.dim))
+
+    def give(self, rows: Rows) -> None:
+        """Set the rows of the next step."""
+        parameter, self._ids = self._parameter, rows.ids
+        parameter.grad = None
+        # The graph of an earlier step may still exist, and its node for gradients of the parameter
+        # expects as many rows as there were: it is dropped where the dtype changes in between.
+        parameter.data = parameter.data.new_zeros(0, dtype=torch.complex64)
+        parameter.data = torch.from_numpy(rows.values).to(parameter.device)
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.missing, self._calls = _NONE, []
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids; zeros if any of them is missing."""
+        called = ids.detach().cpu().numpy()
+        self._calls.append(called)
+        lacking = np.setdiff1d(self.distinct(called), self._ids, assume_unique=True)
+        if len(lacking):
+            self.missing = np.union1d(self.missing, lacking)
+            return self._parameter.data.new_zeros((*ids.shape, self.dim))
+        wanted = called
+        if self.count is not None:
+            wanted = np.where(called < 0, called + self.count, called)
+        positions = torch.from_numpy(np.searchsorted(self._ids, wanted)).to(ids.device)
+        rows: torch.Tensor = torch.nn.Parameter.__torch_function__(
+            torch.nn.functional.embedding, (), (positions, self._parameter), {}
+        )
+        return rows
+
+    def of_used(self, gradients: NDArray[Any]) -> Rows:
+        """Return the gradients of the rows that the step looked up, without unused rows."""
+        used = self.distinct(np.concatenate([_NONE, *(each.ravel() for each in self._calls)]))
+        if len(used) < len(self._ids):
+            gradients = gradients[np.searchsorted(self._ids, used)]
+        return Rows(used, gradients)
+
+    def sources(self, leaves: Sequence[NDArray[Any]]) -> set[int]:
+        """Return the numbers of the leaves of a batch that the layer was called with."""
+        return {
+            number
+            for number, leaf in enumerate(leaves)
+            for called in self._calls
+            if leaf.shape == called.shape
+            and leaf.dtype.kind in "iuf"
+            and np.array_equal(leaf, called)
+        }
+
+    def expected(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the likely ids that are in range, sorted and without duplicates."""
+        if self.count is not None:
+            ids = ids[(ids >= -self.count) & (ids < self.count)]
+        return self.distinct(ids)
+
 
 _generator = threading.Lock()
 """Workers in one process, as tests have them, share PyTorch's generator."""
@@ -106,13 +205,11 @@ class TorchSteps(ModelSteps):
         model.optimizer.scale = scale
         model.optimizer.recorded.clear()
         model.train()
-        versions = self._versions()
-        logs = self._call("train", model.train_step, batch)
-        if self._versions() != versions:
-            raise FailedPreconditionError(
-                f"train_step of the model {model.name!r} changes weights by other means than "
-                "self.optimizer.apply: under this strategy only the optimizer of the model does"
-            )
+        weights_here = [
+            each for index, each in enumerate(model.trainable_variables) if index not in self.rows
+        ]
+        with only_the_optimizer_changes(model, weights_here):
+            logs = self._call("train", model.train_step, batch)
         recorded = {
             id(variable): gradient
             for gradient, variable in model.optimizer.recorded
@@ -165,17 +262,29 @@ class TorchSteps(ModelSteps):
         for index, rows in self.rows.items():
             rows.give(weights[index])
 
-    def _versions(self) -> list[tuple[int, int]]:
-        """Return which tensors the weights are, and how often each was changed."""
-        found = [
-            each.value
-            for index, each in enumerate(self._model.trainable_variables)
-            if index not in self.rows
-        ]
-        return [(id(each), each._version) for each in found]
-
     def _metrics(self) -> Arrays:
         return [_array(each.value) for each in self._model.metrics_variables]
+
+
+@contextlib.contextmanager
+def only_the_optimizer_changes(model: Any, weights: Sequence[Any]) -> Iterator[None]:
+    """Check that a step in this context, whose optimizer records gradients, changes no weights.
+
+    Raises:
+        FailedPreconditionError: It does.
+    """
+
+    def versions() -> list[tuple[int, int]]:
+        """Return which tensors the weights are, and how often each was changed."""
+        return [(id(each.value), each.value._version) for each in weights]
+
+    before = versions()
+    yield
+    if versions() != before:
+        raise FailedPreconditionError(
+            f"train_step of the model {model.name!r} changes weights by other means than "
+            "self.optimizer.apply: under this strategy only the optimizer does"
+        )
 
 
 def _tensor(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Batches that `fit`, `evaluate` and `predict` read, one epoch after another.
+"""Batches that `fit`, `evaluate` and `predict` read; `hr.keras.DatasetCreator`.
 
 A `Dataset` and an `hr.keras.dataset` are read as they are. Arrays become a shuffled `Dataset`.
 Anything else that Keras reads (a generator, a PyDataset, a DataLoader of PyTorch) comes
@@ -11,22 +11,130 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
 
+# Keras takes whatever derives from this; it has no public name.
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
 from headrace.adapters.keras_dataset import KerasDataset
-from headrace.adapters.keras_training.dataset_creator import DatasetCreator
-from headrace.adapters.keras_training.keras_internals import data_adapter
+from headrace.adapters.keras_training.keras_internals import data_adapter, seed_of_keras
+from headrace.arguments import check_callable, check_instance
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.iterator import DistributedIterator
 from headrace.element.structure import flatten, unflatten
 from headrace.parameter_server.pickling import PerWorkerInput
 
-__all__ = ["TrainingData", "are_arrays", "dataset_of_arrays", "split_for_validation"]
+__all__ = [
+    "DatasetCreator",
+    "TrainingData",
+    "are_arrays",
+    "dataset_of_arrays",
+    "split_for_validation",
+]
+
+
+class DatasetCreator(DataAdapter):  # type: ignore[misc]
+    """Training data by the function that makes it: `model.fit(creator, steps_per_epoch=...)`.
+
+    Without a strategy `fit`, `evaluate` and `predict` call the function once, with
+    `InputContext(1, 0, 1)`, and read its dataset as `hr.keras.dataset` does.
+
+    >>> import headrace as hr
+    >>> creator = hr.keras.DatasetCreator(
+    ...     lambda context: hr.Dataset.range(8).shard(
+    ...         context.num_input_pipelines, context.input_pipeline_id
+    ...     ).batch(context.get_per_replica_batch_size(4))
+    ... )
+    >>> creator(hr.distribute.InputContext(2, 1, 2)).element_spec.dtype
+    dtype('int64')
+
+    Args:
+        dataset_fn: A function of an `hr.distribute.InputContext` that returns a Dataset of batches.
+        input_options: How a strategy distributes it.
+
+    Raises:
+        TypeError: `dataset_fn` is no function, or `input_options` are no `InputOptions`.
+    """
+
+    def __init__(
+        self,
+        dataset_fn: Callable[[InputContext], Dataset],
+        input_options: InputOptions | None = None,
+    ) -> None:
+        check_callable("dataset_fn", dataset_fn)
+        if input_options is not None:
+            check_instance("input_options", input_options, InputOptions)
+        self.dataset_fn = dataset_fn
+        self.input_options = input_options
+
+    def __call__(self, context: InputContext) -> Dataset:
+        """Return the dataset of an input pipeline.
+
+        Raises:
+            TypeError: The function returned something else.
+        """
+        check_instance("context", context, InputContext)
+        made = self.dataset_fn(context)
+        if not isinstance(made, Dataset):
+            raise TypeError(
+                "`dataset_fn` of hr.keras.DatasetCreator must return a Dataset, but returned "
+                f"{made!r:.80} of type {type(made).__name__}"
+            )
+        return made
+
+    def open_data(self) -> KerasDataset:
+        """Return the dataset of a program without a strategy, as Keras reads it."""
+        return KerasDataset(self(InputContext(1, 0, 1)))
+
+    def __repr__(self) -> str:
+        return f"DatasetCreator({self.dataset_fn!r})"
+
+    # --- a `fit` that was looked up before Headrace replaced it -----------------------------------
+
+    def close(self) -> None:
+        """Release threads and files of such a `fit`; others do it themselves. Idempotent."""
+        if "_data" in vars(self):
+            self._data.close()
+            del self._data
+
+    @cached_property
+    def _data(self) -> KerasDataset:
+        return self.open_data()
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Return an iterator over the batches of a pass."""
+        return self._data.get_numpy_iterator()
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Return the same."""
+        return self._data.get_jax_iterator()
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """Return the same as tensors."""
+        return self._data.get_torch_dataloader()
+
+    def on_epoch_begin(self) -> None:
+        """Record that a pass begins, or continues."""
+        self._data.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Record that an epoch is over."""
+        self._data.on_epoch_end()
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches in an epoch; None: unknown, or infinite."""
+        return self._data.num_batches
+
+    batch_size = has_partial_batch = partial_batch_size = None
+
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +193,7 @@ class TrainingData:
             self._arrays = functools.partial(
                 dataset_of_arrays, method, x, y, sample_weight, batch_size or 32, shuffle
             )
-            self._seed = _seed_of_keras() if shuffle else None
+            self._seed = seed_of_keras() if shuffle else None
             x = self._arrays(self._seed)
         if isinstance(x, Dataset):
             x = self._own = KerasDataset(x, None, class_weight)
@@ -296,11 +404,6 @@ def dataset_of_arrays(
     if shuffle:
         dataset = dataset.shuffle(max(sizes), seed=seed)
     return dataset.batch(batch_size)
-
-
-def _seed_of_keras() -> int:
-    # Follows keras.utils.set_random_seed, which seeds this generator.
-    return int(np.random.randint(1 << 31))
 
 
 def _in_floatx(array: Any) -> Any:

@@ -1,35 +1,33 @@
-"""The copy of a Keras model on a training worker, and the functions scheduled there.
+"""The copy of a Keras model on a training worker.
 
-The coordinator sends the model once (`create_per_worker_values` makes a `WorkerModel` on each
-worker), and then functions of it: `train_steps`, `test_steps`, `predict_steps`. Each call brings
-its batches and returns what the coordinator adds up; values of variables come from the parameter
-servers, and gradients go there.
+The coordinator sends the model once, and then calls `train`, `test` and `predict` of it
+(`worker_calls`). Each call brings its batches and returns what the coordinator adds up; values of
+variables come from the parameter servers, and gradients go there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.adapters.keras_training.object_specs import use_backend
-from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded, merged
-from headrace.errors import FailedPreconditionError
+from headrace.adapters.keras_training.steps import (
+    MissingRows,
+    ModelSteps,
+    Rows,
+    WholeWeightNeeded,
+    merged,
+    record_gradients,
+)
+from headrace.adapters.keras_training.worker_calls import StepResult, TrainCall
 from headrace.parameter_server.arrays import IndexedSlices
 from headrace.parameter_server.read_cache import read_with_rows
 from headrace.parameter_server.table import EmbeddingTable, TablePull
 
-__all__ = [
-    "StateKind",
-    "StepResult",
-    "TrainCall",
-    "WorkerModel",
-    "predict_steps",
-    "test_steps",
-    "train_steps",
-]
+__all__ = ["WorkerModel"]
 
 Ids: TypeAlias = dict[int, NDArray[np.int64]]
 """Sorted unique ids of rows, by index of the matrix among the trainable variables."""
@@ -37,60 +35,13 @@ _NONE = np.zeros(0, np.int64)
 _MOST_TRIALS = 8
 
 
-class StateKind:
-    """How changes of a non-trainable variable by a training step are handled."""
-
-    STATISTIC = "statistic"
-    """Its change is added to the value on the servers."""
-    SEED = "seed"
-    """It counts draws of random numbers; its value follows from the number of the step."""
-
-
-class TrainCall(NamedTuple):
-    """The arguments of a training call other than the batches.
-
-    Attributes:
-        first_step: The number of the first batch among those that the optimizer was given.
-        seed: Of random numbers that have no variable, as on PyTorch.
-        learning_rate: None: that of the optimizer's schedule.
-        scale: Of the loss, for half precision; None: it is not scaled.
-        version: Changes when the coordinator writes variables: those that no step changes are read
-            once a version.
-    """
-
-    first_step: int
-    seed: int
-    learning_rate: float | None
-    scale: float | None
-    version: int
-
-
-class StepResult(NamedTuple):
-    """The result of a training or evaluation call.
-
-    Attributes:
-        steps: The number of batches.
-        metrics: The sums of metrics over these batches.
-        logs: What the last step returned: metrics of these batches, and what a `train_step` of the
-            user's adds.
-        non_finite: For each batch whether a gradient was not finite; empty without `scale`.
-    """
-
-    steps: int
-    metrics: list[NDArray[Any]]
-    logs: dict[str, Any]
-    non_finite: list[bool]
-
-
 class WorkerModel:
     """A worker's copy of a model.
 
     Args:
-        backend: The back end of Keras in the coordinator.
         data: The model, as `dump_model` packed it.
         trainable: Its trainable variables on the servers, in the order of Keras.
         state: Its non-trainable ones; None: one that is not on the servers, since it counts draws.
-        kinds: The `StateKind` of each of those.
         seeds: By index, the first value of each that counts draws.
         optimizer: Applies gradients on the servers.
         statistics: Applies changes of statistics: gradient descent with the rate 1.
@@ -98,19 +49,13 @@ class WorkerModel:
 
     def __init__(
         self,
-        backend: str,
         data: bytes,
         trainable: Sequence[Any],
         state: Sequence[Any],
-        kinds: Sequence[str],
         seeds: dict[int, NDArray[Any]],
         optimizer: Any,
         statistics: Any,
     ) -> None:
-        use_backend(backend)
-        from headrace.adapters.keras_training.gradient_recorder import (  # noqa: PLC0415 - after it
-            record_gradients,
-        )
         from headrace.adapters.keras_training.model_pickling import (  # noqa: PLC0415 - likewise
             load_objects,
         )
@@ -120,11 +65,10 @@ class WorkerModel:
             record_gradients(self.model.optimizer)
         self._trainable = list(trainable)
         self._state = list(state)
-        self._kinds = list(kinds)
         self._seeds = seeds
         self._optimizer = optimizer
         self._statistics = statistics
-        self._steps = _steps_of(backend, self.model)
+        self._steps = _steps_of(self.model)
         if optimizer is not None and optimizer.rule.ema_momentum is not None:
             # Averages of weights change in each step, also those of rows that it does not look up.
             self._steps.look_up_no_more(list(self._steps.rows))
@@ -317,7 +261,7 @@ class WorkerModel:
     ) -> None:
         changes = []
         for index, value in after.items():
-            if self._kinds[index] == StateKind.SEED:
+            if self._state[index] is None:
                 continue
             self._changing.add(index)
             variable, new, old = self._state[index], np.asarray(value), before[index]
@@ -352,8 +296,6 @@ class WorkerModel:
 
     def predict(self, version: int, batches: Sequence[Any]) -> list[Any]:
         """Return the outputs of each batch."""
-        import keras  # noqa: PLC0415 - after its back end is set
-
         outputs = []
         for batch in batches:
 
@@ -373,34 +315,14 @@ class WorkerModel:
         return self._read(ids, is_fresh=True, trains=False)
 
 
-def train_steps(model: WorkerModel, call: TrainCall, batches: Sequence[Any]) -> StepResult:
-    """Run training steps on a worker; the coordinator schedules this."""
-    return model.train(call, batches)
-
-
-def test_steps(model: WorkerModel, version: int, batches: Sequence[Any]) -> StepResult:
-    """Run evaluation steps on a worker; the coordinator schedules this."""
-    return model.test(version, batches)
-
-
-def predict_steps(model: WorkerModel, version: int, batches: Sequence[Any]) -> list[Any]:
-    """Run predictions on a worker; the coordinator schedules this."""
-    return model.predict(version, batches)
-
-
-def _steps_of(backend: str, model: Any) -> Any:
-    if backend == "jax":
+def _steps_of(model: Any) -> ModelSteps:
+    if keras.backend.backend() == "jax":
         from headrace.adapters.keras_training.jax_steps import JaxSteps  # noqa: PLC0415
 
         return JaxSteps(model)
-    if backend == "torch":
-        from headrace.adapters.keras_training.torch_steps import TorchSteps  # noqa: PLC0415
+    from headrace.adapters.keras_training.torch_steps import TorchSteps  # noqa: PLC0415
 
-        return TorchSteps(model)
-    raise FailedPreconditionError(
-        f"models are trained on the back ends jax and torch of Keras, and this is {backend}: set "
-        "the variable KERAS_BACKEND before Keras is imported"
-    )
+    return TorchSteps(model)
 
 
 def _united(one: Ids, other: Ids) -> Ids:

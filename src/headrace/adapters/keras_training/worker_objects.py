@@ -18,10 +18,19 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.adapters.keras_training.keras_internals import learning_rate_variable, value_of
-from headrace.adapters.keras_training.linked_variables import StepCounter, link, owner_of
+from headrace.adapters.keras_training.keras_internals import (
+    extended,
+    learning_rate_variable,
+    value_of,
+)
 from headrace.adapters.keras_training.model_pickling import load_objects
-from headrace.adapters.keras_training.object_specs import (
+from headrace.adapters.keras_training.server_weights import (
+    StepCounter,
+    VariableOwner,
+    link,
+    owner_of,
+)
+from headrace.adapters.keras_training.worker_calls import (
     OptimizerSpec,
     VariableRole,
     VariableSpec,
@@ -68,7 +77,7 @@ def _refuse_training(method: str, *args: Any, **kwargs: Any) -> None:
     )
 
 
-class WorkerVariables:
+class WorkerVariables(VariableOwner):
     """The variables of one Keras object on a worker.
 
     Args:
@@ -194,10 +203,8 @@ def send_gradients(optimizer: Any, sent: OptimizerSpec) -> None:
     if rate is not None:
         WorkerVariables([(rate, VariableSpec(VariableRole.WEIGHT, sent.rate))], None)
     StepCounter(optimizer.iterations, lambda: sent.applies.iterations, lambda: True)
-    kind = type(optimizer)
     object.__setattr__(optimizer, _SENT, sent)
-    # The name stays, because error messages contain it.
-    optimizer.__class__ = type(kind.__name__, (_SendingMixin, kind), {})
+    optimizer.__class__ = extended(type(optimizer), _SendingMixin)
 
 
 class _SendingMixin:

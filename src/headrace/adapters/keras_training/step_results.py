@@ -1,4 +1,8 @@
-"""Metrics of a model, added up from parts that workers compute.
+"""Schedules the steps of a model on workers, delivers their results in order, and adds up metrics.
+
+Steps run whenever a worker is free, some at a time and in any order. Their results are delivered
+in the order in which they were scheduled, so callbacks see batch 0, 1, 2 ..., and sums of metrics
+do not depend on which worker was faster.
 
 A worker begins each call with metrics at zero and returns their sums over its batches; here they
 are added. That is exact where each variable of a metric is a sum, as those of Keras are. A metric
@@ -7,7 +11,8 @@ that is something else (a maximum, say) is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,9 +20,64 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.adapters.keras_training.keras_internals import value_of
+from headrace.coordinator.coordinator import ClusterCoordinator
+from headrace.coordinator.remote_value import RemoteValue
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["MetricResults", "MetricTotals", "check_additive"]
+__all__ = [
+    "MetricResults",
+    "MetricTotals",
+    "check_additive",
+    "run_steps",
+]
+
+_MOST_UNDELIVERED = 1000
+"""Most results that may wait for an earlier one, whose worker is slow or was lost."""
+
+
+def run_steps(
+    coordinator: ClusterCoordinator,
+    steps: Iterator[RemoteValue],
+    deliver: Callable[[Any], bool],
+) -> None:
+    """Run steps until `steps` is exhausted, or `deliver` returns False.
+
+    Args:
+        coordinator: Runs them.
+        steps: `next` schedules the next step and returns its value.
+        deliver: Called with what each step returned; returns whether to go on. Where it returns
+            False, or raises, steps that are under way are waited for, and not delivered.
+
+    Raises:
+        Exception: The first error of a step, of `steps` or of `deliver`.
+    """
+    pending: deque[RemoteValue] = deque()
+    #: Those of them without a result yet.
+    under_way: list[RemoteValue] = []
+    has_ended = False
+    goes_on = True
+    try:
+        while goes_on and not (has_ended and not pending):
+            under_way = [each for each in under_way if not each.is_ready]
+            room = coordinator.capacity - len(under_way)
+            while not has_ended and room > 0 and len(pending) < len(under_way) + _MOST_UNDELIVERED:
+                value = next(steps, None)
+                if value is None:
+                    has_ended = True
+                else:
+                    pending.append(value)
+                    under_way.append(value)
+                    room -= 1
+            if pending and not pending[0].is_ready:
+                # `pending` may have some that are here and wait for the first one.
+                coordinator.wait_for_any(under_way)
+            while goes_on and pending and pending[0].is_ready:
+                goes_on = deliver(pending.popleft().fetch())
+        coordinator.join()
+    except BaseException:
+        for value in pending:
+            value.cancel()
+        raise
 
 
 class MetricResults:
