@@ -45,7 +45,7 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_program_that_ends_early_twice_ends_with_the_weights_of_one_that_did_not(
+def test_a_program_that_ends_early_ends_with_the_weights_of_one_that_did_not(
     tmp_path: Path, back_end: str, mode: str, where: str
 ) -> None:
     seed = random.randrange(1 << 30)
@@ -58,10 +58,11 @@ def test_a_program_that_ends_early_twice_ends_with_the_weights_of_one_that_did_n
     folder = tmp_path / "ended"
     killed = run(back_end, folder, mode, where, 2, at, int(signal.SIGKILL))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    told = run(back_end, folder, mode, where, 1, 8, int(signal.SIGTERM))
-    assert told.returncode == -signal.SIGTERM, told.stderr
-    assert "training is saved" in told.stderr
-    last = result(run(back_end, folder, mode, where, 2))
+    if mode == "ordered":  # a backup in between ends a synchronous round early
+        told = run(back_end, folder, mode, where, 1, 8, int(signal.SIGTERM))
+        assert told.returncode == -signal.SIGTERM, told.stderr
+        assert "training is saved" in told.stderr
+    last = result(run(back_end, folder, mode, where, 1))
     assert last["weights"] == whole["weights"], f"killed after batch {at}"
     assert last["history"] == whole["history"]
     assert last["left"] == []
