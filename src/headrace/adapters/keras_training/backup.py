@@ -93,6 +93,7 @@ class Backup:
         if self._manager.restore_or_initialize() is None:
             return None
         found: dict[str, Any] = json.loads(self._checkpoint.training, object_hook=_decode)
+        self._batches = found.get("batches", 0)
         if found.get("version") != _VERSION:
             raise FailedPreconditionError(
                 f"the backup in {self._directory} is of version {found.get('version')}, and this "
@@ -106,7 +107,10 @@ class Backup:
         Args:
             training: Values of JSON and arrays.
         """
-        self._checkpoint.training = json.dumps({**training, "version": _VERSION}, default=_encode)
+        # A backup in between must not move those after it: they end a synchronous round early.
+        batches = self._batches if self.is_asked_to_end and not self.is_due else 0
+        found = {**training, "version": _VERSION, "batches": batches}
+        self._checkpoint.training = json.dumps(found, default=_encode)
         self._manager.save()
         self._batches = 0
 

@@ -7,6 +7,7 @@ the order of the batches, and Keras' callbacks are called with them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -220,13 +221,20 @@ class ParameterServerTrainer:
         placed.weights.new_version()
         has_batch_callbacks = _has_batch_hooks(callbacks)
         groups = _grouped(run.data.epoch(run.batch), model.steps_per_execution)
+        round_size = placed.coordinator.strategy.round_size or 1
         begin = run.batch
         has_ended = False
         last: dict[str, Any] = {}
 
         def steps() -> Iterator[RemoteValue]:
             nonlocal begin, has_ended
-            while backup is None or not (backup.is_due or backup.is_asked_to_end):
+            for number in itertools.count():
+                # SIGTERM waits for the end of a synchronous round, so that no round is divided.
+                is_round_end = number % round_size == 0
+                if backup is not None and (
+                    backup.is_due or (backup.is_asked_to_end and is_round_end)
+                ):
+                    return
                 batches = next(groups, None)
                 if batches is None:
                     has_ended = True
