@@ -284,7 +284,7 @@ def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
     forget_done(task, fact.done)
     worker, iteration = state.workers[task.worker_id], state.iterations[task.iteration_id]
     # Where consumers read together, all must know that it gave none.
-    if task.splits.dealt or not iteration.is_dealt or iteration.mode is not None:
+    if task.splits.dealt or not iteration.is_dealt or iteration.clients_read_together:
         worker.finished.add(fact.task_id)
     if not worker.leaving:
         iteration.ended = True

@@ -216,7 +216,7 @@ def settle_for_silent(state: DispatcherState, moment: Moment) -> list[Update]:
         for iteration_id, since in moment.presence.lost.items()
         if moment.now - since > patience
         and len(state.iterations[iteration_id].clients) > 1
-        and state.iterations[iteration_id].mode is None
+        and not state.iterations[iteration_id].clients_read_together
         and not state.iterations[iteration_id].splits.exactly_once
         for task in state.tasks_of(state.iterations[iteration_id])
         for client_id in sorted(task.unsettled)

@@ -63,7 +63,7 @@ def validate(state: DispatcherState) -> None:
 
 def _has_read(state: DispatcherState, task: Task) -> bool:
     iteration = state.iterations[task.iteration_id]
-    return bool(task.splits.dealt) or not iteration.is_dealt or iteration.mode is not None
+    return bool(task.splits.dealt) or not iteration.is_dealt or iteration.clients_read_together
 
 
 def _check_task(state: DispatcherState, task: Task) -> None:

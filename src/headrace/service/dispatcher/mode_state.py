@@ -8,7 +8,7 @@ does not know which mode it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -22,6 +22,9 @@ __all__ = ["IterationModeState", "TaskModeState"]
 
 class IterationModeState(msgspec.Struct, tag=True):
     """Base class of the fields that a mode adds to an iteration."""
+
+    clients_read_together: ClassVar[bool] = False
+    """Whether every client must hear of every task, and clients wait for each other."""
 
     def task_created(self, task: Task) -> None:
         """Check a new task."""

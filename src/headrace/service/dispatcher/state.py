@@ -251,6 +251,11 @@ class Iteration(msgspec.Struct):
         """Whether its units are dealt to its tasks; else each task is a whole copy."""
         return self.splits.positions is not None
 
+    @property
+    def clients_read_together(self) -> bool:
+        """Whether every client must hear of every task, and clients wait for each other."""
+        return self.mode is not None and self.mode.clients_read_together
+
     def may_be_poison(self, task: Task) -> bool:
         """Whether what a task that is gone held may have killed its worker, or made it fail.
 

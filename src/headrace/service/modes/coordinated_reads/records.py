@@ -21,6 +21,8 @@ __all__ = ["Consumers", "RoundsOpened", "RoundsSettled", "TaskRounds", "consumer
 class Consumers(IterationModeState):
     """The consumers of an iteration that is read in rounds."""
 
+    clients_read_together = True
+
     number: int
     #: Of its clients that said so: which consumer each is.
     present: dict[str, int] = msgspec.field(default_factory=dict)
