@@ -167,7 +167,7 @@ class Walk:
         else:
             return
         slow, idle = tasks[:2]
-        self.scene.deal(slow.task_id, want=1, done=slow.done)
+        self.scene.deal(slow.task_id, want=1, done=slow.splits.done)
         for _ in range(9):
             self.scene.deal(idle.task_id, want=8, done=idle.splits.dealt)
         self.wait(8.0)
@@ -249,12 +249,12 @@ class Walk:
             exact = [
                 each
                 for each in self.scene.state.iterations.values()
-                if each.exactly_once and each.clients and not each.finished
+                if each.splits.exactly_once and each.clients and not each.finished
             ]
             tasks = [each for one in exact for each in self.scene.state.running_tasks(one)]
             if not tasks:
                 return
-            self.scene.deal(tasks[0].task_id, want=1, done=tasks[0].done)
+            self.scene.deal(tasks[0].task_id, want=1, done=tasks[0].splits.done)
             self.scene.add_worker(f"k{len(self.scene.facts)}", f"host:{5 + number}")
             self.scene.lose(tasks[0].worker_id)
             for task in [*self.scene.state.tasks.values()]:

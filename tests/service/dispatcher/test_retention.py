@@ -137,6 +137,21 @@ def test_a_plan_is_refused_where_those_in_use_leave_it_no_room() -> None:
     scene.check()
 
 
+def test_a_plan_that_a_job_needs_as_its_cost_function_makes_no_room() -> None:
+    scene = Scenario(dataset_timeout=1e6, client_timeout=5.0, plan_bytes=10)
+    scene.register()
+    cost = hashlib.sha256(b"cost").digest()
+    scene.put_plan(b"cost")
+    scene.ask(registration(token="idle", digest=cost, fingerprint="cost", anonymous=True))
+    scene.open("c", job_name="job", num_consumers=1, consumer_index=0, cost_plan=cost)
+    for _ in range(30):
+        scene.heartbeat("c")
+        scene.tick(1.0)
+    with pytest.raises(FailedPreconditionError, match="max_plan_bytes"):
+        scene.put_plan(b"larger")
+    scene.check()
+
+
 def test_plans_that_arrive_have_their_room() -> None:
     scene = crowded()
     part = messages.PutPlan(digest=b"a" * 32, offset=0, total=250, part=b"x" * 10)

@@ -273,7 +273,8 @@ _OF_ATTRIBUTES = frozenset({"__get__", "__set__", "__delete__"})
 def note_reads(parameter: Any, owner: Any) -> None:
     """Call `owner.note_read()` whenever something computes with a parameter of PyTorch."""
     plain = type(parameter)
-    parameter.__class__ = extended(plain, _NotesReads, plain_class=plain)
+    if not isinstance(parameter, _NotesReads):
+        parameter.__class__ = extended(plain, _NotesReads, plain_class=plain)
     parameter.lookup = owner
 
 

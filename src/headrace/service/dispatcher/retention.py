@@ -102,6 +102,7 @@ def room_for_plan(
     excess = sum(state.plans.values()) + arriving + size - limits.plan_bytes
     unused = {each: last_use.since(each, moment.now) for each in _idle_datasets(state)}
     users = Counter(dataset.digest for dataset in state.datasets.values())
+    users.update(job.terms.cost_plan for job in state.jobs.values())
     facts = []
     for dataset_id in sorted(unused, key=unused.__getitem__, reverse=True):
         if excess <= 0 or unused[dataset_id] <= limits.client_timeout:
