@@ -44,6 +44,7 @@ __all__ = [
     "units_dealt",
     "units_given_up",
     "units_returned",
+    "units_taken_over",
 ]
 
 
