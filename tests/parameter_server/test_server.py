@@ -239,11 +239,13 @@ def test_an_error_of_the_stores_own_is_logged_and_answered(applying, caplog):
     assert "an operation failed: ZeroDivisionError: why" in caplog.text
 
 
-def test_a_server_says_what_it_did():
+def test_status_and_metrics_count_requests_and_bytes():
     with ParameterServer(3, metrics_port=0) as server:
         servers = Servers([server.address])
         servers.ask(0, ops.Create(SPEC), np.zeros(3, np.float32))
         servers.ask(0, ops.Read("w"))
+        # The server may still be busy with the request it has just answered; a status does not wait.
+        until(lambda: servers.status(0).shards == 1)
         status = servers.status(0)
         assert status == server.status() or status.index == 3
         assert (status.requests, status.bytes_in, status.bytes_out) == (2, 12, 12)

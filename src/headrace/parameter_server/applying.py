@@ -194,7 +194,7 @@ class Applying:
         self._since = time.monotonic()
         #: What was kept when that was seen last, and whether it is to be seen again.
         self._kept = _Kept()
-        self._is_look_due = False
+        self._is_look_due = True
         self._thread = threading.Thread(
             target=self._run, name=f"headrace-parameter-server-{index}", daemon=True
         )
