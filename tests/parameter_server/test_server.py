@@ -244,7 +244,7 @@ def test_status_and_metrics_count_requests_and_bytes():
         servers = Servers([server.address])
         servers.ask(0, ops.Create(SPEC), np.zeros(3, np.float32))
         servers.ask(0, ops.Read("w"))
-        # The server may still be busy with the request it has just answered; a status does not wait.
+        # A status does not wait for the request that the server has just answered.
         until(lambda: servers.status(0).shards == 1)
         status = servers.status(0)
         assert status == server.status() or status.index == 3
