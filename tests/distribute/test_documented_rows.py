@@ -1,4 +1,4 @@
-"""Small rows of the catalogue of distribution (docs/design/0015) that no other test holds."""
+"""Rows of the catalogue of distribution (tests/docs/CATALOGUE.md) that no other test covers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which tests cover the rows of the catalogues: `python -m tests.docs.catalogue` prints them.
 
 A test names its rows in a mark, as `@pytest.mark.catalogue("AS1", "3.12.1-4")`. Marks are read from
-the source, so no test module is imported. `docs/design/0015-catalogue-rows.md` has the other rows.
+the source, so no test module is imported. `tests/docs/CATALOGUE.md` has the other rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.docs.catalogue_rows import COUNTS, NAMES
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "design" / "0015-catalogue-rows.md"
+PAGE = TESTS / "docs" / "CATALOGUE.md"
 WITHOUT_A_TEST = "Rows without a test"
 DIFFERENT = "Rows where Headrace differs"
 
