@@ -15,7 +15,11 @@ from typer.main import get_command
 from headrace.cli.main import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "service").glob("*.md")),
+]
 DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")
@@ -62,13 +66,19 @@ def test_the_picture_is_the_one_that_its_source_draws():
 
 def test_links_between_pages_lead_somewhere():
     for page in [*PAGES, *DESIGN, *ROOT.glob("[AC]*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_every_page_can_be_reached_from_the_readme():
-    linked = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(linked)
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= _linked("README.md")
+    assert {
+        f"service/{page.name}" for page in (ROOT / "docs" / "service").glob("*.md")
+    } <= _linked("docs/service.md")
+
+
+def _linked(page: str) -> set[str]:
+    return set(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text()))
 
 
 def test_the_make_targets_that_the_pages_name_exist_and_help_lists_them():
