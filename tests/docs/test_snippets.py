@@ -1,4 +1,4 @@
-"""The Python in README and the guides runs, each block on its own, and the picture is drawn."""
+"""The Python in README and the guides runs, each block on its own, and the pictures are drawn."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ def test_the_pages_have_snippets():
     assert len(BLOCKS) >= 15
 
 
-def test_the_picture_is_the_one_that_its_source_draws():
-    drawn = runpy.run_path(str(ROOT / "docs" / "architecture.py"))["draw"]()
-    assert (ROOT / "docs" / "architecture.svg").read_text() == drawn
+@pytest.mark.parametrize("name", ["architecture", "benchmarks"])
+def test_the_picture_is_the_one_that_its_source_draws(name: str):
+    drawn = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))["draw"]()
+    assert (ROOT / "docs" / f"{name}.svg").read_text() == drawn, "run `make docs`"
 
 
 def test_links_between_pages_lead_somewhere():
@@ -72,9 +73,9 @@ def test_links_between_pages_lead_somewhere():
 
 def test_every_page_can_be_reached_from_the_readme():
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= _linked("README.md")
-    assert {
-        f"service/{page.name}" for page in (ROOT / "docs" / "service").glob("*.md")
-    } <= _linked("docs/service.md")
+    assert {f"service/{page.name}" for page in (ROOT / "docs" / "service").glob("*.md")} <= _linked(
+        "docs/service.md"
+    )
 
 
 def _linked(page: str) -> set[str]:
