@@ -43,7 +43,7 @@ help:
 	@echo "make check   format, lint, types, floors"
 	@echo "make soak    crowds in the simulation, the tests of the service many times over (TIMES=20)"
 	@echo "make bench   the benchmarks, in an environment of their own"
-	@echo "make docs    draw docs/architecture.svg again"
+	@echo "make docs    draw the pictures in docs/ again"
 	@echo "make clean   remove environments and caches"
 
 setup: $(READY)
@@ -85,6 +85,7 @@ bench: $(BENCH_READY)
 
 docs: $(READY)
 	@$(BIN)/python docs/architecture.py
+	@$(BIN)/python docs/benchmarks.py
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \

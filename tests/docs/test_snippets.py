@@ -1,4 +1,4 @@
-"""The Python in README and the guides runs, each block on its own, and the picture is drawn."""
+"""The Python in README and the guides runs, each block on its own, and the pictures are drawn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from typer.main import get_command
 from headrace.cli.main import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "service").glob("*.md")),
+]
 DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")
@@ -55,20 +59,27 @@ def test_the_pages_have_snippets():
     assert len(BLOCKS) >= 15
 
 
-def test_the_picture_is_the_one_that_its_source_draws():
-    drawn = runpy.run_path(str(ROOT / "docs" / "architecture.py"))["draw"]()
-    assert (ROOT / "docs" / "architecture.svg").read_text() == drawn
+@pytest.mark.parametrize("name", ["architecture", "benchmarks"])
+def test_the_picture_is_the_one_that_its_source_draws(name: str):
+    drawn = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))["draw"]()
+    assert (ROOT / "docs" / f"{name}.svg").read_text() == drawn, "run `make docs`"
 
 
 def test_links_between_pages_lead_somewhere():
     for page in [*PAGES, *DESIGN, *ROOT.glob("[AC]*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_every_page_can_be_reached_from_the_readme():
-    linked = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(linked)
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= _linked("README.md")
+    assert {f"service/{page.name}" for page in (ROOT / "docs" / "service").glob("*.md")} <= _linked(
+        "docs/service.md"
+    )
+
+
+def _linked(page: str) -> set[str]:
+    return set(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text()))
 
 
 def test_the_make_targets_that_the_pages_name_exist_and_help_lists_them():
