@@ -53,7 +53,7 @@ from headrace.rewrites.cut import Cut, Half, cut_as
 from headrace.rewrites.normal import NO_OPTIONS, Normal
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
-from headrace.rewrites.roots import with_roots
+from headrace.rewrites.roots import with_roots, without_roots
 from headrace.rewrites.shard import reads_files
 
 __all__ = [
@@ -125,6 +125,8 @@ def start(
         made = cut_as(prepared, half)
         prepared = Normal(made.below, made.options)
         wants_places = made.wants_places
+        if not origins:
+            prepared = Normal(without_roots(prepared.plan), prepared.options)
     free = _free_in(prepared.plan, prepared.options, half)
     if origins:
         prepared = _with_origins(prepared, free)

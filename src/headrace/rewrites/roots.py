@@ -21,7 +21,7 @@ from headrace.plan.combining import Concatenate, Interleave
 from headrace.plan.elements import Indices
 from headrace.plan.node import Node
 from headrace.plan.ordering import Repeat, Shuffle
-from headrace.plan.traverse import fold, leaves
+from headrace.plan.traverse import fold, leaves, transform
 from headrace.plan.units import Root
 from headrace.plan.user_function import step_name
 
@@ -33,6 +33,7 @@ __all__ = [
     "units_of_leaves",
     "with_roots",
     "within_units",
+    "without_roots",
 ]
 
 
@@ -79,6 +80,11 @@ def with_roots(plan: Node, free: frozenset[int]) -> Node:
         return part
 
     return fold(plan, visit).rooted
+
+
+def without_roots(plan: Node) -> Node:
+    """Return the plan without the nodes that assign element ids."""
+    return transform(plan, lambda node: node.input if isinstance(node, Root) else node)
 
 
 NOWHERE: Node = Indices(size=0)

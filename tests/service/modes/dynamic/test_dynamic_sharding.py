@@ -230,6 +230,17 @@ def test_numbers_of_enumerate_after_map_are_those_of_one_process(cluster: LocalC
         list(plan.enumerate().apply(share))
 
 
+def test_steps_of_the_whole_stream_read_at_most_once(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    share = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
+    evens = hr.Dataset.range(100).filter(lambda x: x % 2 == 0)
+    assert len(list(evens.take(10).apply(share))) == 10
+    assert len(list(evens.skip(10).apply(share))) == 40
+    assert sorted(int(number) for number, _ in evens.enumerate().apply(share)) == list(range(50))
+    batches = evens.batch(4, drop_remainder=True).apply(share)
+    assert sum(len(batch) for batch in batches) == 48
+
+
 @pytest.mark.catalogue("DS28")
 def test_shuffled_files_are_dealt_once(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.add_worker()
