@@ -43,6 +43,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 class HeadraceError(Exception):
     """What every run-time error of Headrace derives from."""
 

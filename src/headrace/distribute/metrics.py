@@ -23,6 +23,11 @@ from headrace.errors import InvalidArgumentError
 
 __all__ = ["AUC", "Accuracy", "Mean", "Metric"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 Array = NDArray[np.float64]
 
 

@@ -50,6 +50,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 class SGD(Optimizer):
     """Gradient descent, with momentum.
 

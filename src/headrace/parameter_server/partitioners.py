@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 class Partitioner:
     """Says into how many parts a variable is cut along each axis.
 
@@ -145,7 +149,8 @@ def count_shards(partitions: object, shape: Sequence[int]) -> int:
 def ranges_of_rows(rows: int, shards: int) -> list[range]:
     """Return the rows of each shard: in order, and the first ones have one more.
 
-    >>> ranges_of_rows(10, 4)
+    >>> import headrace as hr
+    >>> hr.distribute.partitioners.ranges_of_rows(10, 4)
     [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
     """
     base, extra = divmod(rows, shards)

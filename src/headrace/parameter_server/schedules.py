@@ -19,6 +19,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 @dataclass(frozen=True)
 class ExponentialDecay:
     """`initial_learning_rate * decay_rate ** (step / decay_steps)`.

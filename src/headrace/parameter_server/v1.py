@@ -31,6 +31,11 @@ from headrace.waiting import WaitWarnings
 
 __all__ = ["ParameterServerStrategy"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
