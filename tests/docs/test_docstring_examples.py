@@ -1,0 +1,249 @@
+"""The examples in public docstrings run and print what they say; every public name has one.
+
+Examples may use `hr` and `np` without importing them, and write files to the working directory.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from tests.docs.public_names import FRAMEWORKS, documented, is_missing, members, public_packages
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+PACKAGES = public_packages()
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+#: Classes whose public methods each need an example; elsewhere that of the class will do.
+METHODS = (hr.Dataset, hr.DatasetIterator)
+
+#: Public names that have no example yet. Take out a name when you give it one; add none.
+WITHOUT_EXAMPLE = {
+    "headrace.ArraySpec",
+    "headrace.Chunk",
+    "headrace.Dataset",
+    "headrace.Dataset.apply",
+    "headrace.Dataset.as_numpy_iterator",
+    "headrace.Dataset.batch",
+    "headrace.Dataset.cache",
+    "headrace.Dataset.cardinality",
+    "headrace.Dataset.concatenate",
+    "headrace.Dataset.element_spec",
+    "headrace.Dataset.enumerate",
+    "headrace.Dataset.explain",
+    "headrace.Dataset.filter",
+    "headrace.Dataset.flat_map",
+    "headrace.Dataset.from_generator",
+    "headrace.Dataset.from_source",
+    "headrace.Dataset.from_tensor_slices",
+    "headrace.Dataset.from_tensors",
+    "headrace.Dataset.interleave",
+    "headrace.Dataset.list_files",
+    "headrace.Dataset.load",
+    "headrace.Dataset.map",
+    "headrace.Dataset.options",
+    "headrace.Dataset.plan",
+    "headrace.Dataset.prefetch",
+    "headrace.Dataset.range",
+    "headrace.Dataset.repeat",
+    "headrace.Dataset.save",
+    "headrace.Dataset.shard",
+    "headrace.Dataset.shuffle",
+    "headrace.Dataset.skip",
+    "headrace.Dataset.take",
+    "headrace.Dataset.unbatch",
+    "headrace.Dataset.with_options",
+    "headrace.Dataset.zip",
+    "headrace.DatasetIterator",
+    "headrace.DatasetIterator.check_job",
+    "headrace.DatasetIterator.close",
+    "headrace.DatasetIterator.element_spec",
+    "headrace.DatasetIterator.get_next",
+    "headrace.DatasetIterator.get_next_as_optional",
+    "headrace.DatasetIterator.get_state",
+    "headrace.DatasetIterator.load_state_dict",
+    "headrace.DatasetIterator.mark",
+    "headrace.DatasetIterator.pass_number",
+    "headrace.DatasetIterator.set_state",
+    "headrace.DatasetIterator.state_at",
+    "headrace.DatasetIterator.state_dict",
+    "headrace.EmbeddingTable",
+    "headrace.IndexedSource",
+    "headrace.Options",
+    "headrace.Reader",
+    "headrace.Source",
+    "headrace.TFRecordDataset",
+    "headrace.TextLineDataset",
+    "headrace.coordinator.RemoteValue",
+    "headrace.coordinator.RemoteValueStatus",
+    "headrace.coordinator.get_current_worker_index",
+    "headrace.distribute.AutoShardPolicy",
+    "headrace.distribute.ClusterResolver",
+    "headrace.distribute.ClusterSpec",
+    "headrace.distribute.DistributedDataset",
+    "headrace.distribute.DistributedDatasetsFromFunction",
+    "headrace.distribute.DistributedIterator",
+    "headrace.distribute.InputContext",
+    "headrace.distribute.InputOptions",
+    "headrace.distribute.InputReplicationMode",
+    "headrace.distribute.KubernetesClusterResolver",
+    "headrace.distribute.PerReplica",
+    "headrace.distribute.PerReplicaSpec",
+    "headrace.distribute.RayClusterResolver",
+    "headrace.distribute.ReduceOp",
+    "headrace.distribute.ReplicaContext",
+    "headrace.distribute.SimpleClusterResolver",
+    "headrace.distribute.SlurmClusterResolver",
+    "headrace.distribute.Strategy",
+    "headrace.distribute.TFConfigClusterResolver",
+    "headrace.distribute.TorchrunClusterResolver",
+    "headrace.distribute.UnionResolver",
+    "headrace.distribute.ValueContext",
+    "headrace.distribute.VariableAggregation",
+    "headrace.distribute.VariableSynchronization",
+    "headrace.distribute.get_replica_context",
+    "headrace.distribute.get_strategy",
+    "headrace.distribute.has_strategy",
+    "headrace.distribute.in_cross_replica_context",
+    "headrace.distribute.partitioners.MaxSizePartitioner",
+    "headrace.distribute.partitioners.MinSizePartitioner",
+    "headrace.distribute.partitioners.Partitioner",
+    "headrace.distribute.partitioners.count_shards",
+    "headrace.distribute.partitioners.placement",
+    "headrace.distribute.v1.ParameterServerStrategy",
+    "headrace.errors.AbortedError",
+    "headrace.errors.AlreadyExistsError",
+    "headrace.errors.CancelledError",
+    "headrace.errors.DataLossError",
+    "headrace.errors.DeadlineExceededError",
+    "headrace.errors.FailedPreconditionError",
+    "headrace.errors.HeadraceError",
+    "headrace.errors.InvalidArgumentError",
+    "headrace.errors.InvalidElementError",
+    "headrace.errors.JournalUnavailableError",
+    "headrace.errors.NotFoundError",
+    "headrace.errors.OutOfRangeError",
+    "headrace.errors.UnauthenticatedError",
+    "headrace.errors.UnavailableError",
+    "headrace.errors.UserFunctionError",
+    "headrace.errors.describe_error",
+    "headrace.initializers.Constant",
+    "headrace.initializers.Normal",
+    "headrace.initializers.Uniform",
+    "headrace.initializers.Zeros",
+    "headrace.io.FixedLenFeature",
+    "headrace.io.TFRecordWriter",
+    "headrace.io.VarLenFeature",
+    "headrace.io.encode_example",
+    "headrace.io.parse_example",
+    "headrace.jax.DeviceIterator",
+    "headrace.jax.lookup",
+    "headrace.jax.prefetch",
+    "headrace.keras.BestModelExporter",
+    "headrace.keras.DistributedEmbedding",
+    "headrace.keras.Embedding",
+    "headrace.keras.KerasDataset",
+    "headrace.keras.SidecarEvaluator",
+    "headrace.keras.TensorBoard",
+    "headrace.keras.distribute",
+    "headrace.metrics.Metric",
+    "headrace.optimizers.Adadelta",
+    "headrace.optimizers.Adagrad",
+    "headrace.optimizers.Adam",
+    "headrace.optimizers.AdamW",
+    "headrace.optimizers.Adamax",
+    "headrace.optimizers.Ftrl",
+    "headrace.optimizers.Lion",
+    "headrace.optimizers.Nadam",
+    "headrace.optimizers.Optimizer",
+    "headrace.optimizers.RMSprop",
+    "headrace.optimizers.RowWiseAdagrad",
+    "headrace.optimizers.schedules.CosineDecay",
+    "headrace.optimizers.schedules.InverseTimeDecay",
+    "headrace.optimizers.schedules.PiecewiseConstantDecay",
+    "headrace.optimizers.schedules.PolynomialDecay",
+    "headrace.service.CrossTrainerCache",
+    "headrace.service.DispatchServer",
+    "headrace.service.DispatcherConfig",
+    "headrace.service.DistributedSave",
+    "headrace.service.LocalCluster",
+    "headrace.service.Security",
+    "headrace.service.ShardingPolicy",
+    "headrace.service.WorkerConfig",
+    "headrace.service.WorkerServer",
+    "headrace.service.delivery_report",
+    "headrace.service.distribute",
+    "headrace.service.distributed_save",
+    "headrace.service.from_dataset_id",
+    "headrace.service.register_dataset",
+    "headrace.testing.ManualClock",
+    "headrace.testing.Resources",
+    "headrace.testing.assert_no_leaks",
+    "headrace.testing.check_source",
+    "headrace.torch.Embedding",
+    "headrace.torch.EmbeddingBag",
+    "headrace.torch.Loader",
+    "headrace.torch.LoaderIterator",
+    "headrace.torch.TableOptimizer",
+    "headrace.torch.prefetch",
+}
+
+
+@pytest.fixture(scope="module")
+def _frameworks() -> None:
+    """Load the frameworks before a test is watched: they keep threads and files open."""
+    for path, framework in FRAMEWORKS.items():
+        if not is_missing(path):
+            importlib.import_module(framework)
+
+
+@pytest.mark.usefixtures("_frameworks")
+@pytest.mark.parametrize("path", PACKAGES)
+def test_examples_in_docstrings_print_what_they_say(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_missing(path):
+        pytest.skip(f"{FRAMEWORKS[path]} is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runner = doctest.DocTestRunner(optionflags=OPTIONS)
+    finder = doctest.DocTestFinder(recurse=False)
+    for name, value in _with_members(path):
+        # Without a module: some functions are wrapped, and would not count as this module's.
+        for test in finder.find(value, name, module=False, globs={"hr": hr, "np": np}):  # type: ignore[arg-type]
+            runner.run(test)
+    assert runner.failures == 0
+
+
+@pytest.mark.usefixtures("_frameworks")
+def test_every_public_name_has_an_example_or_is_listed_as_without() -> None:
+    paths = [path for path in PACKAGES if not is_missing(path)]
+    names = {name: value for path in paths for name, value in documented(path, PACKAGES[path])}
+    for kind in METHODS:
+        for name, value in members(kind):
+            names[f"headrace.{kind.__name__}.{name}"] = value
+    without = {name for name, value in names.items() if ">>>" not in (value.__doc__ or "")}
+    missing = tuple(f"{path}." for path in PACKAGES if is_missing(path))
+    assert without == {name for name in WITHOUT_EXAMPLE if not name.startswith(missing)}
+
+
+def _with_members(path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what the package has, and the methods of its classes, each once."""
+    seen: set[int] = set()
+    for name, value in documented(path, PACKAGES[path]):
+        within = members(value) if inspect.isclass(value) else ()
+        for full, each in [(name, value), *((f"{name}.{short}", other) for short, other in within)]:
+            if id(each) not in seen:
+                seen.add(id(each))
+                yield full, each
