@@ -50,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, DESIGN_INDEX, content=_design_index(design)))
     _add_linked_files(files, config)
     if config.nav is None:
-        raise ValueError("mkdocs.yml must have a `nav`; the pages of the API reference are added to it")
+        raise ValueError("mkdocs.yml must have a `nav`; the API reference is added to it")
     config.nav += [
         {"API reference": list(api_pages)},
         {"Design": [DESIGN_INDEX, *(file.src_uri for file in design)]},
