@@ -14,7 +14,7 @@ FLIGHTS_READY := $(VENV)/.ready-demo-flights
 KERAS_READY := $(VENV)/.ready-demo-keras
 BENCH_READY := $(BENCH_VENV)/.ready
 # In variables, since a comma would part the arguments of $(call ...).
-EXTRAS := demo,demo-flights,demo-keras,dev
+EXTRAS := demo,demo-flights,demo-keras,dev,docs
 DEMO_EXTRAS := demo
 FLIGHTS_EXTRAS := demo-flights
 KERAS_EXTRAS := demo-keras
@@ -43,7 +43,7 @@ help:
 	@echo "make check   format, lint, types, floors"
 	@echo "make soak    crowds in the simulation, the tests of the service many times over (TIMES=20)"
 	@echo "make bench   the benchmarks, in an environment of their own"
-	@echo "make docs    draw the pictures in docs/ again"
+	@echo "make docs    draw the pictures in docs/ again, and build the documentation in build/docs"
 	@echo "make clean   remove environments and caches"
 
 setup: $(READY)
@@ -86,9 +86,11 @@ bench: $(BENCH_READY)
 docs: $(READY)
 	@$(BIN)/python docs/architecture.py
 	@$(BIN)/python docs/benchmarks.py
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "built build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	    .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 

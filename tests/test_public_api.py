@@ -9,11 +9,13 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import headrace as hr
 from headrace import storage
+from tests.docs.public_names import public_packages
 
 TOP = {
     "AUTOTUNE", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk", "Dataset",
@@ -74,6 +76,12 @@ def test_the_names_are_these():
     assert set(hr.io.__all__) == {
         "FixedLenFeature", "TFRecordWriter", "VarLenFeature", "encode_example", "parse_example",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "package"), public_packages().items())
+def test_dir_of_public_package_shows_public_names_only(path: str, package: ModuleType):
+    assert sorted(dir(package)) == sorted(package.__all__)
+    assert [name for name in package.__all__ if name.startswith("_")] == []
 
 
 def test_arguments_are_those_of_tf_data():

@@ -43,16 +43,36 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 class HeadraceError(Exception):
-    """What every run-time error of Headrace derives from."""
+    """What every run-time error of Headrace derives from.
+
+    >>> try:
+    ...     next(iter(hr.Dataset.range(3).map(lambda x: 1 // 0)))
+    ... except hr.errors.HeadraceError as error:
+    ...     type(error).__name__
+    'UserFunctionError'
+    """
 
 
 class OutOfRangeError(HeadraceError, StopIteration):
-    """Nothing is left to read; a `for` loop takes it for its end."""
+    """Nothing is left to read; a `for` loop takes it for its end.
+
+    >>> iter(hr.Dataset.range(0)).get_next()
+    Traceback (most recent call last):
+    headrace.errors.OutOfRangeError: the dataset has no more elements
+    """
 
 
 class UnavailableError(HeadraceError, ConnectionError):
     """A peer cannot be reached now; another try may succeed.
+
+    >>> error = hr.errors.UnavailableError("the dispatcher does not answer")
+    >>> isinstance(error, ConnectionError), error.refused
+    (True, False)
 
     Attributes:
         refused: Whether the peer refused or reset the connection, as the kernel does for a process
@@ -67,51 +87,113 @@ class UnavailableError(HeadraceError, ConnectionError):
 
 
 class JournalUnavailableError(UnavailableError):
-    """A server answers, but cannot write its journal: its disk is full, perhaps."""
+    """A server answers, but cannot write its journal: its disk is full, perhaps.
+
+    >>> issubclass(hr.errors.JournalUnavailableError, hr.errors.UnavailableError)
+    True
+    """
 
 
 class DeadlineExceededError(HeadraceError, TimeoutError):
-    """No answer came in the time allowed."""
+    """No answer came in the time allowed.
+
+    >>> issubclass(hr.errors.DeadlineExceededError, TimeoutError)
+    True
+    """
 
 
 class CancelledError(HeadraceError, RuntimeError):
-    """The work was called off before it was done."""
+    """The work was called off before it was done.
+
+    >>> issubclass(hr.errors.CancelledError, RuntimeError)
+    True
+    """
 
 
 class AbortedError(HeadraceError, RuntimeError):
-    """The work was overtaken by something else and may be tried again."""
+    """The work was overtaken by something else and may be tried again.
+
+    >>> issubclass(hr.errors.AbortedError, RuntimeError)
+    True
+    """
 
 
 class DataLossError(HeadraceError, ValueError):
-    """Data is corrupt or missing; the message names it: a file and a byte offset, or elements."""
+    """Data is corrupt or missing; the message names it: a file and a byte offset, or elements.
+
+    >>> with open("broken.tfrecord", "wb") as file:
+    ...     _ = file.write(b"no TFRecord file")
+    >>> list(hr.TFRecordDataset("broken.tfrecord"))
+    Traceback (most recent call last):
+    headrace.errors.DataLossError: ...broken.tfrecord...
+    """
 
 
 class FailedPreconditionError(HeadraceError, RuntimeError):
-    """The system is not in a state that allows this; trying again does not help."""
+    """The system is not in a state that allows this; trying again does not help.
+
+    >>> state = iter(hr.Dataset.range(5)).get_state()
+    >>> iter(hr.Dataset.range(6)).set_state(state)
+    Traceback (most recent call last):
+    headrace.errors.FailedPreconditionError: ...
+    """
 
 
 class NotFoundError(HeadraceError, LookupError):
-    """The thing that was named does not exist."""
+    """The thing that was named does not exist.
+
+    >>> hr.Dataset.list_files("missing/*.tfrecord")
+    Traceback (most recent call last):
+    headrace.errors.NotFoundError: ...missing/*.tfrecord...
+    """
 
 
 class AlreadyExistsError(HeadraceError, ValueError):
-    """The name is taken by something that differs."""
+    """The name is taken by something that differs.
+
+    >>> hr.Dataset.range(3).save("numbers")
+    >>> hr.Dataset.range(3).save("numbers")
+    Traceback (most recent call last):
+    headrace.errors.AlreadyExistsError: ...numbers...
+    """
 
 
 class InvalidArgumentError(HeadraceError, ValueError):
-    """What was asked does not fit the data; it shows only while reading."""
+    """What was asked does not fit the data; it shows only while reading.
+
+    >>> hr.Lookup.from_vocabulary(["red", "green"], num_oov=0)(["blue"])
+    Traceback (most recent call last):
+    headrace.errors.InvalidArgumentError: ...blue...
+    """
 
 
 class InvalidElementError(InvalidArgumentError):
-    """An element cannot be batched, described or sent; the message names the component."""
+    """An element cannot be batched, described or sent; the message names the component.
+
+    >>> list(hr.Dataset.range(1, 3).map(lambda n: [n] * int(n)).batch(2))
+    Traceback (most recent call last):
+    headrace.errors.InvalidElementError: ...
+    """
 
 
 class UnauthenticatedError(HeadraceError, PermissionError):
-    """The peer did not prove who it is."""
+    """The peer did not prove who it is.
+
+    >>> issubclass(hr.errors.UnauthenticatedError, PermissionError)
+    True
+    """
 
 
 class UserFunctionError(HeadraceError, RuntimeError):
     """A function of the user's raised while it produced an element.
+
+    >>> iterator = iter(hr.Dataset.range(3).map(lambda x: ["a"][int(x)]))
+    >>> _ = next(iterator)
+    >>> try:
+    ...     next(iterator)
+    ... except hr.errors.UserFunctionError as error:
+    ...     error.position, error.original_type
+    (1, 'IndexError')
 
     Attributes:
         position: Index of the element in the stage that called the function, counted from 0 in
@@ -159,7 +241,11 @@ def missing_module_hint(error_type: str, cures: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return "Type: text" of an exception, whatever its `__str__` does."""
+    """Return "Type: text" of an exception, whatever its `__str__` does.
+
+    >>> hr.errors.describe_error(ValueError("no such color"))
+    'ValueError: no such color'
+    """
     name = type(error).__name__
     try:
         text = str(error)

@@ -17,6 +17,11 @@ __all__ = [
     "parse_example",
 ]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 if not TYPE_CHECKING:  # or every name would pass for a function
 
     def __getattr__(name: str) -> Any:

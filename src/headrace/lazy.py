@@ -47,6 +47,6 @@ def lazily(
         return value
 
     def names() -> list[str]:
-        return sorted(vars(sys.modules[package]).keys() | homes.keys())
+        return sorted(homes)
 
     return load, names

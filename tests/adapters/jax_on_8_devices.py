@@ -547,6 +547,6 @@ def test_with_64_bits_enabled_they_stay():
 
 
 def test_the_examples_in_docstrings_give_what_they_say():
-    result = doctest.testmod(jax_iterator)
+    result = doctest.testmod(jax_iterator, extraglobs={"hr": hr, "np": np})
     assert result.attempted > 0
     assert result.failed == 0

@@ -524,7 +524,7 @@ def test_a_shared_job_gives_each_batch_once_and_the_model_is_built_of_none_of_th
 
 
 def test_the_examples_in_docstrings_give_what_they_say():
-    result = doctest.testmod(keras_dataset)
+    result = doctest.testmod(keras_dataset, extraglobs={"hr": hr, "np": np})
     assert result.attempted > 0
     assert result.failed == 0
 

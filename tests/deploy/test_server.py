@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import gc
 import socket
 import threading
@@ -11,7 +10,7 @@ import time
 import pytest
 
 from headrace.deploy.server import _listening
-from headrace.distribute import ClusterSpec, LocalCluster, Server
+from headrace.distribute import ClusterSpec, Server
 from headrace.errors import InvalidArgumentError
 from headrace.transport import address as addresses
 from headrace.transport.security import Security, new_keys
@@ -146,15 +145,6 @@ def test_errors_about_the_cluster_are_of_the_one_tree_too():
 def test_wrong_types_are_named(arguments, words):
     with pytest.raises(TypeError, match=words):
         Server(**{"cluster_spec": TWO, "job_name": "ps", "task_index": 0, **arguments})
-
-
-@pytest.mark.parametrize("part", [LocalCluster, Server])
-def test_examples_in_docstrings_give_what_they_say(part):
-    runner = doctest.DocTestRunner()
-    for example in doctest.DocTestFinder().find(part, module=False, globs={}):
-        runner.run(example)
-    assert runner.failures == 0
-    assert runner.tries > 0
 
 
 @pytest.mark.catalogue("2.14.4")

@@ -8,24 +8,13 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.data import optional
-from headrace.distribute import (
-    feeding,
-    get_replica_context,
-    multi_worker,
-    pooling,
-    rebatch,
-    strategy,
-    streams,
-)
+from headrace.distribute import get_replica_context, pooling, rebatch, streams
 from tests.distribute import replicas as r
 
 numbers = hr.Dataset.range
 
 
-@pytest.mark.parametrize(
-    "module", [feeding, multi_worker, optional, pooling, rebatch, strategy, streams]
-)
+@pytest.mark.parametrize("module", [pooling, rebatch, streams])
 def test_examples_in_docstrings_give_what_they_say(module):
     assert doctest.testmod(module).failed == 0
 

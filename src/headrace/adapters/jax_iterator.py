@@ -115,6 +115,10 @@ class DeviceIterator:
     Also a context manager; `close` (or the end, or garbage collection) releases its threads and
     files. Not for several threads at once.
 
+    >>> with hr.jax.device_iterator(hr.Dataset.range(4).batch(2)) as iterator:
+    ...     [batch.tolist() for batch in iterator]
+    [[0, 1], [2, 3]]
+
     Args:
         steps: The rows of this process.
         placement: Where they go.

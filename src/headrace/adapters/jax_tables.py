@@ -127,6 +127,15 @@ def lookup(
 
     Inside of `jax.jit` and the like it is an error: call it before, and pass the rows.
 
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         table = hr.EmbeddingTable(4, name="words", initializer="zeros")
+    ...     rows, inverse, push = hr.jax.lookup(table, np.array([7, 9, 7]))
+    ...     strategy.close()
+    >>> rows[inverse].shape
+    (3, 4)
+
     Args:
         table: An `hr.EmbeddingTable`; or several, in a list, tuple or dict.
         ids: Integers of any shape; for several tables, nested as these are.
@@ -158,6 +167,16 @@ def prefetch(
 
     The rows are those after all steps that began before this call (with `InBackground`, too), and
     without those that begin after it. See `lookup` for the arguments.
+
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         table = hr.EmbeddingTable(4, name="words", initializer="zeros")
+    ...     coming = hr.jax.prefetch(table, np.array([7, 9, 7]))  # while a step is computed
+    ...     rows, inverse, push = coming.result()
+    ...     strategy.close()
+    >>> rows[inverse].shape
+    (3, 4)
     """
     work = _begin(table, ids, optimizer, size, training)
     tables = jax.tree.leaves(table)

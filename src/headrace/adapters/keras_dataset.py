@@ -81,6 +81,11 @@ def dataset(
 class KerasDataset(DataAdapter):  # type: ignore[misc]
     """A dataset as Keras reads it; `dataset` makes it.
 
+    >>> rows = hr.Dataset.from_tensor_slices((np.ones((10, 3), "f4"), np.ones(10, "f4")))
+    >>> data = hr.keras.dataset(rows.batch(4))
+    >>> isinstance(data, hr.keras.KerasDataset), data.num_batches
+    (True, 3)
+
     Args:
         dataset: Of batches.
         steps: Batches in an epoch; None: as many as the dataset has.

@@ -222,6 +222,13 @@ def distribute(
 
     A model that is made in `strategy.scope()` needs no call.
 
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> strategy = hr.distribute.OneDeviceStrategy()
+    >>> hr.keras.distribute(model, strategy) is model
+    True
+
     Args:
         model: A Keras 3 model, which may be built, compiled and trained already. Parameter servers
             continue with the slots of its optimizer; replicas begin without slots.

@@ -38,6 +38,10 @@ class LoaderIterator:
     Also a context manager; `close` (or the end, or garbage collection) releases threads and files.
     Not for several threads at once.
 
+    >>> with iter(hr.torch.loader(hr.Dataset.range(4).batch(2))) as iterator:
+    ...     next(iterator)
+    tensor([0, 1])
+
     Args:
         opened: What is read.
         way: The way to the device; None: tensors stay where they are.

@@ -65,6 +65,12 @@ class Loader(IterableDataset):  # type: ignore[misc]
     `state_dict` and `load_state_dict` are about the iterator that was made last, so it is saved as
     modules and optimizers are. It is an IterableDataset as well: in the worker processes of a
     `DataLoader(loader, batch_size=None)` each reads its part.
+
+    >>> loader = hr.torch.loader(hr.Dataset.range(4).batch(2))
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1], [2, 3]]
+    >>> isinstance(loader, hr.torch.Loader)
+    True
     """
 
     def __init__(

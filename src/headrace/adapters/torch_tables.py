@@ -117,6 +117,15 @@ class Embedding(_Layer):
     Rows are made for new ids in training mode with gradients; in `eval()` or under
     `torch.no_grad()` they are read, and nothing is changed. `TableOptimizer` pushes gradients.
 
+    >>> import torch
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         words = hr.torch.Embedding(hr.EmbeddingTable(4, name="words"))
+    ...     print(words(torch.tensor([7, 10**12])).shape)
+    ...     strategy.close()
+    torch.Size([2, 4])
+
     Args:
         table: An `hr.EmbeddingTable`.
         padding_idx: An id that reads zeros, and is never sent.
@@ -144,6 +153,15 @@ class Embedding(_Layer):
 
 class EmbeddingBag(_Layer):
     """The pooled rows of each bag of ids.
+
+    >>> import torch
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         words = hr.torch.EmbeddingBag(hr.EmbeddingTable(4, name="words"), mode="sum")
+    ...     print(words(torch.tensor([[7, 8, 9], [1, 2, 3]])).shape)
+    ...     strategy.close()
+    torch.Size([2, 4])
 
     Args:
         table: An `hr.EmbeddingTable`.
@@ -223,6 +241,19 @@ class EmbeddingBag(_Layer):
 class TableOptimizer:
     """Takes steps of an optimizer on the tables of a model, for all of them in one call.
 
+    >>> import torch
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         words = hr.torch.Embedding(hr.EmbeddingTable(4, name="words", initializer="zeros"))
+    ...     optimizer = hr.torch.TableOptimizer(hr.optimizers.SGD(0.5), words)
+    ...     words(torch.tensor([7])).sum().backward()
+    ...     optimizer.step()
+    ...     optimizer.flush()
+    ...     print(words.table.lookup([7]).tolist())
+    ...     strategy.close()
+    [[-0.5, -0.5, -0.5, -0.5]]
+
     Args:
         optimizer: One of `hr.optimizers`; it runs on the servers.
         modules: A model, or several; all `Embedding`s and `EmbeddingBag`s in them are trained.
@@ -300,6 +331,17 @@ def prefetch(
 
     The layer's next call with these ids takes what came. The rows are those after all steps that
     began before this call, and without those that begin after it.
+
+    >>> import torch
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         words = hr.torch.Embedding(hr.EmbeddingTable(4, name="words"))
+    ...     ids = torch.tensor([7, 9])
+    ...     hr.torch.prefetch([(words, ids)])  # before the step on the batch before
+    ...     print(words(ids).shape)
+    ...     strategy.close()
+    torch.Size([2, 4])
 
     Args:
         inputs: Pairs of a layer and the ids that it will be called with. A layer keeps what it was

@@ -64,6 +64,15 @@ class TFConfigClusterResolver(ClusterResolver):
     `session_master` in it is what `master()` returns; a cluster of no task, or of one, has no
     master.
 
+    >>> import json, os
+    >>> os.environ["TF_CONFIG"] = json.dumps(
+    ...     {"cluster": {"worker": ["host1:2222"]}, "task": {"type": "worker", "index": 0}}
+    ... )
+    >>> resolver = hr.distribute.TFConfigClusterResolver()
+    >>> resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
+    ({'worker': ['host1:2222']}, 'worker', 0)
+    >>> del os.environ["TF_CONFIG"]
+
     Args:
         task_type: In place of the variable's.
         task_id: In place of the variable's.

@@ -102,6 +102,11 @@ def wait_for(
 class ClusterResolver(ABC):
     """Finds out which tasks a cluster has, and which of them this process is.
 
+    >>> spec = hr.distribute.ClusterSpec({"worker": ["host1:2222"], "ps": ["host2:2222"]})
+    >>> resolver = hr.distribute.SimpleClusterResolver(spec, task_type="worker", task_id=0)
+    >>> isinstance(resolver, hr.distribute.ClusterResolver), resolver.task_type, resolver.task_id
+    (True, 'worker', 0)
+
     Args:
         task_type: Of this process, as in "worker"; None: it is none of the cluster's tasks.
         task_id: Its number among those of its type.
@@ -204,6 +209,11 @@ class ClusterResolver(ABC):
 class SimpleClusterResolver(ClusterResolver):
     """Answers what it is given.
 
+    >>> spec = hr.distribute.ClusterSpec({"worker": ["host1:2222", "host2:2222"]})
+    >>> resolver = hr.distribute.SimpleClusterResolver(spec, task_type="worker", task_id=1)
+    >>> resolver.master("worker", 0), resolver.cluster_spec().num_tasks("worker")
+    ('host1:2222', 2)
+
     Args:
         cluster_spec: The tasks.
         master: What `master()` returns where no task is named.
@@ -270,6 +280,13 @@ class UnionResolver(ClusterResolver):
     Lists of one type are joined in the order of the resolvers. Where one of them has numbers with
     gaps, all keep their numbers, none of which may occur twice. Where `master()` is asked for no
     task, the first resolver's is the answer.
+
+    >>> one, other = (
+    ...     hr.distribute.SimpleClusterResolver(hr.distribute.ClusterSpec({"worker": [address]}))
+    ...     for address in ("host1:2222", "host2:2222")
+    ... )
+    >>> hr.distribute.UnionResolver(one, other).cluster_spec().as_dict()
+    {'worker': ['host1:2222', 'host2:2222']}
 
     Args:
         *resolvers: At least one. The first one's task is this process's, and its environment and

@@ -30,6 +30,10 @@ class ClusterSpec:
     A list numbers its tasks from 0; a dict names the numbers, which may have gaps. A spec without
     tasks is false.
 
+    >>> spec = hr.distribute.ClusterSpec({"worker": ["host1:2222", "host2:2222"]})
+    >>> spec.num_tasks("worker"), spec.task_address("worker", 1)
+    (2, 'host2:2222')
+
     Args:
         cluster: A mapping from task types to addresses, or another ClusterSpec.
 

@@ -47,7 +47,17 @@ MOST_LOSSES = 10
 
 
 class RemoteValueStatus(enum.Enum):
-    """How far a `RemoteValue` is."""
+    """How far a `RemoteValue` is.
+
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with hr.coordinator.ClusterCoordinator(strategy) as coordinator:
+    ...         value = coordinator.schedule(lambda: 1)
+    ...         coordinator.join()
+    ...         value.status.name
+    ...     strategy.close()
+    'READY'
+    """
 
     NOT_READY = "NOT_READY"
     """The function has not returned yet."""

@@ -122,6 +122,13 @@ def get_current_worker_index() -> int:
         def dataset_fn():
             return dataset.shard(num_workers, hr.coordinator.get_current_worker_index())
 
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with hr.coordinator.ClusterCoordinator(strategy) as coordinator:
+    ...         coordinator.schedule(hr.coordinator.get_current_worker_index).fetch()
+    ...     strategy.close()
+    0
+
     Raises:
         FailedPreconditionError: No worker runs it.
     """

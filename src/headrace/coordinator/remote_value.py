@@ -23,6 +23,15 @@ class RemoteValue:
 
     As an argument of another function that is scheduled it stands for its value: that function
     waits for it, and fails with its error.
+
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with hr.coordinator.ClusterCoordinator(strategy) as coordinator:
+    ...         first = coordinator.schedule(lambda: 20)
+    ...         second = coordinator.schedule(lambda x: x + 1, args=(first,))
+    ...         second.fetch()
+    ...     strategy.close()
+    21
     """
 
     __slots__ = ("_closure", "_result", "_shell", "_value")

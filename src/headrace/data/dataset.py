@@ -40,6 +40,10 @@ class Dataset(Sources, Choosing, Windows):
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
     dataclass of such. A dataset does nothing until it is iterated over; each `iter` is a new pass,
     in which shuffles draw again.
+
+    >>> dataset = hr.Dataset.range(6).map(lambda x: x * x).batch(2)
+    >>> [batch.tolist() for batch in dataset]
+    [[0, 1], [4, 9], [16, 25]]
     """
 
     def __init__(self, plan: Node) -> None:
@@ -53,7 +57,11 @@ class Dataset(Sources, Choosing, Windows):
 
     @property
     def plan(self) -> Node:
-        """What the dataset does, as a value."""
+        """What the dataset does, as a value.
+
+        >>> type(hr.Dataset.range(6).batch(2).plan).__name__
+        'Batch'
+        """
         return self._plan
 
     def _then(self, step: Callable[..., Node], **arguments: Any) -> Self:
@@ -65,6 +73,13 @@ class Dataset(Sources, Choosing, Windows):
         """Return tuples of the n-th elements of several datasets; the shortest ends it.
 
         A single argument may be any nested structure of datasets: elements have its structure.
+
+        >>> numbers = hr.Dataset.range(3)
+        >>> letters = hr.Dataset.from_random_access(["a", "b"])
+        >>> [(int(number), letter) for number, letter in hr.Dataset.zip(numbers, letters)]
+        [(0, 'a'), (1, 'b')]
+        >>> [sorted(element) for element in hr.Dataset.zip({"x": numbers, "y": letters}).take(1)]
+        [['x', 'y']]
         """
         nested = datasets[0] if len(datasets) == 1 else datasets
         members, structure = flatten(nested)
@@ -81,6 +96,12 @@ class Dataset(Sources, Choosing, Windows):
     ) -> Dataset:
         """Replace each element by `map_func(element)`.
 
+        >>> [int(x) for x in hr.Dataset.range(4).map(lambda x: x * 10)]
+        [0, 10, 20, 30]
+        >>> pairs = hr.Dataset.range(3).enumerate(start=5)
+        >>> [int(x) for x in pairs.map(lambda number, x: number + x)]
+        [5, 7, 9]
+
         Args:
             map_func: Called with the element; a tuple is passed as several arguments. A function
                 that is plain arithmetic is called with whole columns.
@@ -96,6 +117,9 @@ class Dataset(Sources, Choosing, Windows):
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Keep the elements for which `predicate(element)` is true.
+
+        >>> [int(x) for x in hr.Dataset.range(10).filter(lambda x: x % 3 == 0)]
+        [0, 3, 6, 9]
 
         Args:
             predicate: Returns a bool or a number, of Python or NumPy. Anything else, such as the
@@ -137,6 +161,11 @@ class Dataset(Sources, Choosing, Windows):
     ) -> Dataset:
         """Stack `batch_size` consecutive elements into one, in fresh memory.
 
+        >>> [batch.tolist() for batch in hr.Dataset.range(5).batch(2)]
+        [[0, 1], [2, 3], [4]]
+        >>> [batch.tolist() for batch in hr.Dataset.range(5).batch(2, drop_remainder=True)]
+        [[0, 1], [2, 3]]
+
         Args:
             batch_size: Elements to a batch.
             drop_remainder: Whether to leave out a last batch that is smaller.
@@ -146,7 +175,12 @@ class Dataset(Sources, Choosing, Windows):
         return self._then(Batch, size=batch_size, drop_remainder=drop_remainder)
 
     def unbatch(self) -> Dataset:
-        """Split each element along its first axis."""
+        """Split each element along its first axis.
+
+        >>> batches = hr.Dataset.from_tensors(np.array([[1, 2], [3, 4]]))
+        >>> [row.tolist() for row in batches.unbatch()]
+        [[1, 2], [3, 4]]
+        """
         return self._then(Unbatch)
 
     def shuffle(
@@ -156,6 +190,11 @@ class Dataset(Sources, Choosing, Windows):
         reshuffle_each_iteration: bool | None = True,
     ) -> Dataset:
         """Yield elements at random from a buffer that is filled in order.
+
+        >>> shuffled = hr.Dataset.range(100).shuffle(100, seed=1)
+        >>> first, second = list(shuffled), list(shuffled)
+        >>> first != second, sorted(first) == sorted(second)
+        (True, True)
 
         Args:
             buffer_size: Elements in the buffer; with as many as the dataset has, every order is
@@ -171,27 +210,53 @@ class Dataset(Sources, Choosing, Windows):
         )
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Go over the elements `count` times; None or -1: without end."""
+        """Go over the elements `count` times; None or -1: without end.
+
+        >>> [int(x) for x in hr.Dataset.range(3).repeat(2)]
+        [0, 1, 2, 0, 1, 2]
+        """
         return self._then(Repeat, count=None if count == -1 else count)
 
     def take(self, count: int) -> Dataset:
-        """Yield the first `count` elements; -1: all."""
+        """Yield the first `count` elements; -1: all.
+
+        >>> [int(x) for x in hr.Dataset.counter().take(3)]
+        [0, 1, 2]
+        """
         return self._then(Take, count=count)
 
     def skip(self, count: int) -> Dataset:
-        """Leave out the first `count` elements; -1: all."""
+        """Leave out the first `count` elements; -1: all.
+
+        >>> [int(x) for x in hr.Dataset.range(5).skip(3)]
+        [3, 4]
+        """
         return self._then(Skip, count=count)
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Yield every `num_shards`-th element, from element `index` on."""
+        """Yield every `num_shards`-th element, from element `index` on.
+
+        >>> [int(x) for x in hr.Dataset.range(8).shard(num_shards=3, index=1)]
+        [1, 4, 7]
+        """
         return self._then(Shard, num_shards=num_shards, index=index)
 
     def enumerate(self, start: int = 0) -> Dataset:
-        """Pair each element with its number: `(int64, element)`."""
+        """Pair each element with its number: `(int64, element)`.
+
+        >>> letters = hr.Dataset.from_random_access(["a", "b"])
+        >>> [(int(number), letter) for number, letter in letters.enumerate(start=1)]
+        [(1, 'a'), (2, 'b')]
+        """
         return self._then(Enumerate, start=start)
 
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
-        """Yield all elements of the dataset `map_func(element)`, element after element."""
+        """Yield all elements of the dataset `map_func(element)`, element after element.
+
+        >>> ranges = hr.Dataset.range(1, 4).flat_map(lambda n: hr.Dataset.range(int(n)))
+        >>> [int(x) for x in ranges]
+        [0, 0, 1, 0, 1, 2]
+        """
         return self._then(Interleave, fn=map_func, cycle_length=1)
 
     def interleave(
@@ -203,6 +268,12 @@ class Dataset(Sources, Choosing, Windows):
         deterministic: bool | None = None,
     ) -> Dataset:
         """Read the datasets `map_func(element)` of several elements in turn.
+
+        >>> ones_and_twos = hr.Dataset.range(1, 3).interleave(
+        ...     lambda n: hr.Dataset.from_tensors(n).repeat(4), cycle_length=2, block_length=2
+        ... )
+        >>> [int(x) for x in ones_and_twos]
+        [1, 1, 2, 2, 1, 1, 2, 2]
 
         Args:
             map_func: Returns a Dataset for an element.
@@ -222,16 +293,32 @@ class Dataset(Sources, Choosing, Windows):
         )
 
     def concatenate(self, dataset: Dataset) -> Dataset:
-        """Yield these elements, then those of `dataset`."""
+        """Yield these elements, then those of `dataset`.
+
+        >>> [int(x) for x in hr.Dataset.range(2).concatenate(hr.Dataset.range(10, 12))]
+        [0, 1, 10, 11]
+        """
         second = _plan_of("dataset", dataset)
         return Dataset(Concatenate(first=self._plan, second=second, location=call_site()))
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
-        """Read up to `buffer_size` elements ahead on a thread; AUTOTUNE: up to 64 MiB."""
+        """Read up to `buffer_size` elements ahead on a thread; AUTOTUNE: up to 64 MiB.
+
+        >>> with iter(hr.Dataset.range(3).map(lambda x: x + 1).prefetch(2)) as iterator:
+        ...     [int(x) for x in iterator]
+        [1, 2, 3]
+        """
         return self._then(Prefetch, buffer_size=buffer_size)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
         """Keep the elements of the first complete pass, in memory or in a file.
+
+        >>> calls = []
+        >>> cached = hr.Dataset.range(3).map(lambda x: calls.append(x) or x).cache()
+        >>> [int(x) for x in cached] == [int(x) for x in cached]
+        True
+        >>> len(calls)
+        3
 
         Args:
             filename: A file on a local disk; empty: they are kept in memory. Workers that read
@@ -243,6 +330,10 @@ class Dataset(Sources, Choosing, Windows):
     def save(self, path: FileName) -> None:
         """Read one pass and keep its elements in a directory of Arrow files; `load` reads them.
 
+        >>> hr.Dataset.range(3).save("numbers")
+        >>> [int(x) for x in hr.Dataset.load("numbers")]
+        [0, 1, 2]
+
         Args:
             path: A directory, by path or fsspec URL, that holds no saved dataset.
 
@@ -253,7 +344,13 @@ class Dataset(Sources, Choosing, Windows):
         save_dataset(self._plan, next(self._passes), path)
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """Return `transformation_func(self)`."""
+        """Return `transformation_func(self)`.
+
+        >>> def every_other(dataset):
+        ...     return dataset.shard(2, 0)
+        >>> [int(x) for x in hr.Dataset.range(5).apply(every_other)]
+        [0, 2, 4]
+        """
         result = transformation_func(self)
         if not isinstance(result, Dataset):
             raise TypeError(
@@ -262,11 +359,22 @@ class Dataset(Sources, Choosing, Windows):
         return result
 
     def with_options(self, options: Options) -> Dataset:
-        """Run the whole dataset with `options`; what is set here wins over what was set before."""
+        """Run the whole dataset with `options`; what is set here wins over what was set before.
+
+        >>> options = hr.Options(seed=7)
+        >>> first, second = (hr.Dataset.range(9).shuffle(9).with_options(options) for _ in "ab")
+        >>> list(first) == list(second)
+        True
+        """
         return self._then(WithOptions, options=options)
 
     def options(self) -> Options:
-        """Return the options with which this dataset is run."""
+        """Return the options with which this dataset is run.
+
+        >>> dataset = hr.Dataset.range(3).with_options(hr.Options(seed=1))
+        >>> dataset.with_options(hr.Options(deterministic=False)).options()
+        Options(deterministic=False, seed=1, auto_shard_policy=None)
+        """
         return traverse.merged_options(self._plan)
 
     # --- looking ------------------------------------------------------------------------------
@@ -277,11 +385,23 @@ class Dataset(Sources, Choosing, Windows):
 
         Where only a user's function can tell, one element is computed to find out. Its structure,
         dtypes and numbers of axes are then taken to be those of all, and lengths of axes to vary.
+
+        >>> rows = hr.Dataset.from_tensor_slices({"x": np.zeros((4, 3), np.float32)})
+        >>> rows.element_spec
+        {'x': ArraySpec(shape=(3,), dtype=float32)}
         """
         return infer_spec(self._plan)
 
     def cardinality(self) -> int:
-        """Return the number of elements, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
+        """Return the number of elements, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`.
+
+        >>> hr.Dataset.range(10).batch(4).cardinality()
+        3
+        >>> hr.Dataset.range(10).repeat().cardinality() == hr.INFINITE_CARDINALITY
+        True
+        >>> hr.Dataset.range(10).filter(lambda x: x > 3).cardinality() == hr.UNKNOWN_CARDINALITY
+        True
+        """
         return traverse.cardinality(self._plan)
 
     def __len__(self) -> int:
@@ -307,6 +427,10 @@ class Dataset(Sources, Choosing, Windows):
 
         It says which part is arithmetic on positions (the index part), how many units a service
         would deal out, and where a wish for free order is not followed.
+
+        >>> lines = hr.Dataset.range(10).shuffle(10).batch(2).explain().splitlines()
+        >>> print(lines[1].strip())
+        Batch(size=2, drop_remainder=False)...
         """
         return explain(self._plan)
 
@@ -320,7 +444,11 @@ class Dataset(Sources, Choosing, Windows):
         return DatasetIterator(self._plan, next(self._passes), lambda: self.element_spec)
 
     def as_numpy_iterator(self) -> DatasetIterator:
-        """Return an iterator over the elements; elements are NumPy already."""
+        """Return an iterator over the elements; elements are NumPy already.
+
+        >>> list(hr.Dataset.from_random_access(["a", "b"]).as_numpy_iterator())
+        ['a', 'b']
+        """
         return iter(self)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -35,6 +35,12 @@ def TFRecordDataset(  # noqa: N802 - the field's name
 ) -> Dataset:
     """Return the records of TFRecord files, as `bytes`; every checksum is verified.
 
+    >>> with hr.io.TFRecordWriter("data.tfrecord") as writer:
+    ...     writer.write(b"one")
+    ...     writer.write(b"two")
+    >>> list(hr.TFRecordDataset("data.tfrecord"))
+    [b'one', b'two']
+
     Args:
         filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
             of them.
@@ -51,6 +57,12 @@ def TextLineDataset(  # noqa: N802 - the field's name
     filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
 ) -> Dataset:
     """Return the lines of text files, as `bytes` without their ends.
+
+    >>> with open("lines.txt", "w") as file:
+    ...     print("first", file=file)
+    ...     print("second", file=file)
+    >>> list(hr.TextLineDataset("lines.txt"))
+    [b'first', b'second']
 
     Args:
         filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset

@@ -54,6 +54,14 @@ class DatasetIterator:
     After an interruption (KeyboardInterrupt, `sys.exit()` in a function of the pipeline) it goes on
     with the element that was being made.
 
+    >>> with iter(hr.Dataset.range(5)) as iterator:
+    ...     _ = next(iterator)
+    ...     state = iterator.get_state()
+    >>> iterator = iter(hr.Dataset.range(5))
+    >>> iterator.set_state(state)
+    >>> [int(x) for x in iterator]
+    [1, 2, 3, 4]
+
     Args:
         plan: The plan as written.
         pass_number: Which iteration over the dataset this is; a shared job may have used it, and
@@ -193,6 +201,9 @@ class DatasetIterator:
     def check_job(self) -> None:
         """Refuse to end without an element because the job that is read is used up.
 
+        >>> iterator = iter(hr.Dataset.range(0))
+        >>> iterator.check_job()  # it reads no job of a data service
+
         Raises:
             FailedPreconditionError: It names the job.
         """
@@ -262,6 +273,13 @@ class DatasetIterator:
     def get_next(self) -> Any:
         """Return the next element.
 
+        >>> iterator = iter(hr.Dataset.range(1))
+        >>> iterator.get_next()
+        np.int64(0)
+        >>> iterator.get_next()
+        Traceback (most recent call last):
+        headrace.errors.OutOfRangeError: the dataset has no more elements
+
         Raises:
             OutOfRangeError: There is none; a StopIteration, too.
         """
@@ -273,19 +291,35 @@ class DatasetIterator:
             raise OutOfRangeError("the dataset has no more elements") from None
 
     def get_next_as_optional(self) -> Optional:
-        """Return the next element, or an `Optional` without a value at the end."""
+        """Return the next element, or an `Optional` without a value at the end.
+
+        >>> iterator = iter(hr.Dataset.range(1))
+        >>> iterator.get_next_as_optional().has_value()
+        True
+        >>> iterator.get_next_as_optional().has_value()
+        False
+        """
         for element in self:
             return Optional(element)
         return Optional()
 
     @property
     def pass_number(self) -> int:
-        """Which iteration this is over the dataset, or over the shared job that it reads."""
+        """Which iteration this is over the dataset, or over the shared job that it reads.
+
+        >>> dataset = hr.Dataset.range(1)
+        >>> iter(dataset).pass_number, iter(dataset).pass_number
+        (0, 1)
+        """
         return self._iteration.number
 
     @property
     def element_spec(self) -> Spec:
-        """Spec of the elements."""
+        """Spec of the elements.
+
+        >>> iter(hr.Dataset.range(3)).element_spec
+        ArraySpec(shape=(), dtype=int64)
+        """
         if self._element_spec is None:
             raise FailedPreconditionError("this iterator was made of a plan, without its spec")
         return self._element_spec()
@@ -296,13 +330,29 @@ class DatasetIterator:
         `set_state` on an iterator of the same dataset, in this process or another, continues with
         the same elements.
 
+        >>> dataset = hr.Dataset.range(5).shuffle(5)
+        >>> iterator = iter(dataset)
+        >>> _ = next(iterator)
+        >>> state, rest = iterator.get_state(), list(iterator)
+        >>> other = iter(dataset)
+        >>> other.set_state(state)
+        >>> list(other) == rest
+        True
+
         Raises:
             FailedPreconditionError: Nobody could go there: it reads the data service, for one.
         """
         return self.state_at(self.mark())
 
     def mark(self) -> Mark:
-        """Return the place of the next element; `state_at` makes a state of it, now or later."""
+        """Return the place of the next element; `state_at` makes a state of it, now or later.
+
+        >>> iterator = iter(hr.Dataset.range(5))
+        >>> marks = [iterator.mark() for _ in iterator]
+        >>> iterator.set_state(iterator.state_at(marks[2]))
+        >>> [int(x) for x in iterator]
+        [3, 4]
+        """
         if not self._offset and not self._cannot_restore and self._states(0) is None:
             # The beginning, too, is a place: of what a cache holds now, whatever comes into it.
             self._resume()
@@ -315,6 +365,13 @@ class DatasetIterator:
 
     def state_at(self, mark: Mark) -> dict[str, Any]:
         """Return what `get_state` would have returned when `mark` was taken.
+
+        >>> iterator = iter(hr.Dataset.range(5))
+        >>> mark = iterator.mark()
+        >>> state = iterator.get_state()
+        >>> _ = next(iterator)
+        >>> iterator.state_at(mark) == state
+        True
 
         Raises:
             FailedPreconditionError: As `get_state`.
@@ -360,6 +417,13 @@ class DatasetIterator:
 
         The next read goes there. Errors of elements that must be read again on the way are not
         raised again.
+
+        >>> iterator = iter(hr.Dataset.range(3))
+        >>> state = iterator.get_state()
+        >>> _ = list(iterator)
+        >>> iterator.set_state(state)
+        >>> [int(x) for x in iterator]
+        [0, 1, 2]
 
         Raises:
             FailedPreconditionError: The state is of another dataset or another version; the message
@@ -421,7 +485,12 @@ class DatasetIterator:
     load_state_dict = set_state
 
     def close(self) -> None:
-        """Release threads and files; the iterator is at its end then. May be called twice."""
+        """Release threads and files; the iterator is at its end then. May be called twice.
+
+        >>> iterator = iter(hr.Dataset.range(1000).prefetch(10))
+        >>> _ = next(iterator)
+        >>> iterator.close()
+        """
         if self._running and not self._has_ended:
             for keeper in self._keepers:
                 keeper.stop_at(self._states(self._offset))

@@ -38,12 +38,28 @@ class Sources(metaclass=AbsentNames):
 
     @classmethod
     def from_source(cls, source: Source) -> Self:
-        """Return the elements of anything with the Source contract (`headrace.plan.source`)."""
+        """Return the elements of anything with the Source contract (`headrace.plan.source`).
+
+        >>> class Squares(hr.IndexedSource):
+        ...     size = 3
+        ...     element_spec = hr.ArraySpec((), "int64")
+        ...
+        ...     def gather(self, indices):
+        ...         return indices * indices
+        >>> [int(x) for x in hr.Dataset.from_source(Squares())]
+        [0, 1, 4]
+        """
         return cls(FromSource(source=checked_source(source), location=call_site()))
 
     @classmethod
     def range(cls, *args: int, output_type: Any = np.int64) -> Self:
-        """Return the numbers of `range(*args)`, as scalars of `output_type`."""
+        """Return the numbers of `range(*args)`, as scalars of `output_type`.
+
+        >>> [int(x) for x in hr.Dataset.range(2, 10, 3)]
+        [2, 5, 8]
+        >>> next(iter(hr.Dataset.range(3, output_type=np.float32)))
+        np.float32(0.0)
+        """
         return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
 
     @classmethod
@@ -72,12 +88,21 @@ class Sources(metaclass=AbsentNames):
 
     @classmethod
     def from_tensors(cls, x: Any) -> Self:
-        """Return a dataset of one element, `x`."""
+        """Return a dataset of one element, `x`.
+
+        >>> list(hr.Dataset.from_tensors(np.array([1, 2, 3])))
+        [array([1, 2, 3])]
+        """
         return cls.from_source(TensorsSource(x))
 
     @classmethod
     def from_tensor_slices(cls, x: Any) -> Self:
-        """Return the rows of arrays: one element for each index of their common first axis."""
+        """Return the rows of arrays: one element for each index of their common first axis.
+
+        >>> rows = hr.Dataset.from_tensor_slices({"x": np.array([[1, 2], [3, 4]]), "y": [0, 1]})
+        >>> [(row["x"].tolist(), int(row["y"])) for row in rows]
+        [([1, 2], 0), ([3, 4], 1)]
+        """
         refusal = no_slices(x)
         if refusal is not None:
             raise TypeError(refusal)
@@ -92,6 +117,12 @@ class Sources(metaclass=AbsentNames):
         output_signature: Spec | None = None,
     ) -> Self:
         """Return what `generator(*args)` yields; it is called again for each pass.
+
+        >>> def words(n):
+        ...     for number in range(n):
+        ...         yield f"word {number}"
+        >>> list(hr.Dataset.from_generator(words, args=[2]))
+        ['word 0', 'word 1']
 
         Args:
             generator: A function that returns an iterable of elements.
@@ -148,6 +179,12 @@ class Sources(metaclass=AbsentNames):
     ) -> Self:
         """Return the names of the files that match glob patterns, as `str`.
 
+        >>> for name in ("b.txt", "a.txt"):
+        ...     with open(name, "w") as file:
+        ...         _ = file.write("text")
+        >>> list(hr.Dataset.list_files("*.txt", shuffle=False))
+        ['a.txt', 'b.txt']
+
         Args:
             patterns: A pattern, path or fsspec URL, or a list of them.
             shuffle: Whether to order them at random, another in each pass; None is True.
@@ -172,6 +209,10 @@ class Sources(metaclass=AbsentNames):
         wait_timeout: float = 3600.0,
     ) -> Self:
         """Return a dataset that was saved with `save`, or by the workers of a service.
+
+        >>> hr.Dataset.from_random_access(["a", "b", "c"]).save("letters")
+        >>> list(hr.Dataset.load("letters").shuffle(3, seed=1).take(2)) != []
+        True
 
         Args:
             path: Its directory, by path or fsspec URL.

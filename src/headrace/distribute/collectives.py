@@ -33,7 +33,13 @@ Axis: TypeAlias = int | Sequence[int] | None
 
 
 class ReduceOp(enum.Enum):
-    """How values of several replicas become one."""
+    """How values of several replicas become one.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> value = hr.distribute.PerReplica([1.0, 3.0])
+    >>> float(strategy.reduce(hr.distribute.ReduceOp.MEAN, value))
+    2.0
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -167,7 +173,16 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 class VariableAggregation(enum.Enum):
-    """How values that replicas have for one variable become one."""
+    """How values that replicas have for one variable become one.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     total = hr.Variable(0.0, aggregation=hr.distribute.VariableAggregation.SUM)
+    >>> values = hr.distribute.PerReplica([1.0, 2.0])
+    >>> _ = strategy.run(lambda x: total.assign_add(x), args=(values,))
+    >>> float(total.read())
+    3.0
+    """
 
     NONE = "NONE"
     SUM = "SUM"
@@ -176,7 +191,19 @@ class VariableAggregation(enum.Enum):
 
 
 class VariableSynchronization(enum.Enum):
-    """When they do."""
+    """When they do.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     count = hr.Variable(
+    ...         0.0,
+    ...         synchronization=hr.distribute.VariableSynchronization.ON_READ,
+    ...         aggregation=hr.distribute.VariableAggregation.SUM,
+    ...     )
+    >>> _ = strategy.run(lambda: count.assign_add(1.0))
+    >>> float(count.read())
+    2.0
+    """
 
     AUTO = "AUTO"
     """ON_WRITE."""

@@ -32,19 +32,42 @@ class _DefaultStrategy(Strategy):
 
 
 def get_strategy() -> Strategy:
-    """Return the strategy of the scope or replica that the code is in; outside any, a default."""
+    """Return the strategy of the scope or replica that the code is in; outside any, a default.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     hr.distribute.get_strategy() is strategy
+    True
+    >>> hr.distribute.get_strategy().num_replicas_in_sync
+    1
+    """
     place = here.get()
     strategy: Strategy = _DEFAULT if place is None else place.strategy
     return strategy
 
 
 def has_strategy() -> bool:
-    """Say whether the code is in the scope of a strategy, or on one of its replicas."""
+    """Say whether the code is in the scope of a strategy, or on one of its replicas.
+
+    >>> with hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    ...     hr.distribute.has_strategy()
+    True
+    >>> hr.distribute.has_strategy()
+    False
+    """
     return get_strategy() is not _DEFAULT
 
 
 def in_cross_replica_context() -> bool:
-    """Say whether the code runs once for all replicas: in a scope, or in `merge_call`."""
+    """Say whether the code runs once for all replicas: in a scope, or in `merge_call`.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     hr.distribute.in_cross_replica_context()
+    True
+    >>> strategy.run(hr.distribute.in_cross_replica_context).values
+    (False, False)
+    """
     return isinstance(here.get(), CrossReplica)
 
 
@@ -52,6 +75,12 @@ def get_replica_context() -> ReplicaContext | CompiledReplica | None:
     """Return the replica that the code runs on; None: it runs once for all.
 
     Outside any strategy it is the one replica of the default strategy.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def number():
+    ...     return hr.distribute.get_replica_context().replica_id_in_sync_group
+    >>> strategy.run(number).values
+    (0, 1)
     """
     place = here.get()
     if place is None:

@@ -153,6 +153,12 @@ class DistributedDataset(Distributed):
 
     `strategy.distribute_dataset(dataset)` makes it.
 
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> for step in strategy.distribute_dataset(hr.Dataset.range(8).batch(4)):
+    ...     print([rows.tolist() for rows in step.values])
+    [[0, 1], [2, 3]]
+    [[4, 5], [6, 7]]
+
     Args:
         dataset: What all workers have alike.
         context: Which worker this is, and how many replicas there are.
@@ -280,6 +286,13 @@ class DistributedDatasetsFromFunction(Distributed):
     """Datasets that a function made for replicas or workers; replicas take elements as they are.
 
     `strategy.distribute_datasets_from_function(dataset_fn)` makes it.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def dataset_fn(context):
+    ...     return hr.Dataset.range(8).batch(context.get_per_replica_batch_size(4))
+    >>> first = next(iter(strategy.distribute_datasets_from_function(dataset_fn)))
+    >>> [rows.tolist() for rows in first.values]
+    [[0, 1], [2, 3]]
 
     Args:
         datasets: One, whose elements the replicas take in turn; or one for each of them.

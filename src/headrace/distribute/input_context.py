@@ -20,6 +20,13 @@ __all__ = [
 class InputContext:
     """Which input pipeline this is, of how many, and how many replicas they feed.
 
+    >>> context = hr.distribute.InputContext(2, input_pipeline_id=1, num_replicas_in_sync=4)
+    >>> context.get_per_replica_batch_size(64)
+    16
+    >>> dataset = hr.Dataset.range(6).shard(context.num_input_pipelines, context.input_pipeline_id)
+    >>> [int(x) for x in dataset]
+    [1, 3, 5]
+
     Attributes:
         num_input_pipelines: One for each worker.
         input_pipeline_id: From 0 to `num_input_pipelines - 1`.
@@ -75,7 +82,15 @@ class InputContext:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """Which replica a value is for, of how many."""
+    """Which replica a value is for, of how many.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> value = strategy.distribute_values_from_function(
+    ...     lambda context: (context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    ... )
+    >>> [replica.values for replica in value]
+    [(0, 1), (2, 2)]
+    """
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
@@ -88,7 +103,17 @@ class ValueContext:
 
 
 class InputReplicationMode(enum.Enum):
-    """How often an input function is called."""
+    """How often an input function is called.
+
+    >>> mode = hr.distribute.InputReplicationMode.PER_REPLICA
+    >>> options = hr.distribute.InputOptions(experimental_replication_mode=mode)
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> dataset = strategy.distribute_datasets_from_function(
+    ...     lambda context: hr.Dataset.range(4).batch(2), options
+    ... )
+    >>> [rows.tolist() for rows in next(iter(dataset)).values]
+    [[0, 1], [0, 1]]
+    """
 
     PER_WORKER = "PER_WORKER"
     """Once for each worker; its replicas take elements in turn."""
@@ -99,6 +124,12 @@ class InputReplicationMode(enum.Enum):
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
     """How to distribute a dataset. It holds for the one call that it is passed to.
+
+    >>> options = hr.distribute.InputOptions(experimental_per_replica_buffer_size=4)
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> dataset = strategy.distribute_dataset(hr.Dataset.range(8).batch(4), options)
+    >>> len(list(dataset))
+    2
 
     Attributes:
         experimental_fetch_to_device: Whether values are put on the replicas' devices; None is True.

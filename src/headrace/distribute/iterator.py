@@ -35,6 +35,14 @@ class DistributedIterator:
     Also a context manager; `close` (or the end, or garbage collection) releases its threads and
     files. Not for several threads at once.
 
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with iter(strategy.distribute_dataset(hr.Dataset.range(4).batch(4))) as iterator:
+    ...     step = iterator.get_next()
+    ...     iterator.get_next_as_optional().has_value()
+    False
+    >>> [rows.tolist() for rows in step.values]
+    [[0, 1], [2, 3]]
+
     Args:
         feed: What the replicas get.
         wraps: Whether leaves are `PerReplica`s; else they are those of the only replica.

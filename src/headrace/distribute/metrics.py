@@ -23,11 +23,23 @@ from headrace.errors import InvalidArgumentError
 
 __all__ = ["AUC", "Accuracy", "Mean", "Metric"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 Array = NDArray[np.float64]
 
 
 class Metric:
     """What all metrics share: sums of one shape, in one variable, so that an update is one write.
+
+    >>> mean = hr.metrics.Mean()
+    >>> isinstance(mean, hr.metrics.Metric)
+    True
+    >>> mean.update_state([2.0, 4.0])
+    >>> mean.sums().tolist(), float(mean.result())  # the sum and the count, and their quotient
+    ([6.0, 2.0], 3.0)
 
     Args:
         shape: Of the sums.

@@ -35,6 +35,13 @@ two replicas compute on one GPU, whose backward passes PyTorch runs one after th
 class ReplicaContext(OnReplica):
     """One replica's view; `get_replica_context()` returns it inside `strategy.run`.
 
+    >>> def step(x):
+    ...     context = hr.distribute.get_replica_context()
+    ...     return float(context.all_reduce(hr.distribute.ReduceOp.SUM, x))
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> strategy.run(step, args=(hr.distribute.PerReplica([1.0, 2.0]),)).values
+    (3.0, 3.0)
+
     Args:
         strategy: Whose replica it is.
         replica: Its number among those of this process.

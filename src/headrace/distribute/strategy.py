@@ -42,6 +42,13 @@ __all__ = [
 class Strategy(Feeding):
     """Replicas that work in step: what runs on them, what they read, what becomes of their values.
 
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> isinstance(strategy, hr.distribute.Strategy), strategy.num_replicas_in_sync
+    (True, 2)
+    >>> value = strategy.run(lambda x: x + 1, args=(hr.distribute.PerReplica([1, 2]),))
+    >>> strategy.local_results(value)
+    (2, 3)
+
     Args:
         devices: Names of those of the replicas of this process.
         framework: Whose devices they are, and whose arrays the replicas' values are.

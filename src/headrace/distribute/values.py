@@ -53,6 +53,11 @@ class DistributedValues:
 class PerReplica(DistributedValues):
     """One value for each local replica. It is no array: each replica gets its own with `run`.
 
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> value = hr.distribute.PerReplica([1, 2])
+    >>> strategy.run(lambda x: x * 10, args=(value,)).values
+    (10, 20)
+
     Attributes:
         values: The values, in the order of the replicas.
     """
@@ -100,6 +105,10 @@ class PerReplica(DistributedValues):
 
 class PerReplicaSpec:
     """What the values of a `PerReplica` look like. Immutable and hashable.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> strategy.distribute_dataset(hr.Dataset.range(8).batch(4)).element_spec
+    PerReplicaSpec(ArraySpec(shape=(None,), dtype=int64), ArraySpec(shape=(None,), dtype=int64))
 
     Attributes:
         specs: An `ArraySpec` for each local replica.

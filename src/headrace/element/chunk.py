@@ -31,6 +31,12 @@ class Chunk:
     Holds rows (a list of elements), columns (one stacked element), or both once one was asked of
     the other. A chunk that an iterator yields also knows the places of its elements (`state_at`).
 
+    >>> chunk = hr.Chunk.of_columns({"x": np.array([1, 2, 3])}, 3)
+    >>> chunk.size, chunk.rows()[0]
+    (3, {'x': np.int64(1)})
+    >>> chunk.slice(1, 3).columns()
+    {'x': array([2, 3])}
+
     Attributes:
         places: The number of each element's place, where somebody asked for them: which element of
             the plan it is. The numbers go wherever the elements go, through steps that hold

@@ -48,6 +48,11 @@ _STRING_NAMES = {BYTES.str: "bytes", STR.str: "str"}
 class ArraySpec:
     """Shape and dtype of one component. Immutable and hashable.
 
+    >>> hr.ArraySpec((None, 3), "float32")
+    ArraySpec(shape=(None, 3), dtype=float32)
+    >>> hr.Dataset.from_tensors({"x": 1.0, "name": "a"}).element_spec
+    {'x': ArraySpec(shape=(), dtype=float64), 'name': ArraySpec(shape=(), dtype=str)}
+
     Attributes:
         shape: Length of each axis; None for one that differs from element to element.
         dtype: The NumPy dtype; `np.dtype("S")` for bytes and `np.dtype("U")` for str.

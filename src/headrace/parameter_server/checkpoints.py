@@ -79,7 +79,7 @@ class Checkpoint:
     >>> path = checkpoint.save(tempfile.mkdtemp() + "/mine")
     >>> _ = weights.assign([0.0, 0.0])
     >>> checkpoint.step = 0
-    >>> checkpoint.restore(path).assert_consumed()
+    >>> _ = checkpoint.restore(path).assert_consumed()
     >>> weights.read().tolist(), checkpoint.step
     ([1.0, 2.0], 3)
 

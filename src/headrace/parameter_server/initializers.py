@@ -9,3 +9,7 @@ from __future__ import annotations
 from headrace.parameter_server.specs import Constant, Normal, Uniform, Zeros
 
 __all__ = ["Constant", "Normal", "Uniform", "Zeros"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -156,6 +156,15 @@ _naming = threading.Lock()
 class Optimizer:
     """What all optimizers take: a learning rate, decay, clipping.
 
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         weights = hr.Variable([1.0, 2.0], name="weights")
+    ...     step = hr.optimizers.SGD(0.5).apply_gradients([([1.0, -1.0], weights)])
+    ...     weights.read().tolist()
+    ...     strategy.close()
+    [0.5, 2.5]
+
     Args:
         rule: What it does to a shard.
         learning_rate: A number, or a function of the step (`schedules`).

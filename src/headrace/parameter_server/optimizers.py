@@ -50,6 +50,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 class SGD(Optimizer):
     """Gradient descent, with momentum.
 
@@ -81,6 +85,9 @@ class SGD(Optimizer):
 class Adagrad(Optimizer):
     """Adagrad: the more an element was changed, the less it changes.
 
+    >>> hr.optimizers.Adagrad(0.05, initial_accumulator_value=0.0, name="adagrad")
+    Adagrad(learning_rate=0.05, name='adagrad')
+
     Args:
         learning_rate: A number, or a function of the step.
         initial_accumulator_value: The initial value of the sums of squares.
@@ -107,6 +114,10 @@ class RowWiseAdagrad(Adagrad):
     """Adagrad with one sum a row, of the mean of its squares: a slot of 1 in place of `dim`.
 
     Arguments are those of `Adagrad`.
+
+    >>> optimizer = hr.optimizers.RowWiseAdagrad(0.05, name="tables")
+    >>> isinstance(optimizer, hr.optimizers.Adagrad)
+    True
     """
 
     _rule = RowWiseAdagradRule
@@ -114,6 +125,9 @@ class RowWiseAdagrad(Adagrad):
 
 class Adadelta(Optimizer):
     """Adadelta: steps are scaled by the root mean square of earlier steps.
+
+    >>> hr.optimizers.Adadelta(1.0, rho=0.9, name="adadelta")
+    Adadelta(learning_rate=1.0, name='adadelta')
 
     Args:
         learning_rate: A number, or a function of the step.
@@ -136,6 +150,9 @@ class Adadelta(Optimizer):
 
 class RMSprop(Optimizer):
     """RMSprop: steps are divided by a running root mean square of the gradients.
+
+    >>> hr.optimizers.RMSprop(0.01, momentum=0.9, clipvalue=1.0, name="rmsprop")
+    RMSprop(learning_rate=0.01, name='rmsprop')
 
     Args:
         learning_rate: A number, or a function of the step.
@@ -166,6 +183,11 @@ class RMSprop(Optimizer):
 class Adam(Optimizer):
     """Adam: running averages of gradients and of their squares.
 
+    >>> schedule = hr.optimizers.schedules.ExponentialDecay(0.1, decay_steps=10, decay_rate=0.5)
+    >>> optimizer = hr.optimizers.Adam(schedule, beta_1=0.8, clipnorm=1.0)
+    >>> optimizer.rate(0), optimizer.rate(10)
+    (0.1, 0.05)
+
     Args:
         learning_rate: A number, or a function of the step.
         beta_1: How long gradients are remembered.
@@ -193,6 +215,11 @@ class Adam(Optimizer):
 
 class AdamW(Adam):
     """Adam with decay of weights, apart from the gradient.
+
+    >>> optimizer = hr.optimizers.AdamW(0.001, weight_decay=0.01)
+    >>> optimizer.exclude_from_weight_decay(var_names=["bias"])
+    >>> optimizer.rule_for("layer/bias") == optimizer.rule_for("layer/kernel")
+    False
 
     Args:
         learning_rate: A number, or a function of the step.
@@ -223,6 +250,9 @@ class AdamW(Adam):
 class Adamax(Optimizer):
     """Adamax: Adam with the largest recent gradient in place of the mean square.
 
+    >>> hr.optimizers.Adamax(0.002, beta_2=0.99, name="adamax")
+    Adamax(learning_rate=0.002, name='adamax')
+
     Args:
         learning_rate: A number, or a function of the step.
         beta_1: How long gradients are remembered.
@@ -247,6 +277,9 @@ class Adamax(Optimizer):
 
 class Nadam(Optimizer):
     """Nadam: Adam with Nesterov momentum.
+
+    >>> hr.optimizers.Nadam(0.002, use_ema=True, ema_momentum=0.99, name="nadam")
+    Nadam(learning_rate=0.002, name='nadam')
 
     Args:
         learning_rate: A number, or a function of the step.
@@ -273,6 +306,9 @@ class Nadam(Optimizer):
 class Lion(Optimizer):
     """Lion: every element changes by the learning rate, in a direction that has momentum.
 
+    >>> hr.optimizers.Lion(0.0001, weight_decay=0.1, name="lion")
+    Lion(learning_rate=0.0001, name='lion')
+
     Args:
         learning_rate: A number, or a function of the step.
         beta_1: How much of the direction is momentum; more than 0.
@@ -296,6 +332,9 @@ class Lion(Optimizer):
 
 class Ftrl(Optimizer):
     """Follow the regularized leader: sparse weights from many features.
+
+    >>> hr.optimizers.Ftrl(0.1, l1_regularization_strength=0.001, name="ftrl")
+    Ftrl(learning_rate=0.1, name='ftrl')
 
     Args:
         learning_rate: A number, or a function of the step.

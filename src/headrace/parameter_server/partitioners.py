@@ -27,10 +27,18 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 class Partitioner:
     """Says into how many parts a variable is cut along each axis.
 
     Any function of a shape and a dtype may stand in its place.
+
+    >>> class OneRowPerShard(hr.distribute.partitioners.Partitioner):
+    ...     def parts(self, rows, row_bytes):
+    ...         return rows
     """
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
@@ -84,6 +92,10 @@ class FixedShardsPartitioner(Partitioner):
 class MinSizePartitioner(Partitioner):
     """As many shards as can be with no shard below a size.
 
+    >>> partitioner = hr.distribute.partitioners.MinSizePartitioner(1024, max_shards=8)
+    >>> partitioner([1000, 2], "float32")
+    [7, 1]
+
     Args:
         min_shard_bytes: No shard is smaller, unless the variable is.
         max_shards: At most so many. By default there is one: say how many servers may share.
@@ -101,6 +113,9 @@ class MinSizePartitioner(Partitioner):
 
 class MaxSizePartitioner(Partitioner):
     """As few shards as can be with no shard above a size; one row is never cut.
+
+    >>> hr.distribute.partitioners.MaxSizePartitioner(4096)([1000, 4], "float32")
+    [4, 1]
 
     Args:
         max_shard_bytes: No shard is larger, unless a row is or `max_shards` says so.
@@ -120,6 +135,9 @@ class MaxSizePartitioner(Partitioner):
 
 def count_shards(partitions: object, shape: Sequence[int]) -> int:
     """Return how many shards a partitioner's answer means, at most one a row.
+
+    >>> hr.distribute.partitioners.count_shards([4, 1], (10, 3))
+    4
 
     Raises:
         ValueError: It is no list of a number for each axis, 1 for all but the first.
@@ -145,7 +163,8 @@ def count_shards(partitions: object, shape: Sequence[int]) -> int:
 def ranges_of_rows(rows: int, shards: int) -> list[range]:
     """Return the rows of each shard: in order, and the first ones have one more.
 
-    >>> ranges_of_rows(10, 4)
+    >>> import headrace as hr
+    >>> hr.distribute.partitioners.ranges_of_rows(10, 4)
     [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
     """
     base, extra = divmod(rows, shards)
@@ -215,6 +234,10 @@ _KINDS: dict[str, type[RoundRobin] | type[ByBytes]] = {"round_robin": RoundRobin
 
 def placement(kind: str, servers: int) -> RoundRobin | ByBytes:
     """Return what deals shards to so many servers, one after another.
+
+    >>> hr.distribute.partitioners.placement("in turn", 2)
+    Traceback (most recent call last):
+    ValueError: ...'in turn'...
 
     Raises:
         ValueError: There is no placement of this name.

@@ -19,6 +19,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 @dataclass(frozen=True)
 class ExponentialDecay:
     """`initial_learning_rate * decay_rate ** (step / decay_steps)`.
@@ -57,6 +61,10 @@ class ExponentialDecay:
 class PiecewiseConstantDecay:
     """`values[0]` up to and with step `boundaries[0]`, then `values[1]`, and so on.
 
+    >>> rate = hr.optimizers.schedules.PiecewiseConstantDecay([100, 200], [0.1, 0.01, 0.001])
+    >>> rate(100), rate(101), rate(201)
+    (0.1, 0.01, 0.001)
+
     Args:
         boundaries: Steps, rising.
         values: One more than there are boundaries.
@@ -85,6 +93,10 @@ class PiecewiseConstantDecay:
 @dataclass(frozen=True)
 class PolynomialDecay:
     """From `initial_learning_rate` to `end_learning_rate` in `decay_steps`, by a power.
+
+    >>> rate = hr.optimizers.schedules.PolynomialDecay(1.0, decay_steps=10, end_learning_rate=0.5)
+    >>> rate(0), rate(5), rate(10), rate(20)
+    (1.0, 0.75, 0.5, 0.5)
 
     Args:
         initial_learning_rate: At step 0.
@@ -119,6 +131,10 @@ class PolynomialDecay:
 class InverseTimeDecay:
     """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`.
 
+    >>> rate = hr.optimizers.schedules.InverseTimeDecay(1.0, decay_steps=10, decay_rate=1.0)
+    >>> rate(0), rate(10), rate(30)
+    (1.0, 0.5, 0.25)
+
     Args:
         initial_learning_rate: At step 0.
         decay_steps: More than 0.
@@ -147,6 +163,10 @@ class InverseTimeDecay:
 @dataclass(frozen=True)
 class CosineDecay:
     """A line up to `warmup_target`, if there is one, then half a cosine down.
+
+    >>> rate = hr.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=1.0, warmup_steps=2)
+    >>> rate(0), rate(1), rate(2), rate(7), rate(12)
+    (0.0, 0.5, 1.0, 0.5, 0.0)
 
     Args:
         initial_learning_rate: At step 0.

@@ -68,17 +68,29 @@ class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Zeros(Message, frozen=True):
-    """Every element is 0."""
+    """Every element is 0.
+
+    >>> hr.initializers.Zeros()
+    Zeros()
+    """
 
 
 class Constant(Message, frozen=True):
-    """Every element is `value`."""
+    """Every element is `value`.
+
+    >>> hr.initializers.Constant(0.5)
+    Constant(value=0.5)
+    """
 
     value: float
 
 
 class Uniform(Message, frozen=True):
-    """Elements are spread evenly over [low, high), each by its row and column alone."""
+    """Elements are spread evenly over [low, high), each by its row and column alone.
+
+    >>> hr.initializers.Uniform(-0.1, 0.1)
+    Uniform(low=-0.1, high=0.1, seed=0)
+    """
 
     low: float = -0.05
     high: float = 0.05
@@ -86,7 +98,11 @@ class Uniform(Message, frozen=True):
 
 
 class Normal(Message, frozen=True):
-    """Elements are normally distributed, each by its row and column alone."""
+    """Elements are normally distributed, each by its row and column alone.
+
+    >>> hr.initializers.Normal(stddev=0.01, seed=3)
+    Normal(mean=0.0, stddev=0.01, seed=3)
+    """
 
     mean: float = 0.0
     stddev: float = 0.05

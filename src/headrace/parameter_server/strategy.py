@@ -71,7 +71,8 @@ class ParameterServerStrategy(Strategy):
     >>> from headrace.parameter_server.server import ParameterServer
     >>> server = ParameterServer(0)
     >>> spec = hr.distribute.ClusterSpec({"ps": [server.address], "worker": ["localhost:2222"]})
-    >>> strategy = ParameterServerStrategy(hr.distribute.SimpleClusterResolver(spec))
+    >>> resolver = hr.distribute.SimpleClusterResolver(spec)
+    >>> strategy = hr.distribute.ParameterServerStrategy(resolver)
     >>> with strategy.scope():
     ...     weights = hr.Variable([1.0, 2.0], name="weights")
     >>> weights

@@ -105,6 +105,14 @@ class EmbeddingTable(Handle[TableRecord]):
         rows = users.lookup(ids)                                # ids.shape + (16,)
         users.apply_gradients(optimizer, gradients, ids)
 
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=2, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         table = hr.EmbeddingTable(4, name="words", initializer="zeros")
+    ...     table.lookup([7, 10**12]).shape
+    ...     strategy.close()
+    (2, 4)
+
     Args:
         dim: Elements in a row.
         name: Unique in the strategy.

@@ -31,6 +31,11 @@ from headrace.waiting import WaitWarnings
 
 __all__ = ["ParameterServerStrategy"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
@@ -45,6 +50,17 @@ class ParameterServerStrategy(WithCoordinator):
 
     The chief, else worker 0, gives variables their first values. The others wait for that, up to
     `server_timeout`, and say so after ten seconds. Under one name there is one shape and one dtype.
+
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=2, processes=False) as cluster:
+    ...     spec = cluster.cluster_resolver.cluster_spec()
+    ...     resolver = hr.distribute.SimpleClusterResolver(spec, task_type="worker", task_id=0)
+    ...     strategy = hr.distribute.v1.ParameterServerStrategy(resolver)
+    ...     with strategy.scope():
+    ...         step = hr.Variable(0, name="step")
+    ...     _ = step.assign_add(1)
+    ...     int(step.read())
+    ...     strategy.close()
+    1
 
     Args:
         cluster_resolver: Says where parameter servers are, and which task this is; None:

@@ -39,6 +39,10 @@ class AutoShardPolicy(enum.Enum):
     """How several workers share a dataset that a strategy distributes.
 
     With one worker there is nothing to share.
+
+    >>> options = hr.Options(auto_shard_policy=hr.distribute.AutoShardPolicy.DATA)
+    >>> hr.Dataset.range(8).with_options(options).options().auto_shard_policy.name
+    'DATA'
     """
 
     OFF = -1
@@ -56,6 +60,11 @@ class AutoShardPolicy(enum.Enum):
 @dataclass
 class Options:
     """How to run a dataset. Attributes may be set one by one, as in tf.data.
+
+    >>> options = hr.Options(seed=7)
+    >>> options.deterministic = False
+    >>> hr.Dataset.range(3).with_options(options).options()
+    Options(deterministic=False, seed=7, auto_shard_policy=None)
 
     Attributes:
         deterministic: False lets parallel stages yield elements in the order in which they are

@@ -57,7 +57,13 @@ IndexHolds: TypeAlias = Literal["element", "file", "part"]
 
 
 class Reader(Protocol):
-    """Reads the elements of some indices, in order."""
+    """Reads the elements of some indices, in order.
+
+    >>> reader = hr.Dataset.range(5).plan.source.open(0, 5)
+    >>> [int(x) for x in reader.read(2).rows()]
+    [0, 1]
+    >>> reader.close()
+    """
 
     def read(self, limit: int) -> Chunk | None:
         """Return the next 1 to `limit` elements, or None at the end.
@@ -145,6 +151,10 @@ class Source(ABC):
 
     Derive from it to read what Headrace does not know: write `size` and `open`, and override what
     is not as the defaults say. Each may be a property or a class attribute.
+
+    >>> source = hr.Dataset.range(5).plan.source
+    >>> isinstance(source, hr.Source), source.size, source.elements_per_index
+    (True, 5, 1)
     """
 
     saved_as: ClassVar[str] = ""
@@ -319,6 +329,15 @@ class IndexedSource(Source):
 
     Where `gather` raises, rows are fetched one by one, so that only those fail that cannot be
     fetched; but a batch directly over the source is one element, and fails as a whole.
+
+    >>> class Squares(hr.IndexedSource):
+    ...     size = 4
+    ...
+    ...     def gather(self, indices):
+    ...         return {"x": indices, "square": indices**2}
+    >>> dataset = hr.Dataset.from_source(Squares()).batch(4)
+    >>> next(iter(dataset))["square"].tolist()
+    [0, 1, 4, 9]
     """
 
     @abstractmethod

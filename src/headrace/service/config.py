@@ -73,7 +73,14 @@ class _NamesOthers(enum.EnumMeta):
 
 
 class ShardingPolicy(enum.IntEnum, metaclass=_NamesOthers):
-    """How the workers share a dataset among them."""
+    """How the workers share a dataset among them.
+
+    >>> with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
+    ...     distribute = hr.service.distribute(hr.service.ShardingPolicy.DYNAMIC, cluster.target)
+    ...     numbers = sorted(int(x) for x in hr.Dataset.range(5).apply(distribute))
+    >>> numbers  # with OFF, each of the two workers gives all five
+    [0, 1, 2, 3, 4]
+    """
 
     OFF = 0
     """Every worker produces the whole dataset."""
@@ -207,6 +214,16 @@ class CrossTrainerCache:
     `WorkerConfig.cross_trainer_cache_size_bytes`; each trainer reads all elements, at its own pace.
     Clients that name the same trainer read its elements together.
 
+    >>> def read(target, trainer):
+    ...     cache = hr.service.CrossTrainerCache(trainer)
+    ...     distribute = hr.service.distribute(
+    ...         "parallel_epochs", target, job_name="shared", cross_trainer_cache=cache
+    ...     )
+    ...     return [int(x) for x in hr.Dataset.counter().apply(distribute).take(3)]
+    >>> with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+    ...     read(cluster.target, "trainer 1"), read(cluster.target, "trainer 2")
+    ([0, 1, 2], [0, 1, 2])
+
     Attributes:
         trainer_id: Another name for each trainer.
 
@@ -228,6 +245,11 @@ class CrossTrainerCache:
 @dataclass(frozen=True)
 class DispatcherConfig:
     """How a dispatcher runs.
+
+    >>> config = hr.service.DispatcherConfig(work_dir="journal", fault_tolerant_mode=True)
+    >>> with hr.service.DispatchServer(config) as dispatcher:
+    ...     dispatcher.target.startswith("tcp://127.0.0.1:")
+    True
 
     Attributes:
         port: Where it listens; 0 takes any free port.
@@ -317,6 +339,13 @@ class DispatcherConfig:
 @dataclass(frozen=True)
 class WorkerConfig:
     """How a worker runs.
+
+    >>> with hr.service.DispatchServer() as dispatcher:
+    ...     address = dispatcher.target.removeprefix("tcp://")
+    ...     config = hr.service.WorkerConfig(address, worker_tags=["gpu-host"])
+    ...     with hr.service.WorkerServer(config):
+    ...         dispatcher.num_workers()
+    1
 
     Attributes:
         dispatcher_address: "host:port" of the dispatcher.

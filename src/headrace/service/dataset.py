@@ -73,6 +73,13 @@ def distribute(
     waited for (a minute). Each iteration over the result, or over a dataset derived from it, is the
     next iteration of the job.
 
+    >>> with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
+    ...     dataset = hr.Dataset.range(6).map(lambda x: x * x).apply(
+    ...         hr.service.distribute("distributed_epoch", cluster.target, ordered=True)
+    ...     )
+    ...     [int(x) for x in dataset]
+    [0, 1, 4, 9, 16, 25]
+
     Args:
         processing_mode: `ShardingPolicy.OFF` (each worker produces the whole dataset), `DYNAMIC`
             (each element once, by whichever worker asks), or one of FILE, DATA, FILE_OR_DATA and
@@ -199,6 +206,12 @@ def from_dataset_id(
 ) -> Dataset:
     """Return a dataset that reads what `register_dataset` registered.
 
+    >>> with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+    ...     dataset_id = hr.service.register_dataset(cluster.target, hr.Dataset.range(3))
+    ...     dataset = hr.service.from_dataset_id("parallel_epochs", cluster.target, dataset_id)
+    ...     [int(x) for x in dataset]
+    [0, 1, 2]
+
     Args:
         processing_mode: As in `distribute`.
         service: As in `distribute`.
@@ -282,6 +295,14 @@ def delivery_report(dataset: Dataset) -> dict[str, int]:
     """Return how many elements each worker, by address, delivered in the latest iteration.
 
     It is empty for a dataset that reads no service, and for one that was not iterated over yet.
+
+    >>> with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+    ...     dataset = hr.Dataset.range(100).apply(
+    ...         hr.service.distribute("distributed_epoch", cluster.target)
+    ...     )
+    ...     elements = list(dataset)
+    ...     list(hr.service.delivery_report(dataset).values())
+    [100]
 
     Args:
         dataset: What `distribute` or `from_dataset_id` made, or a dataset built on that.

@@ -50,6 +50,11 @@ def _close_all() -> None:
 class LocalCluster:
     """A dispatcher and workers on this machine; a context manager.
 
+    >>> with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
+    ...     distribute = hr.service.distribute("distributed_epoch", cluster.target)
+    ...     sorted(int(x) for x in hr.Dataset.range(5).apply(distribute))
+    [0, 1, 2, 3, 4]
+
     Args:
         num_workers: Workers to start.
         processes: Whether each worker is a process of its own; else all run in this one, which

@@ -52,6 +52,10 @@ def register_dataset(
 ) -> str:
     """Make a dataset known to a service; return its id, for `from_dataset_id`.
 
+    >>> with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+    ...     hr.service.register_dataset(cluster.target, hr.Dataset.range(3), dataset_id="numbers")
+    'numbers'
+
     Args:
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port").
         dataset: What to register. Its functions travel with it, by value.

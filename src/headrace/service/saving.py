@@ -64,6 +64,12 @@ class SaveProgress(NamedTuple):
 class DistributedSave:
     """A save that the workers of a service carry out, whatever becomes of this process.
 
+    >>> with hr.service.LocalCluster(1, processes=False, work_dir="journal") as cluster:
+    ...     save = hr.service.distributed_save(hr.Dataset.range(5), "saved", cluster.target)
+    ...     isinstance(save, hr.service.DistributedSave)
+    ...     save.wait(timeout=60)
+    True
+
     Args:
         service: The dispatcher.
         save: Id of the save.
@@ -147,6 +153,12 @@ def distributed_save(
     through restarts of theirs and of the dispatcher's. `Dataset.load(path, wait=True)` reads what
     is there already and waits for the rest; `wait` of what is returned waits for all, and raises
     what went wrong. The order of the elements is that in which files became whole.
+
+    >>> with hr.service.LocalCluster(2, processes=False, work_dir="journal") as cluster:
+    ...     save = hr.service.distributed_save(hr.Dataset.range(5), "saved", cluster.target)
+    ...     save.wait()
+    >>> sorted(int(x) for x in hr.Dataset.load("saved"))
+    [0, 1, 2, 3, 4]
 
     Args:
         dataset: What to save: one pass over it. Its functions travel with it.

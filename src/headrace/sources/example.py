@@ -31,6 +31,15 @@ def parse_example(
 ) -> dict[str, Any]:
     """Return the features of one example, or of a batch of them.
 
+    >>> batch = [hr.io.encode_example({"label": n, "ids": [n] * n}) for n in range(3)]
+    >>> features = {
+    ...     "label": hr.io.FixedLenFeature((), "int64"),
+    ...     "ids": hr.io.VarLenFeature("int64"),
+    ... }
+    >>> found = hr.io.parse_example(batch, features)
+    >>> found["label"].tolist(), found["ids"]["values"].tolist(), found["ids"]["lengths"].tolist()
+    ([0, 1, 2], [1, 2, 2], [0, 1, 2])
+
     Args:
         serialized: A serialized tf.Example as bytes; or a sequence or object array of n of them.
         features: By name, what to read; other features of the examples are passed over.

@@ -46,6 +46,12 @@ def _check_dtype(dtype: npt.DTypeLike) -> tuple[np.dtype[Any], int]:
 class FixedLenFeature:
     """A feature of a fixed number of values.
 
+    >>> features = {"x": hr.io.FixedLenFeature((2,), "float32", default_value=[0.0, 0.0])}
+    >>> hr.io.parse_example(hr.io.encode_example({"x": [1.0, 2.0]}), features)
+    {'x': array([1., 2.], dtype=float32)}
+    >>> hr.io.parse_example(hr.io.encode_example({}), features)
+    {'x': array([0., 0.], dtype=float32)}
+
     Args:
         shape: Shape of the value; `()` for one value.
         dtype: bytes or str (decoded as UTF-8) for a list of bytes, a dtype of floats for one of
@@ -101,6 +107,10 @@ class FixedLenFeature:
 class VarLenFeature:
     """A feature of any number of values; an example without it has none.
 
+    >>> features = {"words": hr.io.VarLenFeature(str)}
+    >>> hr.io.parse_example(hr.io.encode_example({"words": ["a", "b"]}), features)
+    {'words': array(['a', 'b'], dtype=object)}
+
     Args:
         dtype: As for `FixedLenFeature`.
     """
@@ -119,6 +129,10 @@ Feature: TypeAlias = FixedLenFeature | VarLenFeature
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
     """Return features as a serialized tf.Example; equal features give equal bytes.
+
+    >>> example = hr.io.encode_example({"image": b"...", "label": 3, "box": [0.5, 1.0]})
+    >>> hr.io.parse_example(example, {"label": hr.io.FixedLenFeature((), "int64")})
+    {'label': np.int64(3)}
 
     Args:
         features: By name: bytes, str (stored as UTF-8), an int, a float, or an array or list of

@@ -169,6 +169,11 @@ class TFRecordSource(RecordFilesSource):
 class TFRecordWriter:
     """Writes records to a TFRecord file. A context manager.
 
+    >>> with hr.io.TFRecordWriter("data.tfrecord.gz", "GZIP") as writer:
+    ...     writer.write(hr.io.encode_example({"label": 3}))
+    >>> len(list(hr.TFRecordDataset("data.tfrecord.gz", "GZIP")))
+    1
+
     Args:
         path: A local path or fsspec URL; what it held before is lost.
         compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.

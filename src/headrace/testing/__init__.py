@@ -10,3 +10,7 @@ from headrace.testing.conformance import check_source
 from headrace.testing.leaks import Resources, assert_no_leaks
 
 __all__ = ["ManualClock", "Resources", "assert_no_leaks", "check_source"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -8,6 +8,12 @@ __all__ = ["ManualClock"]
 class ManualClock:
     """A stand-in for `time.monotonic`: call it for the time, `advance` it to let time pass.
 
+    >>> clock = hr.testing.ManualClock(100.0)
+    >>> clock.advance(2.5)
+    102.5
+    >>> clock()
+    102.5
+
     Attributes:
         now: The time that it shows, in seconds.
     """

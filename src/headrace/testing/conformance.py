@@ -25,6 +25,13 @@ def check_source(source: Source, expected: list[Any]) -> None:
     memory that belongs to the reader; pickling; closing; `gather` if it has one; and that what it
     says of itself is true.
 
+    >>> class Squares(hr.IndexedSource):
+    ...     size = 4
+    ...
+    ...     def gather(self, indices):
+    ...         return indices**2
+    >>> hr.testing.check_source(Squares(), [np.int64(n) for n in (0, 1, 4, 9)])
+
     Args:
         source: What to check. It is read many times, and must yield the same each time.
         expected: All of its elements, in order.

@@ -34,6 +34,11 @@ class Resources:
     """What this process holds at one moment.
 
     Each maps what tells one holding from another to the words that describe it to a reader.
+
+    >>> before = hr.testing.Resources.held_now()
+    >>> with open("kept.txt", "w") as file:
+    ...     len(hr.testing.Resources.held_now().beyond(before))
+    1
     """
 
     threads: dict[tuple[int | None, str], str]
@@ -88,6 +93,9 @@ class Resources:
 @contextmanager
 def assert_no_leaks(*, grace: float = 2.0, allowed: Sequence[str] = ()) -> Iterator[None]:
     """Raise at the end of the `with` block if it left something behind.
+
+    >>> with hr.testing.assert_no_leaks():
+    ...     numbers = list(hr.Dataset.range(3).prefetch(2))
 
     Args:
         grace: Seconds in which threads may end and children may be reaped; more where the machine

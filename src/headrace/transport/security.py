@@ -27,6 +27,16 @@ _WORKERS = "authorized_workers"
 class Security:
     """The keys of one role.
 
+    >>> from headrace.transport.security import new_keys
+    >>> _ = new_keys("keys")  # as `headrace keys new keys` does
+    >>> config = hr.service.DispatcherConfig(security=hr.service.Security.load("keys", "server"))
+    >>> with hr.service.DispatchServer(config) as dispatcher:
+    ...     client = hr.service.Security.load("keys", "client")
+    ...     hr.service.register_dataset(
+    ...         dispatcher.target, hr.Dataset.range(3), dataset_id="numbers", security=client
+    ...     )
+    'numbers'
+
     Attributes:
         role: "server" or "client"; a process that is both holds two records.
         public_key: Own public key, 40 characters (Z85).

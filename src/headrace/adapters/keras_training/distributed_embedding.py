@@ -77,6 +77,19 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     `input_shape` and `output_shape` count, and `max_sequence_length` if there is one: the
     number of rows to return uncombined, cut or filled with zeros.
 
+    >>> from types import SimpleNamespace
+    >>> users = SimpleNamespace(
+    ...     name="users", vocabulary_size=1000, embedding_dim=4, initializer=None, combiner="sum"
+    ... )
+    >>> features = {"user": SimpleNamespace(name="user", table=users)}
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         layer = hr.keras.DistributedEmbedding(features)
+    ...     strategy.close()
+    >>> layer.name
+    'distributed_embedding'
+
     Args:
         feature_configs: A `FeatureConfig`, or a nested structure of them.
         name: Name of the layer.

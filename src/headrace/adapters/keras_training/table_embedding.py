@@ -64,6 +64,16 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     optimizer of the model trains them. The layer works in `fit`, `evaluate` and `predict` of a
     model of a `ParameterServerStrategy`. Ids that need 64 bits need an input of dtype int64.
 
+    >>> import keras
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         layer = hr.keras.Embedding(4, name="users", combiner="sum")
+    ...         model = keras.Sequential([keras.Input((8,), dtype="int64"), layer])
+    ...     strategy.close()
+    >>> model.output_shape
+    (None, 4)
+
     Args:
         output_dim: Elements in a row.
         name: Name of the layer and its table.

@@ -139,6 +139,14 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
     Everything is in the files when the epoch, the evaluation or the batch that it belongs to ends,
     and no file is open between writes: also where `fit` raises an error.
 
+    >>> import keras, pathlib
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile(loss="mse")
+    >>> board = hr.keras.TensorBoard("logs")
+    >>> _ = model.evaluate(np.ones((4, 3)), np.ones(4), verbose=0, callbacks=[board])
+    >>> [path.name for path in pathlib.Path("logs").iterdir()]
+    ['validation']
+
     Args:
         log_dir: A local directory, not shared with another callback.
         histogram_freq: Number of epochs from one histogram of the weights to the next; 0: no

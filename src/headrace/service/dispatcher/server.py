@@ -26,6 +26,10 @@ __all__ = ["DispatchServer"]
 class DispatchServer(LifeCycle):
     """Coordinates the workers and clients of a data service.
 
+    >>> with hr.service.DispatchServer() as dispatcher:
+    ...     dispatcher.num_workers()
+    0
+
     Args:
         config: Where to listen, what to keep; None for a free port of 127.0.0.1 and nothing kept.
         start: Start now; else `start()` does.

@@ -44,6 +44,13 @@ class WorkerServer(LifeCycle):
     `stop` hands back what was not delivered. It takes a second at most: a function of the user's
     that does not return is left to itself.
 
+    >>> with hr.service.DispatchServer() as dispatcher:
+    ...     address = dispatcher.target.removeprefix("tcp://")
+    ...     with hr.service.WorkerServer(hr.service.WorkerConfig(address)):
+    ...         distribute = hr.service.distribute("parallel_epochs", dispatcher.target)
+    ...         [int(x) for x in hr.Dataset.range(3).apply(distribute)]
+    [0, 1, 2]
+
     Args:
         config: Whose dispatcher, and where to listen.
         start: Start now; else `start()` does.

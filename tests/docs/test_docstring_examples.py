@@ -1,0 +1,91 @@
+"""The examples in public docstrings run and print what they say; every public name has one.
+
+Examples may use `hr` and `np` without importing them, and write files to the working directory,
+which is empty when one begins.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from tests.docs.public_names import FRAMEWORKS, documented, is_missing, members, public_packages
+
+os.environ.setdefault("KERAS_BACKEND", "torch" if is_missing("headrace.jax") else "jax")
+
+PACKAGES = public_packages()
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+#: Classes whose public methods each need an example; elsewhere that of the class will do.
+METHODS = (hr.Dataset, hr.DatasetIterator)
+
+#: Public names that have no example yet. Take out a name when you give it one; add none.
+WITHOUT_EXAMPLE = {
+    "headrace.distribute.KubernetesClusterResolver",
+    "headrace.distribute.RayClusterResolver",
+    "headrace.distribute.SlurmClusterResolver",
+    "headrace.distribute.TorchrunClusterResolver",
+    "headrace.keras.BestModelExporter",
+    "headrace.keras.SidecarEvaluator",
+}
+
+
+@pytest.fixture(scope="module")
+def _frameworks() -> None:
+    """Load the frameworks before a test is watched: they keep threads and files open."""
+    for path, framework in FRAMEWORKS.items():
+        if not is_missing(path):
+            importlib.import_module(framework)
+
+
+@pytest.mark.usefixtures("_frameworks")
+@pytest.mark.parametrize("path", PACKAGES)
+def test_examples_in_docstrings_print_what_they_say(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_missing(path):
+        pytest.skip(f"{FRAMEWORKS[path]} is not installed")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runner = doctest.DocTestRunner(optionflags=OPTIONS)
+    finder = doctest.DocTestFinder(recurse=False)
+    for name, value in _with_members(path):
+        # Without a module: some functions are wrapped, and would not count as this module's.
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        for test in finder.find(value, name, module=False, globs={"hr": hr, "np": np}):  # type: ignore[arg-type]
+            runner.run(test)
+    assert runner.failures == 0
+
+
+@pytest.mark.usefixtures("_frameworks")
+def test_every_public_name_has_an_example_or_is_listed_as_without() -> None:
+    paths = [path for path in PACKAGES if not is_missing(path)]
+    names = {name: value for path in paths for name, value in documented(path, PACKAGES[path])}
+    for kind in METHODS:
+        for name, value in members(kind):
+            names[f"headrace.{kind.__name__}.{name}"] = value
+    without = {name for name, value in names.items() if ">>>" not in (value.__doc__ or "")}
+    missing = tuple(f"{path}." for path in PACKAGES if is_missing(path))
+    assert without == {name for name in WITHOUT_EXAMPLE if not name.startswith(missing)}
+
+
+def _with_members(path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what the package has, and the methods of its classes, each once."""
+    seen: set[int] = set()
+    for name, value in documented(path, PACKAGES[path]):
+        within = members(value) if inspect.isclass(value) else ()
+        for full, each in [(name, value), *((f"{name}.{short}", other) for short, other in within)]:
+            if id(each) not in seen:
+                seen.add(id(each))
+                yield full, each
