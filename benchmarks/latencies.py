@@ -83,9 +83,9 @@ def _killed_dispatcher(_: Path, stack: ExitStack) -> Pipeline:
 
 def _lasting_port() -> int:
     """Return a port that nobody is given by chance, so that a server can come back to it."""
-    from headrace.transport.address import lasting_port
+    from headrace.transport.address import find_stable_port
 
-    return lasting_port()
+    return find_stable_port()
 
 
 def _check_epochs(epochs: Elements) -> None:

@@ -54,13 +54,13 @@ def _gradient() -> NDArray[np.float32]:
 def _store_of(value: NDArray[Any]) -> Any:
     from headrace.parameter_server.operations import Create
     from headrace.parameter_server.specs import ShardSpec
-    from headrace.parameter_server.store import Store
+    from headrace.parameter_server.store import ShardStore
 
-    store = Store()
+    store = ShardStore()
     spec = ShardSpec(
         name="v", variable="v", shape=value.shape, dtype="float32", variable_shape=value.shape
     )
-    store.carry_out(Create(shard=spec), [value])
+    store.execute(Create(shard=spec), [value])
     return store
 
 
@@ -71,10 +71,10 @@ def _sparse_adam(_: Path, __: ExitStack) -> Pipeline:
     store, gradient, numbers = _store_of(np.zeros((_ROWS, _DIM), np.float32)), _gradient(), count()
 
     def step(rows: NDArray[np.int64]) -> Any:
-        store.carry_out(
+        store.execute(
             ops.Apply(
                 shard="v", optimizer="Adam", rule=specs.AdamRule(),
-                step=specs.Step(iteration=next(numbers), learning_rate=0.01),
+                step=specs.StepParameters(iteration=next(numbers), learning_rate=0.01),
             ),
             [rows, gradient],
         )  # fmt: skip
@@ -115,12 +115,12 @@ def _dense_sgd(_: Path, __: ExitStack) -> Pipeline:
     store, gradient = _store_of(np.zeros(_DENSE, np.float32)), np.ones(_DENSE, np.float32)
     sgd = ops.Apply(
         shard="v", optimizer="SGD", rule=specs.SgdRule(),
-        step=specs.Step(iteration=0, learning_rate=0.01),
+        step=specs.StepParameters(iteration=0, learning_rate=0.01),
     )  # fmt: skip
 
     def results() -> Iterator[Any]:
         while True:
-            store.carry_out(sgd, [gradient])
+            store.execute(sgd, [gradient])
             yield store.shards["v"].value[-1]
 
     return results
@@ -146,12 +146,12 @@ def _check_sgd(elements: Elements) -> None:
 
 
 def _gather(_: Path, __: ExitStack) -> Pipeline:
-    from headrace.parameter_server.operations import Gather
+    from headrace.parameter_server.operations import GatherRows
 
     value = np.arange(_ROWS * _DIM, dtype=np.float32).reshape(_ROWS, _DIM)
     store = _store_of(value)
-    gather = Gather(shard="v")
-    return _steps(_batches(np.arange(_ROWS)), lambda rows: store.carry_out(gather, [rows])[1][0])
+    gather = GatherRows(shard="v")
+    return _steps(_batches(np.arange(_ROWS)), lambda rows: store.execute(gather, [rows])[1][0])
 
 
 def _take(_: Path, __: ExitStack) -> Pipeline:
@@ -176,22 +176,22 @@ def _table(rows: int) -> Build:
     def build(_: Path, __: ExitStack) -> Pipeline:
         from headrace.parameter_server import operations as ops
         from headrace.parameter_server import specs
-        from headrace.parameter_server.store import Store
+        from headrace.parameter_server.store import ShardStore
 
-        store, gradient, numbers = Store(), _gradient(), count()
-        store.carry_out(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_DIM)))
+        store, gradient, numbers = ShardStore(), _gradient(), count()
+        store.execute(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_DIM)))
         chance = np.random.default_rng(1)
         ids = np.unique(chance.integers(-(2**63), 2**63 - 1, rows))
         mixed = chance.permutation(ids)
         for start in range(0, rows, _STEP_ROWS):
-            store.carry_out(ops.Lookup(table="t"), [np.sort(mixed[start : start + _STEP_ROWS])])
+            store.execute(ops.LookupIds(table="t"), [np.sort(mixed[start : start + _STEP_ROWS])])
 
         def step(batch: NDArray[np.int64]) -> Any:
-            _, (found,) = store.carry_out(ops.Lookup(table="t"), [batch])
-            store.carry_out(
+            _, (found,) = store.execute(ops.LookupIds(table="t"), [batch])
+            store.execute(
                 ops.ApplyIds(
                     table="t", optimizer="Adam", rule=specs.AdamRule(),
-                    step=specs.Step(iteration=next(numbers), learning_rate=0.01),
+                    step=specs.StepParameters(iteration=next(numbers), learning_rate=0.01),
                 ),
                 [batch, gradient],
             )  # fmt: skip
@@ -208,19 +208,19 @@ def _lookups(rows: int) -> Build:
     def build(_: Path, __: ExitStack) -> Pipeline:
         from headrace.parameter_server import operations as ops
         from headrace.parameter_server import specs
-        from headrace.parameter_server.store import Store
+        from headrace.parameter_server.store import ShardStore
 
-        store, lookup = Store(), ops.Lookup(table="t")
-        store.carry_out(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_SHORT_DIM)))
+        store, lookup = ShardStore(), ops.LookupIds(table="t")
+        store.execute(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_SHORT_DIM)))
         # All differ, and are in no order: the factor is odd.
         ids = (np.arange(rows, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)).view(np.int64)
         for start in range(0, rows, _AT_A_TIME):
-            store.carry_out(lookup, [np.sort(ids[start : start + _AT_A_TIME])])
+            store.execute(lookup, [np.sort(ids[start : start + _AT_A_TIME])])
         # A million, where there are as many: rows of some batches would stay in a cache.
         mixed = np.random.default_rng(0).permutation(ids)[: 64 * _STEP_ROWS]
         whole = mixed[: len(mixed) // _STEP_ROWS * _STEP_ROWS].reshape(-1, _STEP_ROWS)
         batches = list(np.sort(whole, axis=1))
-        return _steps(batches, lambda batch: store.carry_out(lookup, [batch])[1][0])
+        return _steps(batches, lambda batch: store.execute(lookup, [batch])[1][0])
 
     return build
 

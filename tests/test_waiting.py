@@ -15,7 +15,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.testing import ManualClock
-from headrace.transport.address import lasting_port
+from headrace.transport.address import find_stable_port
 from headrace.waiting import Backoff, WaitWarnings, retry
 
 
@@ -86,7 +86,7 @@ def test_waiting_leaves_the_random_state_of_the_program(clock: ManualClock):
     peer = ScriptedPeer(clock, (0, UnavailableError("connection refused")), (0, "yes"))
     waits = {"clock": clock, "sleep": clock.advance}
     assert retry(peer.ask, deadline=30.0, whom="it", attempt_timeout=5.0, **waits) == "yes"
-    assert lasting_port()
+    assert find_stable_port()
     assert random.getstate() == state
 
 

@@ -28,7 +28,7 @@ REGISTRY = CollectorRegistry()
 
 
 class _Tally(Collector):
-    """A counter that is added to often, for which `Counter` takes long."""
+    """A counter that is added to often, for which `IterationCounter` takes long."""
 
     def __init__(self, name: str, documentation: str) -> None:
         self._name, self._documentation = name, documentation

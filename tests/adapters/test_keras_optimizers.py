@@ -24,7 +24,7 @@ from headrace.adapters.keras_training.server_optimizers import (
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server import schedules as server_schedules
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
-from headrace.parameter_server.rules import slots_of
+from headrace.parameter_server.rules import slots_for_rule
 from tests.parameter_server.small_cluster import cluster
 
 pytestmark = [
@@ -337,7 +337,7 @@ def test_optimizers_of_keras_have_the_slots_of_the_servers_under_their_names():
         for arguments in variants:
             optimizer = getattr(keras_optimizers, kind)(**arguments, use_ema=True)
             optimizer.build([variable])
-            slots = [slot.name for slot in slots_of(server_optimizer(optimizer, "o").rule)]
+            slots = [slot.name for slot in slots_for_rule(server_optimizer(optimizer, "o").rule)]
             wanted = {f"{variable.path}_{name}".replace("/", "_") for name in (*slots, "average")}
             assert wanted <= {each.name for each in optimizer.variables}, kind
 

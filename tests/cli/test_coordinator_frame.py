@@ -17,20 +17,20 @@ from headrace.parameter_server.messages import ServerStatus
 FRAMES = Path(__file__).parent / "frames"
 
 SERVER = ServerStatus(
-    life="a",
+    state_id="a",
     index=0,
-    seconds=8000.0,
+    uptime_seconds=8000.0,
     requests=80_000,
     operations={"GatherIds": 40_000, "ApplyIds": 39_990, "CreateTable": 1},
     bytes_in=1_600_000_000,
     bytes_out=3_200_000_000,
     busy_seconds=800.0,
     failed=3,
-    waiting=2,
+    waiting_requests=2,
     shards=12,
     tables=1,
     rows=1_234_567,
-    bytes_kept=45_600_000,
+    bytes_stored=45_600_000,
 )
 
 BUSY = CoordinatorStatus(
@@ -100,7 +100,7 @@ QUIET = Look(CoordinatorStatus(waiting=0, unsettled=0, finished=0, gap=0), 1.0)
 def another_life(look: Look) -> Look:
     first = look.servers[0]
     assert first.status is not None
-    status = msgspec.structs.replace(first.status, life="b", requests=10**6)
+    status = msgspec.structs.replace(first.status, state_id="b", requests=10**6)
     return replace(look, servers=(replace(first, status=status),))
 
 

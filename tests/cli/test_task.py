@@ -58,7 +58,7 @@ def test_a_task_that_cannot_be_is_a_usage_error_in_the_words_of_the_command(argu
 @pytest.mark.heavy
 @pytest.mark.system
 def test_servers_say_where_they_are_and_end_with_the_signals_that_others_know(run):  # noqa: F811
-    port = addresses.lasting_port()
+    port = addresses.find_stable_port()
     env = config({"ps": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:0"]}, type="ps", index=0)
     # What TF_CONFIG says, and what the options say in its place; a crash, and Ctrl-C.
     ps = run("server", "--restart", env=env)

@@ -63,7 +63,7 @@ def test_status_as_json_is_everything_that_is_known(cluster):
     first, second = found["servers"]
     assert first["address"] == strategy.cluster.servers.addresses[0]
     # The variable, and what the optimizer's counters take: nothing.
-    assert (first["status"]["shards"], first["status"]["bytes_kept"]) == (1, 32)
+    assert (first["status"]["shards"], first["status"]["bytes_stored"]) == (1, 32)
     assert (second["status"], bool(second["problem"])) == (None, True)
     assert "type" not in result.stdout
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.cluster.torchrun import exchange
 from headrace.distribute import TorchrunClusterResolver
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
-from headrace.transport.address import lasting_port
+from headrace.transport.address import find_stable_port
 from tests.cluster.alone import on_loopback_alone
 
 
@@ -158,7 +158,7 @@ def test_wrong_arguments_are_named(world):
 def test_without_an_agent_rank_0_serves_the_store_on_its_address_alone_and_torch_shares_it(
     world, torch
 ):
-    port = lasting_port()
+    port = find_stable_port()
     resolvers = []
     for rank in range(2):
         # Which of them share a machine, nobody says.
@@ -186,7 +186,7 @@ def test_without_an_agent_rank_0_serves_the_store_on_its_address_alone_and_torch
 
 
 def test_a_store_that_is_not_there_is_named(world, torch):
-    port = lasting_port()
+    port = find_stable_port()
     world(1, 2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     with pytest.raises(UnavailableError, match=f"the store at 127.0.0.1:{port} .MASTER_ADDR"):
         TorchrunClusterResolver(timeout=1.0).cluster_spec()

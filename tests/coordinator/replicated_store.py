@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import AbortedError
-from headrace.parameter_server.lives import Leaders
-from headrace.parameter_server.messages import CarryOut
-from headrace.parameter_server.seats import Admission, Role, Seat
+from headrace.parameter_server.messages import ExecuteOperations
+from headrace.parameter_server.replica_state import ReplicaRole, ReplicaState, RequestDecision
+from headrace.parameter_server.server_states import StoreLeaders
 from tests.simulation.kernel import Simulation
 
 LIFE = "life"
@@ -28,7 +28,7 @@ class _Server:
 
     def __init__(self) -> None:
         self.is_up = True
-        self.seat = Seat()
+        self.seat = ReplicaState()
         self.contents: Any = None
         self.is_followed = False
 
@@ -44,21 +44,21 @@ class TwoServers:
     def __init__(self, simulation: Simulation, contents: Any) -> None:
         self._simulation = simulation
         self._servers = (_Server(), _Server())
-        self._clients: dict[Any, Leaders] = {}
+        self._clients: dict[Any, StoreLeaders] = {}
         self.losses = self.mistakes = 0
         first, second = self._servers
-        assert second.seat.follow(1, LIFE)
-        first.seat.lead(LIFE)
+        assert second.seat.become_follower(1, LIFE)
+        first.seat.become_leader(LIFE)
         first.contents = contents
         self._mend(first, second)
 
     @property
     def contents(self) -> Any:
         """What the leading seat of the latest epoch has."""
-        leading = [each for each in self._servers if each.seat.role is Role.LEADING]
+        leading = [each for each in self._servers if each.seat.role is ReplicaRole.LEADER]
         if not leading:
-            (leading,) = [[each] for each in self._servers if each.seat.is_whole]
-        return max(leading, key=lambda each: each.seat.epoch).contents
+            (leading,) = [[each] for each in self._servers if each.seat.is_complete]
+        return max(leading, key=lambda each: each.seat.term).contents
 
     def carry_out(self, client: Any, do: Callable[[Any], None]) -> None:
         """Ask as a client does.
@@ -67,33 +67,33 @@ class TwoServers:
             GoneError: To be asked again; the other server is next.
             AbortedError: It is refused.
         """
-        leaders = self._clients.setdefault(client, Leaders(("0", "1"), 2))
-        asked = leaders.server_of(0)
-        insists = leaders.to_store(CarryOut((), ()), 0).insists
+        leaders = self._clients.setdefault(client, StoreLeaders(("0", "1"), 2))
+        asked = leaders.find_server(0)
+        insists = leaders.address_message(ExecuteOperations((), ()), 0).peer_unavailable
         server, other = self._servers[asked], self._servers[1 - asked]
         chance = self._simulation.random
         if not server.is_up or chance.random() < 0.02:
             self.mistakes += server.is_up
-            leaders.is_gone(0, asked)
+            leaders.record_unavailable(0, asked)
             raise GoneError
-        admission = server.seat.admit(LIFE, insists=insists)
-        if admission in (Admission.ELSEWHERE, Admission.VACANT):
-            leaders.is_elsewhere(0, asked, is_vacant=admission is Admission.VACANT)
-            if leaders.beginning(0) is not None:
+        admission = server.seat.decide(LIFE, peer_unavailable=insists)
+        if admission in (RequestDecision.NOT_LEADER, RequestDecision.NO_STATE):
+            leaders.record_not_leader(0, asked, is_empty=admission is RequestDecision.NO_STATE)
+            if leaders.take_lead_request(0) is not None:
                 self._begin_empty()
             raise GoneError
-        assert admission in (Admission.HERE, Admission.PROMOTED)
-        if admission is Admission.PROMOTED:
+        assert admission in (RequestDecision.EXECUTE, RequestDecision.TAKE_OVER)
+        if admission is RequestDecision.TAKE_OVER:
             server.is_followed = False
         error = _carried_out(do, server.contents)
         if chance.random() < 0.03 and self.crash(asked):
             raise GoneError
         if not self._forward(server, other, do):
-            leaders.is_elsewhere(0, asked, is_vacant=True)
+            leaders.record_not_leader(0, asked, is_empty=True)
             raise GoneError
         if chance.random() < 0.03 and self.crash(asked):
             raise GoneError
-        leaders.answered(0, asked)
+        leaders.record_reply(0, asked)
         if error is not None:
             raise error
 
@@ -103,10 +103,12 @@ class TwoServers:
         By then one of them may have been filled: nothing is given up for that.
         """
         first, second = self._servers
-        if first.is_up and not first.seat.is_whole:
-            first.seat.vacate()
+        if first.is_up and not first.seat.is_complete:
+            first.seat.discard_state()
             first.contents, first.is_followed = None, False
-            assert not second.is_up or not second.seat.follow(1, "another life"), "all is lost"
+            assert not second.is_up or not second.seat.become_follower(1, "another life"), (
+                "all is lost"
+            )
 
     def _forward(self, server: _Server, other: _Server, do: Callable[[Any], None]) -> bool:
         """Have the other seat do the same; False: it leads, and this one has given up."""
@@ -114,38 +116,38 @@ class TwoServers:
             return True
         if not other.is_up:
             server.is_followed = False
-        elif other.seat.is_led_by(server.seat.epoch, LIFE):
+        elif other.seat.is_following(server.seat.term, LIFE):
             _carried_out(do, other.contents)
         else:
             self._mend(server, other)
-        return server.seat.role is Role.LEADING
+        return server.seat.role is ReplicaRole.LEADER
 
     def _mend(self, server: _Server, other: _Server) -> None:
         """Have the other seat follow, and get what there is."""
         seat = server.seat
-        if other.seat.outranks(seat.epoch, LIFE) or not other.seat.follow(seat.epoch, LIFE):
-            seat.vacate()
+        if other.seat.outranks(seat.term, LIFE) or not other.seat.become_follower(seat.term, LIFE):
+            seat.discard_state()
             server.contents, server.is_followed = None, False
             return
         other.contents = server.contents.copied(copy.deepcopy)
-        other.seat.is_whole = server.is_followed = True
+        other.seat.is_complete = server.is_followed = True
         other.is_followed = False
 
     def crash(self, place: int) -> bool:
         """End a server's process, if the other one has all; another begins after a while."""
         server, other = self._servers[place], self._servers[1 - place]
         is_safe = other.is_up and (
-            other.seat.role is Role.LEADING
-            or (server.is_followed and other.seat.is_led_by(server.seat.epoch, LIFE))
+            other.seat.role is ReplicaRole.LEADER
+            or (server.is_followed and other.seat.is_following(server.seat.term, LIFE))
         )
-        if not (server.is_up and is_safe and other.seat.is_whole):
+        if not (server.is_up and is_safe and other.seat.is_complete):
             return False
-        both_lead = server.seat.role is other.seat.role is Role.LEADING
-        if both_lead and server.seat.epoch > other.seat.epoch:
+        both_lead = server.seat.role is other.seat.role is ReplicaRole.LEADER
+        if both_lead and server.seat.term > other.seat.term:
             return False
         self.losses += 1
         server.is_up = False
-        server.seat, server.contents, server.is_followed = Seat(), None, False
+        server.seat, server.contents, server.is_followed = ReplicaState(), None, False
         self._simulation.call_later(
             self._simulation.random.uniform(0.01, 1.0), lambda: self._come_back(server)
         )
@@ -158,7 +160,7 @@ class TwoServers:
     def _look(self) -> None:
         """Have a leading seat see to the other one."""
         for server, other in (self._servers, self._servers[::-1]):
-            if server.seat.role is Role.LEADING and not server.is_followed and other.is_up:
+            if server.seat.role is ReplicaRole.LEADER and not server.is_followed and other.is_up:
                 self._mend(server, other)
         if not any(each.is_followed for each in self._servers):
             self._simulation.call_later(0.1, self._look)

@@ -41,8 +41,8 @@ from headrace.coordinator.messages import (
     Work,
 )
 from headrace.errors import AbortedError, CancelledError, HeadraceError, UnavailableError
-from headrace.parameter_server.origin import Attempt, Origin
 from headrace.parameter_server.specs import WriteKey
+from headrace.parameter_server.write_context import ClosureRun, WriteContext
 from headrace.parameter_server.write_keys import WriteKeys
 from headrace.serving.call import Done
 from headrace.transport.envelope import decode_error, encode_error
@@ -87,25 +87,25 @@ class Store:
 
     def write(self, written: WriteKey, variable: str) -> None:
         """Apply a write once; raise AbortedError where it is refused."""
-        if self.keys.known(written, variable) is not None:
+        if self.keys.find_answer(written, variable) is not None:
             return
-        self.keys.remember(written, variable, Done())
+        self.keys.record(written, variable, Done())
         key = (written.closure, variable, written.number)
         self.applied[key] = self.applied.get(key, 0) + 1
         self.values[variable] = self.values.get(variable, 0) + 1
 
     def push_round(self, last: int, steps: list[Payload]) -> None:
         """Carry out a round, once: it is written with a key of its last closure."""
-        key = WriteKey(incarnation=1, closure=last, worker=0, number=1 << 32)
+        key = WriteKey(coordinator_term=1, closure=last, worker_session=0, number=1 << 32)
         taken = [tuple(map(int, each.data.split(b":"))) for each in steps]
         numbers = tuple(number for number, _ in taken)
         try:
-            is_new = self.keys.known(key, "round") is None
+            is_new = self.keys.find_answer(key, "round") is None
         except AbortedError:
             assert numbers in self.rounds, "it comes once more after it has settled"
             return
         if is_new:
-            self.keys.remember(key, "round", Done())
+            self.keys.record(key, "round", Done())
             self.rounds.append(numbers)
             self.found.append({found for _, found in taken})
 
@@ -285,7 +285,9 @@ class WorkerProcess(Process):
         if run.digest not in self.functions:
             self._end(task, agenda, Ran(lacks_function=True))
             return
-        attempt = task.attempt = Attempt(Origin(session.incarnation, run.number, session.session))
+        attempt = task.attempt = WriteContext(
+            ClosureRun(session.incarnation, run.number, session.session)
+        )
         if task.is_refused:
             task.refuse()
         yield self.simulation.random.expovariate(1 / cluster.mean_seconds)
@@ -328,7 +330,7 @@ class WorkerProcess(Process):
             value=value,
             error=b"" if error is None else encode_error(error),
             nbytes=1 << 20 if plan.is_large and error is None else 0,
-            wrote=attempt.wrote,
+            wrote=attempt.has_written,
             steps=step if session.gathers and plan.steps and error is None else b"",
             seconds=0.01,
             states={} if drawn is None else {1: b"%d" % iterators[1]},
@@ -405,7 +407,7 @@ class CoordinatorProcess(Process):
         if actions.settles:
             numbers = list(actions.settles)
             self._tell_servers(
-                lambda store, below=queue.low: store.keys.settle(1, tuple(numbers), below),
+                lambda store, below=queue.low: store.keys.forget_closures(1, tuple(numbers), below),
                 lambda: queue.settled(numbers, simulation.now),
             )
         if actions.wake_in < 1e6:

@@ -149,7 +149,7 @@ def test_a_forked_child_is_refused_all_of_a_cluster_and_closes_it_at_once():
 def test_work_that_was_under_way_is_not_waited_for_in_a_child():
     with (
         with_servers(1, 1) as (strategy, _),
-        _another_thread_that_has(strategy.cluster.servers.greet),
+        _another_thread_that_has(strategy.cluster.servers.wait_until_reachable),
     ):
         goes_on = threading.Event()
         work = strategy.cluster.background.submit(lambda: goes_on.wait(SECONDS))

@@ -251,7 +251,7 @@ def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks, w
         servers = strategy.cluster.servers
 
         def are_whole() -> bool:
-            return is_whole([servers.status(index).seats for index in range(2)])
+            return is_whole([servers.status(index).replicas for index in range(2)])
 
         scheduled, longest = 0, 0.0
         values: list[Any] = []

@@ -15,7 +15,7 @@ from headrace.coordinator import ClusterCoordinator
 from headrace.coordinator.closure import Closure
 from headrace.coordinator.closure_queue import Rounds
 from headrace.errors import CancelledError, InvalidArgumentError, UserFunctionError
-from headrace.parameter_server.operations import Describe
+from headrace.parameter_server.operations import DescribeStore
 from tests.coordinator.in_process import SECONDS, shared_here, wait_until, with_servers
 
 STEPS = 20
@@ -285,7 +285,7 @@ def test_what_is_no_gradient_is_written_at_once_and_keys_are_forgotten(run: Any)
     coordinator.join(SECONDS)
     assert v.read().tolist() == [3.0, 3.0]
     for server in range(2):
-        described, _ = strategy.cluster.servers.ask(server, Describe())
+        described, _ = strategy.cluster.servers.execute(server, DescribeStore())
         assert described.keys == 0
 
 

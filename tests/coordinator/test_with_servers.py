@@ -17,8 +17,8 @@ from headrace.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from headrace.parameter_server.operations import Apply, Describe
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.operations import Apply, DescribeStore
+from headrace.parameter_server.store import ShardStore
 from tests.coordinator.in_process import SECONDS, shared_here, wait_until, with_servers
 
 
@@ -164,7 +164,7 @@ def test_keys_of_functions_that_have_ended_are_forgotten():
         for _ in range(50):
             coordinator.schedule(lambda: v.assign_add(1.0))
         coordinator.join(SECONDS)
-        described, _ = strategy.cluster.servers.ask(0, Describe())
+        described, _ = strategy.cluster.servers.execute(0, DescribeStore())
         assert described.keys == 0
 
 
@@ -366,14 +366,14 @@ def test_a_step_in_the_background_that_fails_fails_its_function() -> None:
 
 
 def test_a_step_that_fails_in_the_background_is_told_where_the_data_ended(monkeypatch: Any) -> None:
-    carry_out = Store.carry_out
+    carry_out = ShardStore.execute
 
-    def fail(self: Store, operation: Any, arrays: Any) -> Any:
+    def fail(self: ShardStore, operation: Any, arrays: Any) -> Any:
         if isinstance(operation, Apply):
             raise InvalidArgumentError("no such step")
         return carry_out(self, operation, arrays)
 
-    monkeypatch.setattr(Store, "carry_out", fail)
+    monkeypatch.setattr(ShardStore, "execute", fail)
     with with_servers(1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(np.zeros(2, np.float32), name="v")

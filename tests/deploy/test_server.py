@@ -55,7 +55,7 @@ def test_a_task_listens_at_its_address(task, host):
 
 
 def test_the_port_is_that_of_the_address_whatever_layer_stands_before_it():
-    port = addresses.lasting_port()
+    port = addresses.find_stable_port()
     with Server({"ps": [f"grpc://127.0.0.1:{port}"]}, protocol="grpc") as server:
         assert (server.job_name, server.task_index) == ("ps", 0)
         assert server.target == f"tcp://127.0.0.1:{port}"

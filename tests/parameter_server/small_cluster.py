@@ -38,7 +38,7 @@ def is_whole(seats: list[dict[int, str]]) -> bool:
     """Whether each store is on two servers, given what seats each server has."""
     others = [*seats[1:], seats[0]]
     return all(
-        {here.get(store), there.get(store)} == {"leads", "follows"}
+        {here.get(store), there.get(store)} == {"leader", "follower"}
         for store, (here, there) in enumerate(zip(seats, others, strict=True))
     )
 

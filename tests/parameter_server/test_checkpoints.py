@@ -19,12 +19,12 @@ import pytest
 
 import headrace as hr
 from headrace.errors import DataLossError, NotFoundError
-from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.operations import Count
-from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.operations import IncrementCounter
+from headrace.parameter_server.optimizer_steps import ClosureServers
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
-from headrace.parameter_server.pushing import ClosureServers
+from headrace.parameter_server.server_requests import ParameterServerClient
 from headrace.parameter_server.specs import WriteKey
+from headrace.parameter_server.write_context import ClosureRun, write_as
 from tests.parameter_server.small_cluster import cluster, restartable, strategy_at, until
 
 F32 = np.float32
@@ -145,7 +145,7 @@ def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tm
         ClosureServers(run.strategy.cluster.servers, 1)  # earlier coordinators are fenced
 
         def push(closure):
-            with writing_as(Origin(1, closure, 0)):
+            with write_as(ClosureRun(1, closure, 0)):
                 sgd.apply_gradients([(np.ones(4, F32), w)])
 
         push(0)
@@ -173,27 +173,29 @@ def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tm
 
 def test_a_step_that_is_counted_before_its_server_is_restored_is_neither_lost_nor_doubled(tmp_path):
     def counting(closure, seen=0):
-        key = WriteKey(incarnation=1, closure=closure, worker=0, number=0)
-        return Count("SGD/iterations", 1, key, seen)
+        key = WriteKey(coordinator_term=1, closure=closure, worker_session=0, number=0)
+        return IncrementCounter("SGD/iterations", 1, key, seen)
 
     with saving(tmp_path) as run, ExitStack() as stack:
         with run.strategy.scope():
             sgd = hr.optimizers.SGD(1.0)
         # Of two other programs the first knows where the server has counted to.
         addresses = run.strategy.cluster.servers.addresses
-        first, second = (stack.enter_context(closing(Servers(addresses))) for _ in range(2))
+        first, second = (
+            stack.enter_context(closing(ParameterServerClient(addresses))) for _ in range(2)
+        )
         for closure in range(3):
-            first.ask(0, counting(closure))
+            first.execute(0, counting(closure))
         run.manager.save()
-        run.strategy.cluster.servers.lives.recover_with(None)  # not yet
+        run.strategy.cluster.servers.states.set_recovery(None)  # not yet
         run.restart()
-        second.ask(0, counting(4))
-        second.ask(0, counting(2))  # tried again; it is in the checkpoint
+        second.execute(0, counting(4))
+        second.execute(0, counting(2))  # tried again; it is in the checkpoint
         with ThreadPoolExecutor(1) as threads:
-            waits = threads.submit(first.ask, 0, counting(5, seen=3))
-            until(lambda: first.lives.came_back(0))
+            waits = threads.submit(first.execute, 0, counting(5, seen=3))
+            until(lambda: first.states.has_restarted(0))
             assert not waits.done()
-            run.strategy.cluster.servers.lives.recover_with(run.manager._recover)
+            run.strategy.cluster.servers.states.set_recovery(run.manager._recover_server)
             assert sgd.iterations >= 4
             counted, _ = waits.result(20)
         assert (counted.before, counted.after) == (4, 5)
@@ -314,7 +316,7 @@ def test_a_server_that_came_back_is_noticed_without_anybody_asking(tmp_path):
     with saving(tmp_path, value=1) as run:
         run.manager.save()
         run.restart()
-        until(lambda: run.strategy.cluster.servers.lives.came_back(0))
+        until(lambda: run.strategy.cluster.servers.states.has_restarted(0))
         assert (run.w.read() == 1).all()
 
 
@@ -329,12 +331,12 @@ def test_what_was_never_saved_is_said_to_be_lost(tmp_path, caplog):
 def test_what_another_program_made_again_is_not_put_back_to_what_was_saved(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("headrace.parameter_server.checkpoints._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.parameter_server.checkpoints._CHECK_SECONDS", 0.02)
     with saving(tmp_path, value=1, server_timeout=5) as run:
         looks = []
         servers = run.strategy.cluster.servers
-        greet = servers.greet
-        monkeypatch.setattr(servers, "greet", lambda: (looks.append(1), greet()))
+        greet = servers.wait_until_reachable
+        monkeypatch.setattr(servers, "wait_until_reachable", lambda: (looks.append(1), greet()))
         again = run.restart()
         until(lambda: len(looks) > 20)
         assert caplog.text.count("trying again") == 1, "once a minute"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.distribute.scattering import is_floating
-from headrace.parameter_server.specs import as_dtype, dtype_named, name_of
+from headrace.parameter_server.specs import as_dtype, name_of, parse_dtype
 from headrace.parameter_server.specs import working_dtype as working
 
 KEPT = [
@@ -18,7 +18,7 @@ KEPT = [
 
 @pytest.mark.parametrize("dtype", KEPT)
 def test_a_dtype_comes_back_from_its_name(dtype):
-    assert dtype_named(name_of(dtype)) == np.dtype(dtype)
+    assert parse_dtype(name_of(dtype)) == np.dtype(dtype)
     assert as_dtype(name_of(dtype)) == np.dtype(dtype)
 
 
@@ -34,7 +34,7 @@ def test_what_is_no_dtype_is_refused():
     with pytest.raises(TypeError):
         as_dtype(3)
     with pytest.raises(ValueError, match="is not a dtype"):
-        dtype_named("object")
+        parse_dtype("object")
 
 
 def test_optimizers_change_floating_variables_in_32_bits_or_more():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.parameter_server.specs import Constant, Normal, Uniform, Zeros
-from headrace.parameter_server.table_rows import fill, first_rows
+from headrace.parameter_server.table_rows import fill_initial_values, initial_rows
 
 F = np.dtype(np.float32)
 ALL = [Zeros(), Constant(2.5), Uniform(-1.0, 1.0, 3), Normal(1.0, 2.0, 3)]
@@ -18,32 +18,32 @@ ALL = [Zeros(), Constant(2.5), Uniform(-1.0, 1.0, 3), Normal(1.0, 2.0, 3)]
 def test_a_row_has_the_same_values_in_any_company(initializer, dtype):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 50)
-    together = first_rows(initializer, ids, 4, kind)
+    together = initial_rows(initializer, ids, 4, kind)
     assert together.dtype == kind
     assert together.shape == (50, 4)
     for place in (0, 17, 49):
-        alone = first_rows(initializer, ids[place : place + 1], 4, kind)
+        alone = initial_rows(initializer, ids[place : place + 1], 4, kind)
         assert alone[0].tobytes() == together[place].tobytes()
-    backwards = first_rows(initializer, ids[::-1].copy(), 4, kind)
+    backwards = initial_rows(initializer, ids[::-1].copy(), 4, kind)
     assert backwards[::-1].tobytes() == together.tobytes()
 
 
 @pytest.mark.parametrize("initializer", ALL, ids=lambda one: type(one).__name__)
 def test_shards_of_any_number_make_up_the_same_variable(initializer):
     whole = np.empty((1000, 3, 2), np.float32)
-    fill(whole, initializer, 0)
+    fill_initial_values(whole, initializer, 0)
     for cuts in ([1000], [400, 600], [1, 998, 1]):
         row, parts = 0, []
         for count in cuts:
             part = np.empty((count, 3, 2), np.float32)
-            fill(part, initializer, row)
+            fill_initial_values(part, initializer, row)
             parts.append(part)
             row += count
         assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
 def test_uniform_values_are_spread_evenly():
-    values = first_rows(Uniform(-2.0, 1.0, 7), np.arange(20_000), 8, F)
+    values = initial_rows(Uniform(-2.0, 1.0, 7), np.arange(20_000), 8, F)
     assert -2 <= values.min() < -1.99
     assert 0.99 < values.max() <= 1
     counts, _ = np.histogram(values, 30)
@@ -54,7 +54,7 @@ def test_uniform_values_are_spread_evenly():
 
 
 def test_normal_values_have_their_mean_and_stddev():
-    values = first_rows(
+    values = initial_rows(
         Normal(mean=3.0, stddev=0.5, seed=7), np.arange(20_000), 8, np.dtype(np.float64)
     )
     assert values.mean() == pytest.approx(3.0, abs=0.01)
@@ -66,7 +66,7 @@ def test_normal_values_have_their_mean_and_stddev():
 def test_another_seed_makes_other_values():
     rows = np.arange(100)
     for kind in (Uniform, Normal):
-        ends = [first_rows(kind(0.0, 1.0, seed), rows, 4, F) for seed in (0, 1, -1, 2**40)]
+        ends = [initial_rows(kind(0.0, 1.0, seed), rows, 4, F) for seed in (0, 1, -1, 2**40)]
         for index, one in enumerate(ends):
             for other in ends[index + 1 :]:
                 assert (one != other).mean() > 0.99
@@ -74,7 +74,7 @@ def test_another_seed_makes_other_values():
 
 def test_numbers_of_a_single_element_and_of_none_are_filled_too():
     alone = np.empty((), np.float32)
-    fill(alone, Constant(4.0), 0)
+    fill_initial_values(alone, Constant(4.0), 0)
     assert alone == 4
     for shape in ((0,), (0, 3), (3, 0)):
-        fill(np.empty(shape, np.float32), Uniform(), 0)
+        fill_initial_values(np.empty(shape, np.float32), Uniform(), 0)

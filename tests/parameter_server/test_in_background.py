@@ -21,42 +21,47 @@ from headrace.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from headrace.parameter_server import connection as asking
-from headrace.parameter_server.applying import Applying
-from headrace.parameter_server.connection import Line
-from headrace.parameter_server.messages import CarryOut, ServerRequest
+from headrace.parameter_server import server_requests as asking
+from headrace.parameter_server.messages import ExecuteOperations, ServerRequest
+from headrace.parameter_server.operation_executor import OperationExecutor
 from headrace.parameter_server.operations import Apply
-from headrace.parameter_server.origin import Attempt, Origin, finish, writing_as
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.server_requests import ServerConnection
+from headrace.parameter_server.store import ShardStore
 from headrace.parameter_server.strategy import ParameterServerStrategy
+from headrace.parameter_server.write_context import (
+    ClosureRun,
+    WriteContext,
+    wait_for_steps,
+    write_as,
+)
 from headrace.transport import zeromq
 from tests.parameter_server.small_cluster import cluster, resolver_of
 
 F32 = np.float32
 ONES = np.ones(2, F32)
-ORIGIN = Origin(incarnation=1, closure=1, worker=0)
+ORIGIN = ClosureRun(coordinator_term=1, closure=1, worker_session=0)
 
 
 class Unsteady:
     """A server that holds requests back while it is told to, and breaks connections."""
 
     def __init__(self) -> None:
-        self.store = Store()
+        self.store = ShardStore()
         self.goes_on = threading.Event()
         self.goes_on.set()
         #: What happens to the next requests: "answer", "lose" the request, or lose the "answer".
         self.fates: Iterator[str] = iter(())
         self._held: list[Any] = []
-        self._applying = Applying(self.store, 0)
+        self._applying = OperationExecutor(self.store, 0)
         self._applying.start()
         self.server = zeromq.serve(self._handle, request_type=ServerRequest)
 
     def _handle(self, requests: Any) -> None:
         for request in requests:
-            if not isinstance(request.message, CarryOut):
+            if not isinstance(request.message, ExecuteOperations):
                 self._applying.handle([request])
                 continue
-            if request._origin.gone:
+            if request._source.is_disconnected:
                 continue  # it was read already when its connection broke, behind what was lost
             fate = next(self.fates, "answer")
             if fate == "answer":
@@ -67,7 +72,7 @@ class Unsteady:
                     self._applying.handle([*self._taken(), request])
                 self._held.clear()
                 for peer in self.server._peers:  # type: ignore[attr-defined]
-                    peer.cut()
+                    peer.disconnect()
                 break  # what came behind it on the same connection is lost as well
         if self.goes_on.is_set():
             self._applying.handle(self._taken())
@@ -105,8 +110,8 @@ def variable(strategy: Any) -> Any:
 
 
 @pytest.fixture
-def attempt() -> Iterator[Attempt]:
-    with writing_as(ORIGIN) as made:
+def attempt() -> Iterator[WriteContext]:
+    with write_as(ORIGIN) as made:
         yield made
 
 
@@ -116,14 +121,14 @@ def in_background(in_flight: int = 2, rate: float = 1.0) -> Any:
 
 def fail_steps(unsteady: Unsteady) -> Any:
     """Have steps fail, until what is returned is put back."""
-    carry_out = unsteady.store.carry_out
+    carry_out = unsteady.store.execute
 
     def fail(operation: Any, arrays: Any) -> Any:
         if isinstance(operation, Apply):
             raise InvalidArgumentError("no such step")
         return carry_out(operation, arrays)
 
-    unsteady.store.carry_out = fail  # type: ignore[method-assign]
+    unsteady.store.execute = fail  # type: ignore[method-assign]
     return carry_out
 
 
@@ -132,10 +137,10 @@ def test_a_function_goes_on_before_its_step_is_answered(unsteady, variable, atte
     unsteady.goes_on.clear()
     later.apply_gradients([(ONES, variable)])
     later.apply_gradients([(ONES, variable)])
-    assert [each.is_over for each in attempt.begun] == [False, False]
+    assert [each.is_done for each in attempt.pending_steps] == [False, False]
     unsteady.go_on()
     attempt.finish()
-    assert attempt.begun == []
+    assert attempt.pending_steps == []
     assert variable.read().tolist() == [-2, -2]
     assert later.iterations == 2
 
@@ -172,7 +177,7 @@ def test_a_step_that_fails_is_raised_once_when_it_is_waited_for(unsteady, variab
     with pytest.raises(InvalidArgumentError, match="no such step"):
         later.flush()
     later.flush()
-    unsteady.store.carry_out = carry_out
+    unsteady.store.execute = carry_out
     later.apply_gradients([(ONES, variable)])
     attempt.finish()
     assert variable.read().tolist() == [-1, -1]
@@ -186,7 +191,7 @@ def test_a_thread_that_the_function_starts_waits_for_its_own_steps(unsteady, var
     thread = threading.Thread(target=context.run, args=(later.apply_gradients, [(ONES, variable)]))
     thread.start()
     thread.join()
-    assert attempt.begun == []
+    assert attempt.pending_steps == []
     assert variable.read().tolist() == [-1, -1]
 
 
@@ -205,7 +210,7 @@ def test_the_order_holds_whatever_the_connection_does(unsteady, strategy, seed):
     expected = [np.zeros(2, F32), np.zeros(2, F32)]
     later = in_background(in_flight=int(chance.integers(1, 5)))
     for closure in range(4):
-        with writing_as(ORIGIN._replace(closure=closure)) as attempt:
+        with write_as(ORIGIN._replace(closure=closure)) as attempt:
             unsteady.fates = chosen()
             for _ in range(12):
                 which = int(chance.integers(2))
@@ -243,12 +248,12 @@ def test_a_step_that_was_begun_long_ago_waits_for_its_server_as_others_do(
 
 def test_an_answer_of_a_life_that_is_over_brings_it_back_for_nobody(unsteady, strategy, variable):
     returned: list[int] = []
-    strategy.cluster.servers.lives.on_return(returned.append)
-    with writing_as(ORIGIN) as attempt:
+    strategy.cluster.servers.states.on_restart(returned.append)
+    with write_as(ORIGIN) as attempt:
         in_background().apply_gradients([(ONES, variable)])
         while not unsteady.store.counters:
             threading.Event().wait(0.001)
-        unsteady._applying.life = "the next"
+        unsteady._applying.state_id = "the next"
         assert variable.read().tolist() == [-1, -1]
         attempt.finish()
         assert variable.read().tolist() == [-1, -1]
@@ -260,18 +265,18 @@ def test_all_who_wait_on_a_line_hear_that_it_is_lost(error):
     def receive(timeout: float) -> None:
         raise error
 
-    line = Line(SimpleNamespace(receive=receive))  # type: ignore[arg-type]
-    waiting = [SimpleNamespace(came=None), SimpleNamespace(came=None)]
-    line.waiting = dict(enumerate(waiting))  # type: ignore[arg-type]
+    line = ServerConnection(SimpleNamespace(receive=receive))  # type: ignore[arg-type]
+    waiting = [SimpleNamespace(reply=None), SimpleNamespace(reply=None)]
+    line.pending_calls = dict(enumerate(waiting))  # type: ignore[arg-type]
     assert line.receive()
-    assert [call.came for call in waiting] == [error, error]
-    assert line.waiting == {}
+    assert [call.reply for call in waiting] == [error, error]
+    assert line.pending_calls == {}
 
 
 def test_what_follows_a_step_that_found_nothing_yet_has_it_all_the_same(
     unsteady, variable, attempt
 ):
-    carry_out = unsteady.store.carry_out
+    carry_out = unsteady.store.execute
     restored: list[bool] = []
 
     def empty_at_first(operation: Any, arrays: Any) -> Any:
@@ -280,7 +285,7 @@ def test_what_follows_a_step_that_found_nothing_yet_has_it_all_the_same(
             raise NotFoundError("it comes in a moment")
         return carry_out(operation, arrays)
 
-    unsteady.store.carry_out = empty_at_first
+    unsteady.store.execute = empty_at_first
     later = in_background()
     later.apply_gradients([(ONES, variable)])
     assert variable.read().tolist() == [-1, -1]
@@ -295,10 +300,10 @@ def test_what_the_function_saves_has_the_step_in_it(tmp_path):
     with cluster(1) as strategy:
         with strategy.scope():
             saved = hr.Variable(np.zeros(2, F32), name="saved")
-        with writing_as(ORIGIN) as attempt:
+        with write_as(ORIGIN) as attempt:
             in_background().apply_gradients([(ONES, saved)])
             hr.Checkpoint(saved=saved).write(str(tmp_path / "one"))
-            assert [each.is_over for each in attempt.begun] == [True]
+            assert [each.is_done for each in attempt.pending_steps] == [True]
             attempt.finish()
 
 
@@ -310,7 +315,7 @@ def test_replicas_read_what_was_begun_before_them(unsteady, variable, attempt):
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
 
     def begun() -> list[bool]:
-        return [each.is_over for each in attempt.begun]
+        return [each.is_done for each in attempt.pending_steps]
 
     values = strategy.local_results(strategy.run(begun))
     going_on.join()
@@ -328,13 +333,13 @@ def test_gradients_are_let_go_with_their_function(unsteady, variable, fate, is_f
 
     def function() -> weakref.ref[Any]:
         gradient = np.ones(2, F32)
-        with writing_as(ORIGIN) as attempt:
+        with write_as(ORIGIN) as attempt:
             later = in_background()
             later.apply_gradients([(gradient, variable)])
             if is_flushed:
                 with contextlib.suppress(InvalidArgumentError):
                     later.flush()
-            finish(attempt.begun)
+            wait_for_steps(attempt.pending_steps)
         return weakref.ref(gradient)
 
     gc.collect()

@@ -8,7 +8,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server.messages import (
     ArrayForm,
-    CarryOut,
+    ExecuteOperations,
     ServerRequest,
     buffer_of,
     form_of,
@@ -65,8 +65,8 @@ def test_arrays_of_no_numbers_are_refused_before_anything_is_sent():
 
 
 def test_a_request_arrives_as_it_was():
-    request = CarryOut(
-        (ops.Read("w"), ops.Count("steps", 2), ops.Fence(3)),
+    request = ExecuteOperations(
+        (ops.ReadShard("w"), ops.IncrementCounter("steps", 2), ops.FenceWrites(3)),
         ((), (ArrayForm("int64", (2,)),), ()),
         "life",
     )

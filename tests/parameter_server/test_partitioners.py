@@ -9,8 +9,8 @@ import headrace as hr
 from headrace.parameter_server.partitioners import (
     Partitioner,
     count_shards,
-    placement,
-    ranges_of_rows,
+    make_placement,
+    split_rows,
 )
 
 Fixed = hr.distribute.partitioners.FixedShardsPartitioner
@@ -67,9 +67,9 @@ def test_no_shard_is_below_the_least_size_nor_above_the_largest(rows):
         for width in (1, 3):
             shape, row = (rows, width), width * 4
             small, large = size * 3, max(size * 3, row)
-            few = ranges_of_rows(rows, Min(small, 99)(shape, np.float32)[0])
+            few = split_rows(rows, Min(small, 99)(shape, np.float32)[0])
             assert min(map(len, few)) * row >= min(small, rows * row)
-            many = ranges_of_rows(rows, Max(large)(shape, np.float32)[0])
+            many = split_rows(rows, Max(large)(shape, np.float32)[0])
             assert max(map(len, many)) * row <= large
 
 
@@ -119,16 +119,16 @@ def test_there_are_no_more_shards_than_rows():
     [(13, 5, [3, 3, 3, 2, 2]), (10, 4, [3, 3, 2, 2]), (3, 3, [1, 1, 1]), (0, 1, [0]), (7, 1, [7])],
 )
 def test_rows_are_dealt_in_order_and_evenly(rows, shards, sizes):
-    ranges = ranges_of_rows(rows, shards)
+    ranges = split_rows(rows, shards)
     assert [len(part) for part in ranges] == sizes
     assert [row for part in ranges for row in part] == list(range(rows))
 
 
 def test_by_bytes_the_least_loaded_server_comes_first():
-    dealt = placement("bytes", 3)
+    dealt = make_placement("bytes", 3)
     assert [dealt.place(size) for size in (100, 10, 10, 10, 200, 1)] == [0, 1, 2, 1, 2, 1]
-    assert [placement("bytes", 2).place(0)] == [0]
-    idle = placement("bytes", 2)
+    assert [make_placement("bytes", 2).place(0)] == [0]
+    idle = make_placement("bytes", 2)
     assert [idle.place(0) for _ in range(4)] == [0, 1, 0, 1]
 
 
@@ -138,7 +138,7 @@ def test_no_server_has_much_more_than_the_mean(seed):
     rng = np.random.default_rng(seed)
     servers = int(rng.integers(1, 9))
     sizes = rng.integers(0, 10 ** int(rng.integers(1, 7)), 200)
-    dealt, loads = placement("bytes", servers), np.zeros(servers)
+    dealt, loads = make_placement("bytes", servers), np.zeros(servers)
     for size in sizes.tolist():
         loads[dealt.place(size)] += size
     assert loads.max() <= loads.mean() + sizes.max(), seed
@@ -147,5 +147,7 @@ def test_no_server_has_much_more_than_the_mean(seed):
 
 
 def test_an_unknown_placement_is_refused():
-    with pytest.raises(ValueError, match="`placement` must be one of round_robin, bytes, but got"):
-        placement("size", 2)
+    with pytest.raises(
+        ValueError, match="`make_placement` must be one of round_robin, bytes, but got"
+    ):
+        make_placement("size", 2)

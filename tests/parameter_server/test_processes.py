@@ -14,9 +14,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import AbortedError
-from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.optimizer_steps import ClosureServers
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
-from headrace.parameter_server.pushing import ClosureServers
+from headrace.parameter_server.write_context import ClosureRun, write_as
 from tests.coordinator.processes import Task
 from tests.parameter_server.small_cluster import strategy_at, until
 
@@ -103,7 +103,7 @@ def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes,
         mortal.kill()
 
         def train():
-            with writing_as(Origin(incarnation, 1, 0)):
+            with write_as(ClosureRun(incarnation, 1, 0)):
                 v.assign_add(np.ones(8))
                 return v.read().tolist()
 
@@ -111,7 +111,7 @@ def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes,
             with other.scope():
                 hr.Variable(start * 10, name="killed")
 
-        strategy.cluster.servers.lives.on_return(restore)
+        strategy.cluster.servers.states.on_restart(restore)
         with ThreadPoolExecutor(1) as threads:
             found = threads.submit(train)
             time.sleep(0.2)
@@ -139,7 +139,7 @@ def test_a_server_that_is_killed_in_the_middle_of_training_goes_back_to_the_last
         def train():
             nonlocal steps
             while not done.is_set():
-                with writing_as(Origin(incarnation, steps, 0)):
+                with write_as(ClosureRun(incarnation, steps, 0)):
                     sgd.apply_gradients([(np.ones((1000, 64), F32), w)])
                 steps += 1
 
@@ -175,17 +175,17 @@ def test_a_new_coordinator_restores_the_servers_and_fences_the_one_before(proces
         ClosureServers(old.cluster.servers, before)
         v.assign(np.full(4, 7))
         hr.CheckpointManager(hr.Checkpoint(v=v), tmp_path).save()
-        with writing_as(Origin(before, 5, 0)):
+        with write_as(ClosureRun(before, 5, 0)):
             v.assign_add(np.ones(4))
         ClosureServers(new.cluster.servers, now)
         with new.scope():
             again = hr.Variable(np.zeros(4, F32), name="fenced")
         hr.CheckpointManager(hr.Checkpoint(v=again), tmp_path).restore_or_initialize()
         with (
-            writing_as(Origin(before, 6, 0)),
+            write_as(ClosureRun(before, 6, 0)),
             pytest.raises(AbortedError, match="incarnation"),
         ):
             v.assign_add(np.ones(4))
-        with writing_as(Origin(now, 5, 0)):
+        with write_as(ClosureRun(now, 5, 0)):
             again.assign_add(np.ones(4))
         assert again.read().tolist() == [8] * 4

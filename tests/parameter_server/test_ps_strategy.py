@@ -14,10 +14,14 @@ from headrace.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from headrace.parameter_server.current import Cluster, enter, leave
-from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.cluster_registry import (
+    ServerCluster,
+    register_cluster,
+    unregister_cluster,
+)
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from headrace.parameter_server.strategy import ParameterServerStrategy
+from headrace.parameter_server.write_context import ClosureRun, write_as
 from tests.parameter_server.small_cluster import cluster, resolver_of, servers, strategy_at
 
 ONE = {"worker": ["a:1"], "ps": ["b:1"]}
@@ -132,7 +136,7 @@ def test_what_runs_without_a_coordinator_runs_here_with_one_warning():
 
 @pytest.mark.catalogue("1.6.4", "2.8.14")
 def test_what_a_closure_runs_is_not_warned_about():
-    with cluster(1) as strategy, writing_as(Origin(1, 1, 0)):
+    with cluster(1) as strategy, write_as(ClosureRun(1, 1, 0)):
         assert strategy.run(lambda: 3) == 3
 
 
@@ -172,18 +176,18 @@ def test_a_handle_resolves_to_the_strategy_here_and_to_one_of_its_own_on_a_worke
     with cluster(1, staleness=2) as strategy:
         data = pickle.dumps(strategy)
         assert pickle.loads(data) is strategy
-        worker = Cluster(strategy.cluster_id, strategy.cluster.servers)
-        enter(worker)
+        worker = ServerCluster(strategy.cluster_id, strategy.cluster.servers)
+        register_cluster(worker)
         assert pickle.loads(data) is strategy, "who was here first"
-        leave(strategy.cluster)
+        unregister_cluster(strategy.cluster)
         there = pickle.loads(data)
         assert there is not strategy
         assert there.staleness == 2
         assert pickle.loads(data) is there
-        with writing_as(Origin(1, 1, 0)):
+        with write_as(ClosureRun(1, 1, 0)):
             assert there.run(lambda: 1) == 1
         assert there.worker_addresses == []
-        leave(worker)
+        unregister_cluster(worker)
 
 
 def test_extended_knows_the_servers():

@@ -10,9 +10,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import UnavailableError
-from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.operations import Gather, Read
-from headrace.parameter_server.read_cache import ask_together, cached_reads
+from headrace.parameter_server.operations import GatherRows, ReadShard
+from headrace.parameter_server.read_cache import current_read_cache, execute_with_prefetch
+from headrace.parameter_server.server_requests import OperationRequest
 from headrace.serving.call import Done
 from tests.parameter_server.small_cluster import cluster
 
@@ -64,14 +64,14 @@ class _Shards:
         self.fails = fails
         self.was_had: list[bool] = []
 
-    def reads(self):
-        return [Ask(0, Read("v"))]
+    def read_requests(self):
+        return [OperationRequest(0, ReadShard("v"))]
 
-    def joined(self, answers):
+    def join_value(self, answers):
         return answers[0][1][0]
 
-    def ask_all(self, asks):
-        self.was_had.append(cached_reads().has(self))
+    def execute_all(self, asks):
+        self.was_had.append(current_read_cache().has(self))
         if self.fails:
             raise UnavailableError("away")
         return [(Done(), [np.ones(1)]) for _ in asks]
@@ -84,6 +84,6 @@ def test_a_variable_that_a_scope_names_is_read_whole_also_while_it_is_on_its_way
     with hr.distribute.cache_variable_reads(variable):
         # What another replica would find that gathers rows now.
         with pytest.raises(UnavailableError) if fails else contextlib.nullcontext():
-            ask_together(shards, [Ask(0, Gather("w"))])
-        assert cached_reads().has(shards)
+            execute_with_prefetch(shards, [OperationRequest(0, GatherRows("w"))])
+        assert current_read_cache().has(shards)
     assert shards.was_had == [True]

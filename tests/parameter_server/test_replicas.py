@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.parameter_server.messages import CarriedOut, CarryOut, Elsewhere, Lead, ServerReply
-from headrace.parameter_server.operations import Describe
-from headrace.parameter_server.seats import Admission, Role, Seat
+from headrace.parameter_server.messages import (
+    ExecuteOperations,
+    LeadEmptyStore,
+    NotLeader,
+    OperationResults,
+    ServerReply,
+)
+from headrace.parameter_server.operations import DescribeStore
+from headrace.parameter_server.replica_state import ReplicaRole, ReplicaState, RequestDecision
 from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.transport import zeromq
@@ -27,38 +33,42 @@ SECONDS = 30.0
 # --- seats ---------------------------------------------------------------------------------------
 
 
-def _whole(seat: Seat) -> Seat:
-    seat.is_whole = True
+def _whole(seat: ReplicaState) -> ReplicaState:
+    seat.is_complete = True
     return seat
 
 
 def test_a_seat_that_follows_leads_only_when_the_other_is_found_gone() -> None:
-    first, second = Seat(), Seat()
-    assert first.admit("", insists=True) is Admission.VACANT
-    assert second.follow(1, "life")
-    first.lead("life")
-    assert second.admit("life", insists=True) is Admission.VACANT, "it has not all yet"
+    first, second = ReplicaState(), ReplicaState()
+    assert first.decide("", peer_unavailable=True) is RequestDecision.NO_STATE
+    assert second.become_follower(1, "life")
+    first.become_leader("life")
+    assert second.decide("life", peer_unavailable=True) is RequestDecision.NO_STATE, (
+        "it has not all yet"
+    )
     _whole(second)
-    assert first.admit("life", insists=False) is Admission.HERE
-    assert first.admit("before", insists=False) is Admission.REBORN
-    assert second.admit("life", insists=False) is Admission.ELSEWHERE
-    assert second.admit("before", insists=True) is Admission.REBORN
-    assert second.admit("life", insists=True) is Admission.PROMOTED
-    assert (second.role, second.epoch) == (Role.LEADING, 2)
-    assert not second.is_led_by(1, "life"), "what the first one still says is refused"
+    assert first.decide("life", peer_unavailable=False) is RequestDecision.EXECUTE
+    assert first.decide("before", peer_unavailable=False) is RequestDecision.STATE_LOST
+    assert second.decide("life", peer_unavailable=False) is RequestDecision.NOT_LEADER
+    assert second.decide("before", peer_unavailable=True) is RequestDecision.STATE_LOST
+    assert second.decide("life", peer_unavailable=True) is RequestDecision.TAKE_OVER
+    assert (second.role, second.term) == (ReplicaRole.LEADER, 2)
+    assert not second.is_following(1, "life"), "what the first one still says is refused"
 
 
 def test_a_seat_with_contents_gives_them_up_for_a_later_epoch_of_them_alone() -> None:
-    leading = Seat()
-    leading.lead("life")
-    assert not leading.follow(1, "life")
-    assert not leading.follow(5, "other")
-    assert leading.follow(2, "life")
+    leading = ReplicaState()
+    leading.become_leader("life")
+    assert not leading.become_follower(1, "life")
+    assert not leading.become_follower(5, "other")
+    assert leading.become_follower(2, "life")
     _whole(leading)
-    assert not leading.follow(1, "life")
-    assert not leading.follow(9, "other"), "contents do not begin again where there are some"
-    assert leading.follow(2, "life"), "the connection was lost for a while"
-    assert leading.follow(1, "other"), "it had not all of them"
+    assert not leading.become_follower(1, "life")
+    assert not leading.become_follower(9, "other"), (
+        "contents do not begin again where there are some"
+    )
+    assert leading.become_follower(2, "life"), "the connection was lost for a while"
+    assert leading.become_follower(1, "other"), "it had not all of them"
 
 
 # --- servers of this process ---------------------------------------------------------------------
@@ -88,7 +98,7 @@ class Servers:
 
     def wait_until_whole(self) -> None:
         """Wait until each store is on two servers."""
-        until(lambda: is_whole([each.status().seats for each in self.running]), SECONDS)
+        until(lambda: is_whole([each.status().replicas for each in self.running]), SECONDS)
 
 
 @contextmanager
@@ -214,14 +224,17 @@ def test_a_server_that_was_taken_for_gone_gives_up_what_it_had_and_loses_no_writ
         there = _written(*made)
         servers.wait_until_whole()
         # Somebody who cannot reach server 0 asks server 1 for its store.
-        answer = _ask(servers.addresses[1], CarryOut((Describe(),), ((),), store=0, insists=True))
-        assert isinstance(answer, CarriedOut)
+        answer = _ask(
+            servers.addresses[1],
+            ExecuteOperations((DescribeStore(),), ((),), store=0, peer_unavailable=True),
+        )
+        assert isinstance(answer, OperationResults)
         # Its next write is one for server 1 to carry out, whoever is asked.
         there = [there[0] + 1.0, *there[1:]]
         made[0].assign_add(np.ones((6, 2)))
         _same(_read(*made), there)
         servers.wait_until_whole()
-        assert servers.running[1].status().seats == {0: "leads", 1: "leads"}
+        assert servers.running[1].status().replicas == {0: "leader", 1: "leader"}
         servers.stop(1)
         _same(_read(*made), there)
 
@@ -234,12 +247,15 @@ def test_new_contents_begin_only_where_both_servers_have_none() -> None:
         seats = (servers.addresses[0], servers.addresses[1])
         servers.stop(0)
         servers.start(0)
-        _ask(servers.addresses[0], Lead(store=0, seats=seats))
-        answer = _ask(servers.addresses[0], CarryOut((Describe(),), ((),), store=0, insists=True))
-        assert answer == Elsewhere(is_vacant=True)
+        _ask(servers.addresses[0], LeadEmptyStore(store=0, replica_addresses=seats))
+        answer = _ask(
+            servers.addresses[0],
+            ExecuteOperations((DescribeStore(),), ((),), store=0, peer_unavailable=True),
+        )
+        assert answer == NotLeader(is_empty=True)
         _same(_read(*made), there)
         servers.wait_until_whole()
-        assert servers.running[1].status().seats[0] == "leads"
+        assert servers.running[1].status().replicas[0] == "leader"
 
 
 def test_what_both_servers_had_comes_from_a_checkpoint(tmp_path: Path) -> None:

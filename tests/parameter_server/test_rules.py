@@ -15,10 +15,10 @@ from headrace.parameter_server.rules import (
     apply_dense,
     apply_sparse,
     put_rows,
-    slots_of,
+    slots_for_rule,
     update_average,
 )
-from headrace.parameter_server.specs import AdamRule, SgdRule, Step, working_dtype
+from headrace.parameter_server.specs import AdamRule, SgdRule, StepParameters, working_dtype
 from tests.parameter_server.optimizers_in_use import OPTIMIZERS, first_value, gradient
 
 REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text())
@@ -36,15 +36,17 @@ def optimizer_of(case):
 def slots_for(optimizer, value):
     dtype = working_dtype(value.dtype)
     return {
-        slot.name: np.full(value.shape[:1] if slot.by_row else value.shape, slot.first, dtype)
-        for slot in slots_of(optimizer.rule)
+        slot.name: np.full(
+            value.shape[:1] if slot.is_per_row else value.shape, slot.initial_value, dtype
+        )
+        for slot in slots_for_rule(optimizer.rule)
     }
 
 
 def train(optimizer, value, slots, steps, *, rows=None, **blocks):
     for iteration in steps:
         (clipped,) = optimizer.prepare(["w"], [gradient(iteration)])
-        step = Step(iteration=iteration, learning_rate=optimizer.rate(iteration))
+        step = StepParameters(iteration=iteration, learning_rate=optimizer.rate(iteration))
         if rows is None:
             apply_dense(optimizer.rule, step, value, clipped, slots, **blocks)
         else:
@@ -63,11 +65,11 @@ def test_a_hundred_steps_are_those_of_keras(case):
 def test_a_hundred_lazy_steps_are_those_of_sparse_adam():
     value, slots = first_value(), {}
     rule = AdamRule()
-    slots = {slot.name: np.zeros(value.shape, np.float32) for slot in slots_of(rule)}
+    slots = {slot.name: np.zeros(value.shape, np.float32) for slot in slots_for_rule(rule)}
     turns = [[0, 2], [1], [2, 3, 4], [0, 4]]
     for iteration in range(100):
         rows = np.array(turns[iteration % 4])
-        step = Step(iteration=iteration, learning_rate=0.01)
+        step = StepParameters(iteration=iteration, learning_rate=0.01)
         apply_sparse(rule, step, value, rows, gradient(iteration)[rows], slots)
     expected = np.float32(REFERENCE["sparse_adam"]).reshape(value.shape)
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7)
@@ -137,7 +139,7 @@ def test_odd_shapes_are_changed_or_left_alone(case, shape):
     optimizer = optimizer_of(case)
     value = np.ones(shape, np.float32)
     slots = slots_for(optimizer, value)
-    step = Step(iteration=0, learning_rate=0.1)
+    step = StepParameters(iteration=0, learning_rate=0.1)
     apply_dense(optimizer.rule, step, value, np.ones(shape, np.float32), slots)
     assert value.size == 0 or (value < 1).all()
     if shape:
@@ -150,7 +152,7 @@ def test_row_wise_adagrad_divides_a_row_by_the_root_of_its_mean_square():
     optimizer = hr.optimizers.RowWiseAdagrad(1.0, initial_accumulator_value=0.0, epsilon=0.0)
     value = np.zeros((2, 2), np.float32)
     slots = slots_for(optimizer, value)
-    step = Step(iteration=0, learning_rate=1.0)
+    step = StepParameters(iteration=0, learning_rate=1.0)
     apply_dense(optimizer.rule, step, value, np.float32([[3, 4], [1, 1]]), slots)
     assert slots["accumulator"].tolist() == [12.5, 1.0]
     np.testing.assert_allclose(value, [[-3 / 12.5**0.5, -4 / 12.5**0.5], [-1, -1]], rtol=1e-6)
@@ -158,8 +160,8 @@ def test_row_wise_adagrad_divides_a_row_by_the_root_of_its_mean_square():
 
 def test_small_steps_on_bfloat16_are_kept_in_the_slots_if_not_in_the_values():
     value = np.ones((1, 4), ml_dtypes.bfloat16)
-    slots = {slot.name: np.zeros((1, 4), np.float32) for slot in slots_of(AdamRule())}
-    step = Step(iteration=0, learning_rate=1e-5)
+    slots = {slot.name: np.zeros((1, 4), np.float32) for slot in slots_for_rule(AdamRule())}
+    step = StepParameters(iteration=0, learning_rate=1e-5)
     apply_dense(AdamRule(), step, value, np.full((1, 4), 1e-3, np.float32), slots)
     assert value.tolist() == [[1.0] * 4]
     np.testing.assert_allclose(slots["velocity"], 1e-9, rtol=1e-4)
@@ -169,14 +171,14 @@ def test_a_learning_rate_of_0_leaves_values_alone():
     for case in EVERY:
         optimizer, value = optimizer_of(case), first_value()
         slots = slots_for(optimizer, value)
-        step = Step(iteration=0, learning_rate=0.0)
+        step = StepParameters(iteration=0, learning_rate=0.0)
         apply_dense(optimizer.rule, step, value, gradient(0), slots)
         assert value.tobytes() == first_value().tobytes(), case
 
 
 def test_infinite_gradients_make_infinite_values_and_no_warning():
     value = np.ones(3, np.float32)
-    step = Step(iteration=0, learning_rate=1.0)
+    step = StepParameters(iteration=0, learning_rate=1.0)
     apply_dense(SgdRule(), step, value, np.float32([np.inf, np.nan, 1]), {})
     assert value[0] == -np.inf
     assert np.isnan(value[1])
@@ -188,10 +190,14 @@ def test_averages_are_of_all_elements_whatever_the_size(dtype):
     rule = SgdRule(ema_momentum=0.5, ema_overwrite_frequency=2)
     for shape in ((), (0, 3), (2 * BLOCK_ELEMENTS + 5,)):
         value, average = np.full(shape, 4, dtype), np.zeros(shape, np.float32)
-        update_average(rule, Step(iteration=0, learning_rate=1.0), value, average, is_first=True)
+        update_average(
+            rule, StepParameters(iteration=0, learning_rate=1.0), value, average, is_first=True
+        )
         assert (average == 4).all()
         value[...] = 8
-        update_average(rule, Step(iteration=1, learning_rate=1.0), value, average, is_first=False)
+        update_average(
+            rule, StepParameters(iteration=1, learning_rate=1.0), value, average, is_first=False
+        )
         assert (average == 6).all()
         assert (value == 6).all()
         assert value.dtype == dtype

@@ -10,14 +10,14 @@ import pytest
 import headrace as hr
 from headrace.coordinator.packing import pack, unpack
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.current import leave
-from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.cluster_registry import unregister_cluster
 from headrace.parameter_server.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
 )
 from headrace.parameter_server.specs import Normal, Uniform, Zeros
+from headrace.parameter_server.write_context import ClosureRun, write_as
 from tests.parameter_server.small_cluster import cluster
 
 F32 = np.float32
@@ -521,7 +521,7 @@ def test_a_handle_means_the_variable_that_it_was_made_of(table):
 def test_a_handle_is_small_and_resolves_where_its_cluster_is_known(strategy, table):
     data = pickle.dumps(table)
     assert len(data) < 1000
-    leave(strategy.cluster)
+    unregister_cluster(strategy.cluster)
     with pytest.raises(FailedPreconditionError, match="Variable 'table' belongs to the cluster"):
         pickle.loads(data)
 
@@ -540,14 +540,14 @@ def test_a_local_variable_in_a_function_for_workers_is_named(strategy):
 @pytest.mark.catalogue("3.7.20")
 def test_a_variable_is_not_made_in_a_closure(strategy):
     refused = pytest.raises(FailedPreconditionError, match="make it in strategy")
-    with writing_as(Origin(1, 1, 0)), strategy.scope(), refused:
+    with write_as(ClosureRun(1, 1, 0)), strategy.scope(), refused:
         hr.Variable(0.0, name="v")
 
 
 @pytest.mark.catalogue("4.3.14")
 def test_writes_of_a_closure_that_is_tried_again_are_done_once(strategy, table):
     for worker in (0, 1):
-        with writing_as(Origin(1, 4, worker)):
+        with write_as(ClosureRun(1, 4, worker)):
             table.assign_add(np.ones((8, 2)))
             table.scatter_add([0, 7], np.ones((2, 2)))
             table.scatter_mul([0], [[2.0, 2.0]])

@@ -9,8 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from headrace.errors import DataLossError, NotFoundError
-from headrace.parameter_server.checkpoint_format import TensorFile, standing, write_tensors
-from headrace.parameter_server.gradients import shard_of_ids
+from headrace.parameter_server.checkpoint_format import TensorFile, current_pieces, write_tensors
+from headrace.parameter_server.gradients import assign_shards
 from headrace.parameter_server.operations import (
     Apply,
     ApplyIds,
@@ -18,23 +18,23 @@ from headrace.parameter_server.operations import (
     Create,
     CreateTable,
     Evict,
-    Lookup,
-    Read,
+    LookupIds,
+    ReadShard,
     Scatter,
 )
-from headrace.parameter_server.partitioners import ranges_of_rows
-from headrace.parameter_server.shard_writer import put_shards, read_shards, write_shards
+from headrace.parameter_server.partitioners import split_rows
+from headrace.parameter_server.shard_files import put_shards, read_shards, write_shards
 from headrace.parameter_server.specs import (
     AdamRule,
     Normal,
     RowWiseAdagradRule,
     SgdRule,
     ShardSpec,
-    Step,
+    StepParameters,
     TableSpec,
     WriteKey,
 )
-from headrace.parameter_server.store import Holding, Store, holdings
+from headrace.parameter_server.store import ShardStore, StoredShard, list_shards
 from headrace.storage.files import open_folder
 
 F = np.float32
@@ -52,15 +52,15 @@ def shard_specs(rows, shards, columns=3, dtype="float32"):
             dtype=dtype,
             variable_shape=(rows, columns),
         )
-        for index, part in enumerate(ranges_of_rows(rows, shards))
+        for index, part in enumerate(split_rows(rows, shards))
     ]
 
 
 def a_store(specs, value=0.0):
     """Return a store with shards that are filled with a number."""
-    store = Store()
+    store = ShardStore()
     for spec in specs:
-        store.carry_out(Create(spec), [np.full(spec.shape, value, F)])
+        store.execute(Create(spec), [np.full(spec.shape, value, F)])
     return store
 
 
@@ -76,11 +76,13 @@ def directly(function):
 
 
 def saved(store, folder, since=None, stem="c.0", between=directly, part_bytes=1 << 20):
-    return write_shards(store, between, folder, stem, holdings(store), since, part_bytes=part_bytes)
+    return write_shards(
+        store, between, folder, stem, list_shards(store), since, chunk_bytes=part_bytes
+    )
 
 
 def restored(folder, pieces, shards=(), tables=(), renamed=None):
-    store = Store()
+    store = ShardStore()
     parts = read_shards(
         folder,
         [(spec, "v") for spec in shards],
@@ -95,16 +97,16 @@ def restored(folder, pieces, shards=(), tables=(), renamed=None):
 def adam(store, name, rows, step):
     rows = np.asarray(rows, np.int64)
     values = np.full((len(rows), 3), step + 1, F)
-    store.carry_out(
-        Apply(name, "adam", ADAM, Step(iteration=step, learning_rate=0.1)), [rows, values]
+    store.execute(
+        Apply(name, "adam", ADAM, StepParameters(iteration=step, learning_rate=0.1)), [rows, values]
     )
 
 
 def push_ids(store, name, ids, step):
     ids = np.asarray(ids, np.int64)
-    store.carry_out(Lookup(name), [ids])
-    store.carry_out(
-        ApplyIds(name, "adam", ADAM, Step(iteration=step, learning_rate=0.1)),
+    store.execute(LookupIds(name), [ids])
+    store.execute(
+        ApplyIds(name, "adam", ADAM, StepParameters(iteration=step, learning_rate=0.1)),
         [ids, np.full((len(ids), 2), step + 1, F)],
     )
 
@@ -143,7 +145,7 @@ def test_a_file_of_tensors_is_one_of_safetensors(folder, tmp_path):
         assert mine[name].dtype == array.dtype
         assert mine[name].shape == array.shape
         assert np.array_equal(mine[name], array)
-    assert set(mine.of("a")) == {"value"}
+    assert set(mine.read_under("a")) == {"value"}
 
 
 @pytest.mark.parametrize("length", [0, 7, 100, 200])
@@ -159,17 +161,17 @@ def test_a_file_that_was_cut_short_is_damaged(folder, tmp_path, length):
 @pytest.mark.parametrize("after", [1, 2, 5])
 @pytest.mark.parametrize("part_bytes", [64, 1 << 20])
 def test_shards_are_restored_in_any_number(folder, before, after, part_bytes):
-    store = Store()
+    store = ShardStore()
     value = np.arange(33, dtype=F).reshape(11, 3)
     for spec in shard_specs(11, before):
-        store.carry_out(Create(spec), [value[spec.row : spec.row + spec.shape[0]]])
+        store.execute(Create(spec), [value[spec.row : spec.row + spec.shape[0]]])
     for spec in table_specs(before):
-        store.carry_out(CreateTable(spec), [])
+        store.execute(CreateTable(spec), [])
     ids = np.arange(40, dtype=np.int64) * 7919
     for step in range(3):
         adam(store, "v/0", range(step, 3), step)  # one shard alone has slots
         for spec in table_specs(before):
-            push_ids(store, spec.name, ids[shard_of_ids(ids, before) == spec.index], step)
+            push_ids(store, spec.name, ids[assign_shards(ids, before) == spec.index], step)
     pieces = saved(store, folder, part_bytes=part_bytes).pieces
     back = restored(folder, pieces, shard_specs(11, after), table_specs(after))
     for name in ("value", "adam/momentum"):
@@ -189,10 +191,10 @@ def test_shards_are_restored_in_any_number(folder, before, after, part_bytes):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_shard_that_changes_while_it_is_written_is_of_one_moment(folder, seed):
     rng = np.random.default_rng(seed)
-    store = Store()
+    store = ShardStore()
     (spec,), (table,) = shard_specs(200, 1), table_specs(1, capacity=90)
-    store.carry_out(Create(spec), [np.zeros((200, 3), F)])
-    store.carry_out(CreateTable(table), [])
+    store.execute(Create(spec), [np.zeros((200, 3), F)])
+    store.execute(CreateTable(table), [])
     push_ids(store, "t/0", rng.integers(0, 150, 60), 0)
     moments = {"v": [], "t": []}
     step = 1
@@ -205,9 +207,9 @@ def test_a_shard_that_changes_while_it_is_written_is_of_one_moment(folder, seed)
         adam(store, "v/0", np.unique(rng.integers(0, 200, 20)), step)
         push_ids(store, "t/0", np.unique(rng.integers(0, 150, 30)), step)
         if rng.random() < 0.1:
-            store.carry_out(Assign("v/0"), [np.full((200, 3), step, F)])
+            store.execute(Assign("v/0"), [np.full((200, 3), step, F)])
         if rng.random() < 0.3:
-            store.carry_out(Evict("t/0", 2), [])
+            store.execute(Evict("t/0", 2), [])
         step += 1
         return found
 
@@ -223,7 +225,7 @@ def test_full_and_increments_are_the_live_state(folder, seed):
     rng = np.random.default_rng(seed)
     store = a_store(shard_specs(60, 2))
     (table,) = table_specs(1, capacity=100, admission=2, initializer=Normal(seed=3))
-    store.carry_out(CreateTable(table), [])
+    store.execute(CreateTable(table), [])
     pieces = []
     since = None
     step = 0
@@ -236,9 +238,9 @@ def test_full_and_increments_are_the_live_state(folder, seed):
             push_ids(store, "t/0", np.unique(rng.integers(0, 300, 50)), step)
             step += 1
         if rng.random() < 0.5:
-            store.carry_out(Evict("t/0", 2), [])
+            store.execute(Evict("t/0", 2), [])
         if rng.random() < 0.3:
-            store.carry_out(Assign("v/0"), [rng.random((30, 3), F)])
+            store.execute(Assign("v/0"), [rng.random((30, 3), F)])
     pieces += saved(store, folder, since, stem="c.last").pieces
     back = restored(folder, pieces, shard_specs(60, 2), [table])
     for name, shard in store.shards.items():
@@ -246,8 +248,8 @@ def test_full_and_increments_are_the_live_state(folder, seed):
         for slot, array in shard.slots.items():
             assert np.array_equal(back.shards[name].slots[slot], array)
     assert contents(back.tables.values()) == contents(store.tables.values())
-    waiting = back.tables["t/0"].waiting
-    assert len(waiting) == len(store.tables["t/0"].waiting)
+    waiting = back.tables["t/0"].waiting_ids
+    assert len(waiting) == len(store.tables["t/0"].waiting_ids)
     # They also go on alike.
     for one in (store, back):
         push_ids(one, "t/0", np.arange(0, 300, 3), step)
@@ -258,7 +260,7 @@ def test_an_increment_is_as_large_as_the_rows_that_were_written(folder):
     store = a_store(shard_specs(20_000, 1))
     full = saved(store, folder)
     rows = np.arange(10, dtype=np.int64)
-    store.carry_out(Scatter("v/0"), [rows, np.ones((10, 3), F)])
+    store.execute(Scatter("v/0"), [rows, np.ones((10, 3), F)])
     increment = saved(store, folder, full.mark, stem="c.1")
     assert full.bytes > 240_000
     assert increment.bytes < 1000
@@ -289,11 +291,11 @@ def test_a_byte_that_was_changed_is_found_and_its_file_named(folder, tmp_path):
     seed = int(np.random.SeedSequence().entropy % 2**32)
     print("seed", seed)
     rng = np.random.default_rng(seed)
-    store = Store()
+    store = ShardStore()
     specs, tables = shard_specs(10, 2), table_specs(1)
     for spec in specs:
-        store.carry_out(Create(spec), [rng.random(spec.shape).astype(F)])
-    store.carry_out(CreateTable(tables[0]), [])
+        store.execute(Create(spec), [rng.random(spec.shape).astype(F)])
+    store.execute(CreateTable(tables[0]), [])
     push_ids(store, "t/0", np.arange(20), 1)
     adam(store, "v/1", [7], 1)
     pieces = saved(store, folder, part_bytes=50).pieces
@@ -334,8 +336,8 @@ def test_what_was_written_before_there_were_checksums_is_read(folder):
 def test_a_shard_reads_the_pieces_that_have_its_rows_alone(folder, tmp_path):
     specs = shard_specs(10, 2)
     store = a_store(specs, 1)
-    first = write_shards(store, directly, folder, "c.0", [Holding("shard", "v/0")], None)
-    other = write_shards(store, directly, folder, "c.1", [Holding("shard", "v/1")], None)
+    first = write_shards(store, directly, folder, "c.0", [StoredShard("shard", "v/0")], None)
+    other = write_shards(store, directly, folder, "c.1", [StoredShard("shard", "v/1")], None)
     (tmp_path / first.pieces[0].file).unlink()
     back = restored(folder, [*first.pieces, *other.pieces], specs[1:])
     assert (back.shards["v/1"].value == 1).all()
@@ -349,22 +351,22 @@ def test_keys_are_of_the_moment_of_their_shard(folder):
     def busy(function):
         nonlocal count
         found = function()
-        key = WriteKey(incarnation=1, closure=count, worker=0, number=0)
-        store.carry_out(Assign("v/0", "add", key), [np.ones((100, 3), F)])
+        key = WriteKey(coordinator_term=1, closure=count, worker_session=0, number=0)
+        store.execute(Assign("v/0", "add", key), [np.ones((100, 3), F)])
         count += 1
         return found
 
     written = saved(store, folder, between=busy, part_bytes=100)
     back = restored(folder, written.pieces, specs)
     assert (back.shards["v/0"].value == len(written.answers["shard v/0"])).all()
-    assert written.incarnation == 1
+    assert written.coordinator_term == 1
 
 
 def test_a_slot_that_only_some_shards_have_is_kept_and_others_get_first_values(folder):
     store = a_store(shard_specs(10, 2))
     rule = RowWiseAdagradRule(initial_accumulator_value=0.5)
-    step = Step(iteration=0, learning_rate=0.1)
-    store.carry_out(Apply("v/1", "o", rule, step), [np.array([7]), np.ones((1, 3), F)])
+    step = StepParameters(iteration=0, learning_rate=0.1)
+    store.execute(Apply("v/1", "o", rule, step), [np.array([7]), np.ones((1, 3), F)])
     back = restored(folder, saved(store, folder).pieces, shard_specs(10, 1))
     slot = back.shards["v/0"].slots["o/accumulator"]
     assert slot.tolist() == [0.5] * 7 + [1.5] + [0.5] * 2
@@ -374,10 +376,10 @@ def test_a_slot_that_only_some_shards_have_is_kept_and_others_get_first_values(f
 def test_numbers_without_rows_and_values_that_are_empty(folder, shape):
     spec = ShardSpec(name="v", variable="v", shape=shape, dtype="float32", variable_shape=shape)
     store = a_store([spec], 7)
-    step = Step(iteration=0, learning_rate=0.5)
-    store.carry_out(Apply("v", "o", ADAM, step), [np.ones(shape, F)])
+    step = StepParameters(iteration=0, learning_rate=0.5)
+    store.execute(Apply("v", "o", ADAM, step), [np.ones(shape, F)])
     back = restored(folder, saved(store, folder).pieces, [spec])
-    assert np.array_equal(back.carry_out(Read("v"))[1][0], store.shards["v"].value)
+    assert np.array_equal(back.execute(ReadShard("v"))[1][0], store.shards["v"].value)
     for name, slot in store.shards["v"].slots.items():  # without rows, none is made before a step
         assert np.array_equal(back.shards["v"].slots.get(name, np.empty((0, *shape[1:]))), slot)
 
@@ -385,14 +387,14 @@ def test_numbers_without_rows_and_values_that_are_empty(folder, shape):
 def test_pieces_before_one_that_begins_do_not_count(folder):
     store = a_store(shard_specs(4, 1))
     first = saved(store, folder)
-    store.carry_out(
-        Apply("v/0", "sgd", SgdRule(), Step(iteration=0, learning_rate=1.0)),
+    store.execute(
+        Apply("v/0", "sgd", SgdRule(), StepParameters(iteration=0, learning_rate=1.0)),
         [np.ones((4, 3), F)],
     )
     second = saved(store, folder, first.mark, "c.1")
-    assert list(standing([*first.pieces, *second.pieces])) == list(second.pieces)
+    assert list(current_pieces([*first.pieces, *second.pieces])) == list(second.pieces)
 
 
 def test_a_shard_that_a_server_has_lost_is_not_left_out_of_a_checkpoint(folder):
     with pytest.raises(NotFoundError, match="no shard v/0 on this server, so it cannot be saved"):
-        write_shards(Store(), directly, folder, "c.0", [Holding("shard", "v/0")], None)
+        write_shards(ShardStore(), directly, folder, "c.0", [StoredShard("shard", "v/0")], None)

@@ -14,9 +14,9 @@ from headrace.parameter_server.operations import (
     Create,
     CreateTable,
     Evict,
-    Lookup,
+    LookupIds,
 )
-from headrace.parameter_server.saved import (
+from headrace.parameter_server.shard_values import (
     SavedServer,
     SavedShard,
     SavedTable,
@@ -26,23 +26,23 @@ from headrace.parameter_server.specs import (
     RowWiseAdagradRule,
     SgdRule,
     ShardSpec,
-    Step,
+    StepParameters,
     TableSpec,
     Uniform,
 )
 from headrace.parameter_server.store import (
-    Holding,
-    Store,
-    changes_of,
-    holdings,
-    mark,
-    restore,
-    snapshot_of,
+    ShardStore,
+    StoredShard,
+    list_shards,
+    restore_snapshot,
+    set_mark,
+    snapshot_changes,
+    snapshot_shard,
 )
 
 F = np.float32
 SHAPE = (10, 3)
-SHARD, TABLE = Holding("shard", "v/0"), Holding("table", "t/0")
+SHARD, TABLE = StoredShard("shard", "v/0"), StoredShard("table", "t/0")
 
 
 SHARD_SPEC = ShardSpec(name="v/0", variable="v", shape=SHAPE, dtype="float32", variable_shape=SHAPE)
@@ -51,9 +51,9 @@ TABLE_SPEC = TableSpec(name="t/0", table="t", dim=3, admission=2, initializer=Un
 
 @pytest.fixture
 def store():
-    made = Store()
-    made.carry_out(Create(shard=SHARD_SPEC, initializer=Uniform()))
-    made.carry_out(CreateTable(table=TABLE_SPEC))
+    made = ShardStore()
+    made.execute(Create(shard=SHARD_SPEC, initializer=Uniform()))
+    made.execute(CreateTable(table=TABLE_SPEC))
     return made
 
 
@@ -62,20 +62,20 @@ def train(store, steps):
     for iteration in steps:
         rng = np.random.default_rng(iteration)
         rows, ids = np.unique(rng.integers(0, 10, 4)), np.unique(rng.integers(0, 40, 12))
-        step = Step(iteration=iteration, learning_rate=0.1)
-        store.carry_out(Lookup(table="t/0"), [ids])
+        step = StepParameters(iteration=iteration, learning_rate=0.1)
+        store.execute(LookupIds(table="t/0"), [ids])
         for name, rule in (("adam", AdamRule()), ("rows", RowWiseAdagradRule())):
             operation = Apply(shard="v/0", optimizer=name, rule=rule, step=step)
-            store.carry_out(operation, [rows, rng.standard_normal((len(rows), 3)).astype(F)])
+            store.execute(operation, [rows, rng.standard_normal((len(rows), 3)).astype(F)])
             operation = ApplyIds(table="t/0", optimizer=name, rule=rule, step=step)
-            store.carry_out(operation, [ids, rng.standard_normal((len(ids), 3)).astype(F)])
+            store.execute(operation, [ids, rng.standard_normal((len(ids), 3)).astype(F)])
 
 
 def contents(store):
     """All that a store holds; of a table in the order of the ids."""
     found = []
-    for holding in holdings(store):
-        arrays = snapshot_of(store, holding).arrays
+    for holding in list_shards(store):
+        arrays = snapshot_shard(store, holding).arrays
         order = {name: np.argsort(arrays[name]) for name in arrays if name.endswith("ids")}
         for name, array in arrays.items():
             ids = "waiting_ids" if name.startswith("waiting") else "ids"
@@ -85,9 +85,9 @@ def contents(store):
 
 def test_a_restored_store_has_all_and_shares_no_memory_with_what_was_saved(store):
     train(store, range(2))
-    again = Store()
-    for holding in holdings(store):
-        restore(again, snapshot_of(store, holding))
+    again = ShardStore()
+    for holding in list_shards(store):
+        restore_snapshot(again, snapshot_shard(store, holding))
     before = contents(again)
     assert before == contents(store)
     train(store, range(2, 4))
@@ -96,63 +96,63 @@ def test_a_restored_store_has_all_and_shares_no_memory_with_what_was_saved(store
 
 def test_a_record_says_what_it_is_when_it_is_decoded(store):
     union = SavedShard | SavedTable | SavedServer
-    for holding in holdings(store):
-        record = snapshot_of(store, holding).record
+    for holding in list_shards(store):
+        record = snapshot_shard(store, holding).record
         assert msgspec.json.decode(msgspec.json.encode(record), type=union) == record
 
 
 def test_an_increment_has_the_rows_that_were_touched_and_no_others(store):
     train(store, range(3))
-    since = mark(store)
-    changes = changes_of(store, SHARD, since)
-    assert (changes.whole, changes.rows.tolist()) == (False, [])
-    step = Step(iteration=3, learning_rate=0.1)
+    since = set_mark(store)
+    changes = snapshot_changes(store, SHARD, since)
+    assert (changes.is_complete, changes.rows.tolist()) == (False, [])
+    step = StepParameters(iteration=3, learning_rate=0.1)
     operation = Apply(shard="v/0", optimizer="o", rule=SgdRule(), step=step)
-    store.carry_out(operation, [np.array([2, 8]), np.ones((2, 3), F)])
-    changes = changes_of(store, SHARD, since)
+    store.execute(operation, [np.array([2, 8]), np.ones((2, 3), F)])
+    changes = snapshot_changes(store, SHARD, since)
     assert changes.rows.tolist() == [2, 8]
     assert {array.shape[0] for array in changes.arrays.values()} == {2}
-    store.carry_out(Assign(shard="v/0"), [np.zeros(SHAPE, F)])
-    assert changes_of(store, SHARD, since).whole
-    later = mark(store)
-    assert changes_of(store, SHARD, later).rows.tolist() == []
-    assert changes_of(store, SHARD, since).whole
+    store.execute(Assign(shard="v/0"), [np.zeros(SHAPE, F)])
+    assert snapshot_changes(store, SHARD, since).is_complete
+    later = set_mark(store)
+    assert snapshot_changes(store, SHARD, later).rows.tolist() == []
+    assert snapshot_changes(store, SHARD, since).is_complete
 
 
 def test_an_increment_has_nothing_of_a_single_number_that_was_not_written():
-    store = Store()
+    store = ShardStore()
     spec = ShardSpec(
         name="v/0", variable="v", index=0, row=0, shape=(), dtype="float32", variable_shape=()
     )
-    store.carry_out(Create(shard=spec), [np.array(1.0, F)])
-    since = mark(store)
-    unwritten = changes_of(store, SHARD, since)
-    assert (unwritten.whole, unwritten.rows.tolist()) == (False, [])
-    store.carry_out(Assign(shard="v/0", how="add"), [np.array(1.0, F)])
-    written = changes_of(store, SHARD, since)
-    assert (written.whole, written.arrays["value"].tolist()) == (True, 2.0)
+    store.execute(Create(shard=spec), [np.array(1.0, F)])
+    since = set_mark(store)
+    unwritten = snapshot_changes(store, SHARD, since)
+    assert (unwritten.is_complete, unwritten.rows.tolist()) == (False, [])
+    store.execute(Assign(shard="v/0", mode="add"), [np.array(1.0, F)])
+    written = snapshot_changes(store, SHARD, since)
+    assert (written.is_complete, written.arrays["value"].tolist()) == (True, 2.0)
 
 
 def test_an_increment_of_a_table_has_its_new_rows_and_the_ids_that_went(store):
-    store.carry_out(Lookup(table="t/0"), [np.arange(6), np.full(6, 2)])
-    since = mark(store)
-    step = Step(iteration=9, learning_rate=0.1)
+    store.execute(LookupIds(table="t/0"), [np.arange(6), np.full(6, 2)])
+    since = set_mark(store)
+    step = StepParameters(iteration=9, learning_rate=0.1)
     operation = ApplyIds(table="t/0", optimizer="o", rule=SgdRule(), step=step)
-    store.carry_out(operation, [np.arange(4), np.ones((4, 3), F)])
-    store.carry_out(Evict(table="t/0", older_than=5))
-    store.carry_out(Lookup(table="t/0"), [np.array([4, 50]), np.full(2, 2)])
-    changes = changes_of(store, TABLE, since)
+    store.execute(operation, [np.arange(4), np.ones((4, 3), F)])
+    store.execute(Evict(table="t/0", older_than=5))
+    store.execute(LookupIds(table="t/0"), [np.array([4, 50]), np.full(2, 2)])
+    changes = snapshot_changes(store, TABLE, since)
     assert sorted(changes.arrays["ids"].tolist()) == [0, 1, 2, 3, 4, 50]
-    assert changes.removed.tolist() == [5]
+    assert changes.removed_ids.tolist() == [5]
 
 
 def test_without_a_mark_nothing_is_kept_of_what_was_touched(store):
     train(store, range(3))
-    assert store.shards["v/0"].touched.nbytes == 0
-    assert store.tables["t/0"].touched.nbytes == 0
-    assert changes_of(store, SHARD, mark(store) - 1).whole
+    assert store.shards["v/0"].dirty_rows.nbytes == 0
+    assert store.tables["t/0"].dirty_rows.nbytes == 0
+    assert snapshot_changes(store, SHARD, set_mark(store) - 1).is_complete
 
 
 def test_what_is_not_there_cannot_be_saved():
     with pytest.raises(NotFoundError, match="there is no shard v/0 on this server"):
-        snapshot_of(Store(), SHARD)
+        snapshot_shard(ShardStore(), SHARD)

@@ -14,8 +14,8 @@ import pytest
 import headrace as hr
 from headrace.coordinator import ClusterCoordinator
 from headrace.errors import DataLossError
-from headrace.parameter_server.current import cluster_of
-from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.cluster_registry import find_cluster
+from headrace.parameter_server.write_context import ClosureRun, write_as
 from tests.coordinator.processes import Task
 from tests.parameter_server.small_cluster import is_whole, strategy_at, until
 
@@ -40,7 +40,7 @@ class Servers:
         """Wait until each store is on both servers."""
         servers = strategy.cluster.servers
 
-        until(lambda: is_whole([servers.status(index).seats for index in range(2)]), 60.0)
+        until(lambda: is_whole([servers.status(index).replicas for index in range(2)]), 60.0)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ class Adding:
     def __call__(self, count: int) -> None:
         for _ in range(count):
             self.count += 1
-            with writing_as(Origin(1, self.count, 0)):
+            with write_as(ClosureRun(1, self.count, 0)):
                 self._variable.assign_add(np.float64(1.0))
 
 
@@ -107,7 +107,7 @@ def _add_one(variable: Any) -> None:
 
 
 def _known_writes(cluster_id: str) -> int:
-    return cluster_of(cluster_id, "").servers.lives.writes(0)
+    return find_cluster(cluster_id, "").servers.states.acknowledged_writes(0)
 
 
 def test_what_functions_wrote_before_a_loss_is_known_to_all_workers(
@@ -124,7 +124,9 @@ def test_what_functions_wrote_before_a_loss_is_known_to_all_workers(
         hr.CheckpointManager(hr.Checkpoint(n=n), tmp_path) as manager,
     ):
         coordinator.fetch([coordinator.schedule(_add_one, (n,)) for _ in range(20)])
-        assert strategy.cluster.servers.lives.writes(0) == 20, "the worker has said so"
+        assert strategy.cluster.servers.states.acknowledged_writes(0) == 20, (
+            "the worker has said so"
+        )
         coordinator.join()
         manager.save()
         servers.wait_until_whole(strategy)

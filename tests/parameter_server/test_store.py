@@ -11,32 +11,32 @@ from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundEr
 from headrace.parameter_server.operations import (
     Apply,
     Assign,
-    Count,
     Create,
     Created,
     CreateTable,
-    Describe,
-    Fence,
-    Gather,
+    DescribeStore,
+    FenceWrites,
+    ForgetWriteKeys,
+    GatherRows,
+    IncrementCounter,
     Operation,
-    Read,
+    ReadShard,
     Scatter,
-    Settle,
 )
 from headrace.parameter_server.specs import (
     AdamRule,
     Constant,
     SgdRule,
     ShardSpec,
-    Step,
+    StepParameters,
     TableSpec,
     Uniform,
 )
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.store import ShardStore
 from headrace.serving.call import Done
 
 F = np.float32
-STEP = Step(iteration=0, learning_rate=1.0)
+STEP = StepParameters(iteration=0, learning_rate=1.0)
 
 
 def spec_of(value, name="v", **other):
@@ -47,16 +47,14 @@ def spec_of(value, name="v", **other):
 
 
 def a_store(value, **spec):
-    store = Store()
+    store = ShardStore()
     value = np.asarray(value)
-    assert store.carry_out(Create(shard=spec_of(value, **spec)), [value])[0] == Created(
-        existed=False
-    )
+    assert store.execute(Create(shard=spec_of(value, **spec)), [value])[0] == Created(existed=False)
     return store
 
 
 def read(store, name="v"):
-    return store.carry_out(Read(shard=name))[1][0]
+    return store.execute(ReadShard(shard=name))[1][0]
 
 
 def rows(*numbers):
@@ -76,14 +74,14 @@ def test_values_of_all_shapes_and_dtypes_are_kept_as_they_are(value):
     found = read(store)
     assert (found.shape, found.dtype) == (np.shape(value), value.dtype)
     assert found.tobytes() == value.tobytes()
-    store.carry_out(Assign(shard="v"), [found.copy()])
+    store.execute(Assign(shard="v"), [found.copy()])
     assert read(store).tobytes() == value.tobytes()
 
 
 def test_a_shard_is_made_once_and_keeps_its_value():
     store = a_store(F([1, 2]))
     again = Create(shard=spec_of(F([5, 6])))
-    assert store.carry_out(again, [F([5, 6])])[0] == Created(existed=True)
+    assert store.execute(again, [F([5, 6])])[0] == Created(existed=True)
     assert read(store).tolist() == [1, 2]
 
 
@@ -91,15 +89,15 @@ def test_a_shard_is_made_once_and_keeps_its_value():
 @pytest.mark.parametrize("other", [F([[1, 2]]), np.array([1.0, 2.0]), F([1, 2, 3])])
 def test_another_shape_or_dtype_under_a_name_is_an_error(other):
     with pytest.raises(AlreadyExistsError, match="there is a shard v of dtype float32 and shape"):
-        a_store(F([1, 2])).carry_out(Create(shard=spec_of(other)), [other])
+        a_store(F([1, 2])).execute(Create(shard=spec_of(other)), [other])
 
 
 def test_a_shard_is_made_from_a_value_or_an_initializer():
-    store = Store()
+    store = ShardStore()
     spec = spec_of(np.zeros((4, 3), F), row=6, variable_shape=(10, 3))
-    store.carry_out(Create(shard=spec, initializer=Uniform(0.0, 1.0, 5)))
+    store.execute(Create(shard=spec, initializer=Uniform(0.0, 1.0, 5)))
     whole = spec_of(np.zeros((10, 3), F), name="w")
-    store.carry_out(Create(shard=whole, initializer=Uniform(0.0, 1.0, 5)))
+    store.execute(Create(shard=whole, initializer=Uniform(0.0, 1.0, 5)))
     assert read(store).tobytes() == read(store, "w")[6:].tobytes()
     for arrays, initializer, words in (
         ([], None, "but got neither"),
@@ -108,7 +106,7 @@ def test_a_shard_is_made_from_a_value_or_an_initializer():
         ([np.array([1.0])], None, "dtype float64 does not fit"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
-            store.carry_out(Create(shard=spec_of(F([1]), "x"), initializer=initializer), arrays)
+            store.execute(Create(shard=spec_of(F([1]), "x"), initializer=initializer), arrays)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_a_shard_is_a_run_of_its_variable_s_rows(shape, row, whole):
         name="v", variable="v", row=row, shape=shape, dtype="float32", variable_shape=whole
     )
     with pytest.raises(InvalidArgumentError, match="is no part of a variable of shape"):
-        Store().carry_out(Create(shard=spec, initializer=Constant(0.0)))
+        ShardStore().execute(Create(shard=spec, initializer=Constant(0.0)))
 
 
 def test_what_comes_in_is_copied_and_what_goes_out_cannot_be_written():
@@ -130,19 +128,19 @@ def test_what_comes_in_is_copied_and_what_goes_out_cannot_be_written():
     assert read(store).tolist() == [1, 2]
     with pytest.raises(ValueError, match="read-only"):
         read(store)[0] = 9
-    gathered = store.carry_out(Gather(shard="v"), [rows(0)])[1][0]
+    gathered = store.execute(GatherRows(shard="v"), [rows(0)])[1][0]
     gathered[0] = 9
     assert read(store).tolist() == [1, 2]
 
 
 def test_rows_are_gathered_in_the_order_in_which_they_are_named():
     store = a_store(np.arange(8, dtype=F).reshape(4, 2), row=10, variable_shape=(20, 2))
-    gathered = store.carry_out(Gather(shard="v"), [rows(13, 10, 13)])[1][0]
+    gathered = store.execute(GatherRows(shard="v"), [rows(13, 10, 13)])[1][0]
     assert gathered.tolist() == [[6, 7], [0, 1], [6, 7]]
-    square = store.carry_out(Gather(shard="v"), [rows(11, 12).reshape(1, 2)])[1][0]
+    square = store.execute(GatherRows(shard="v"), [rows(11, 12).reshape(1, 2)])[1][0]
     assert square.tolist() == [[[2, 3], [4, 5]]]
-    assert store.carry_out(Gather(shard="v"), [rows()])[1][0].shape == (0, 2)
-    assert store.carry_out(Gather(shard="v"), [np.array(11)])[1][0].tolist() == [2, 3]
+    assert store.execute(GatherRows(shard="v"), [rows()])[1][0].shape == (0, 2)
+    assert store.execute(GatherRows(shard="v"), [np.array(11)])[1][0].tolist() == [2, 3]
 
 
 def test_answers_are_written_where_the_server_wants_them():
@@ -152,9 +150,9 @@ def test_answers_are_written_where_the_server_wants_them():
         made.append(np.empty(shape, dtype))
         return made[-1]
 
-    store = Store(allocate)
-    store.carry_out(Create(shard=spec_of(F([1, 2]))), [F([1, 2])])
-    gathered = store.carry_out(Gather(shard="v"), [rows(1)])[1][0]
+    store = ShardStore(allocate)
+    store.execute(Create(shard=spec_of(F([1, 2]))), [F([1, 2])])
+    gathered = store.execute(GatherRows(shard="v"), [rows(1)])[1][0]
     assert gathered is made[0]
 
 
@@ -171,7 +169,7 @@ def test_rows_are_changed_in_all_ways(how, expected, dtype, order):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     store = a_store(np.array([1, 2, 3]).astype(kind))
     which, values = rows(0, 2)[order], np.array([10, 20]).astype(kind)[order]
-    store.carry_out(Scatter(shard="v", how=how), [which, values])
+    store.execute(Scatter(shard="v", mode=how), [which, values])
     if how == "div" and dtype != "int64":
         expected = (np.float32([1, 2, 3]) / np.float32([10, 1, 20])).astype(kind).tolist()
     assert read(store).tolist() == expected
@@ -185,22 +183,22 @@ def test_rows_are_changed_in_all_ways(how, expected, dtype, order):
 def test_a_row_that_is_named_twice_is_changed_twice(how, expected, dtype):
     store = a_store(np.ones((3, 2), dtype))
     values = np.array([[10, 10], [5, 5], [30, 30]], dtype)
-    store.carry_out(Scatter(shard="v", how=how), [rows(2, 0, 2), values])
+    store.execute(Scatter(shard="v", mode=how), [rows(2, 0, 2), values])
     assert read(store)[2].tolist() == [expected] * 2
     assert read(store)[1].tolist() == [1, 1]
 
 
 def test_bools_are_assigned_and_updated_and_no_more():
     store = a_store(np.array([True, False, True]))
-    store.carry_out(Scatter(shard="v", how="update"), [rows(1), np.array([True])])
-    store.carry_out(Assign(shard="v"), [~read(store)])
+    store.execute(Scatter(shard="v", mode="update"), [rows(1), np.array([True])])
+    store.execute(Assign(shard="v"), [~read(store)])
     assert read(store).tolist() == [False] * 3
     for operation, arrays in (
-        (Assign(shard="v", how="add"), [np.ones(3, bool)]),
-        (Scatter(shard="v", how="sub"), [rows(0), np.ones(1, bool)]),
+        (Assign(shard="v", mode="add"), [np.ones(3, bool)]),
+        (Scatter(shard="v", mode="sub"), [rows(0), np.ones(1, bool)]),
     ):
         with pytest.raises(InvalidArgumentError, match="is not defined for the variable v of dtyp"):
-            store.carry_out(operation, arrays)
+            store.execute(operation, arrays)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +211,29 @@ def test_bools_are_assigned_and_updated_and_no_more():
         ),
         (Assign(shard="v"), [np.zeros((2, 2), F)], r"shard 1 needs \(3, 2\)"),
         (Assign(shard="v"), [np.zeros((3, 2))], "dtype float64 cannot be written to the variable"),
-        (Assign(shard="v", how="mul"), [np.zeros((3, 2), F)], "`how` must be one of assign, add,"),
+        (Assign(shard="v", mode="mul"), [np.zeros((3, 2), F)], "`how` must be one of assign, add,"),
         (Assign(shard="v"), [], "Assign needs 1 arrays, but got 0"),
-        (Gather(shard="v"), [rows(4, 30)], r"ids\[1\] = 30 is not in \[0, 9\) of the variable v"),
-        (Gather(shard="v"), [rows(-1)], r"ids\[0\] = -1 is not in \[0, 9\)"),
-        (Gather(shard="v"), [np.uint64([2**64 - 1])], r"ids\[0\] = 18446744073709551615 is not in"),
-        (Gather(shard="v"), [np.uint64([2**63 + 4])], r"ids\[0\] = 9223372036854775812 is not in"),
-        (Gather(shard="v"), [rows(5, 3)], "id 3 of the variable v is not in shard 1, which has ro"),
+        (
+            GatherRows(shard="v"),
+            [rows(4, 30)],
+            r"ids\[1\] = 30 is not in \[0, 9\) of the variable v",
+        ),
+        (GatherRows(shard="v"), [rows(-1)], r"ids\[0\] = -1 is not in \[0, 9\)"),
+        (
+            GatherRows(shard="v"),
+            [np.uint64([2**64 - 1])],
+            r"ids\[0\] = 18446744073709551615 is not in",
+        ),
+        (
+            GatherRows(shard="v"),
+            [np.uint64([2**63 + 4])],
+            r"ids\[0\] = 9223372036854775812 is not in",
+        ),
+        (
+            GatherRows(shard="v"),
+            [rows(5, 3)],
+            "id 3 of the variable v is not in shard 1, which has ro",
+        ),
         (Scatter(shard="v"), [rows(9), np.zeros((1, 2), F)], r"ids\[0\] = 9 is not in \[0, 9\)"),
         (
             Scatter(shard="v"),
@@ -228,7 +242,11 @@ def test_bools_are_assigned_and_updated_and_no_more():
         ),
         (Scatter(shard="v"), [rows(4), np.zeros((1, 2))], "values of dtype float64 cannot be wri"),
         (Scatter(shard="v"), [rows(4).reshape(1, 1), np.zeros((1, 2), F)], "one dimension, but go"),
-        (Scatter(shard="v", how="pow"), [rows(4), np.zeros((1, 2), F)], "`how` must be one of add"),
+        (
+            Scatter(shard="v", mode="pow"),
+            [rows(4), np.zeros((1, 2), F)],
+            "`how` must be one of add",
+        ),
         (
             Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP),
             [np.zeros((3, 1), F)],
@@ -244,14 +262,14 @@ def test_bools_are_assigned_and_updated_and_no_more():
             [rows(5), np.zeros((2, 2), F)],
             r"shape \(2, 2\) of gradients does not fit",
         ),
-        (Count(counter="c", by=-1), [], "the counter c only grows, but got -1"),
+        (IncrementCounter(counter="c", delta=-1), [], "the counter c only grows, but got -1"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(operation, arrays, words):
     value = np.arange(6, dtype=F).reshape(3, 2)
     store = a_store(value, row=4, index=1, variable_shape=(9, 2))
     with pytest.raises(InvalidArgumentError, match=words):
-        store.carry_out(operation, arrays)
+        store.execute(operation, arrays)
     assert read(store).tobytes() == value.tobytes()
     assert not store.shards["v"].slots
     assert not store.counters
@@ -259,19 +277,19 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(operation, arrays, wor
 
 def test_rows_and_steps_need_what_they_are_of():
     with pytest.raises(TypeError, match="ids of the variable v must be integers, but got dtype f"):
-        a_store(F([1])).carry_out(Gather(shard="v"), [F([0])])
+        a_store(F([1])).execute(GatherRows(shard="v"), [F([0])])
     with pytest.raises(InvalidArgumentError, match="v is a single number and has no rows"):
-        a_store(F(1)).carry_out(Gather(shard="v"), [rows(0)])
+        a_store(F(1)).execute(GatherRows(shard="v"), [rows(0)])
     step = Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP)
     with pytest.raises(InvalidArgumentError, match="changes floating variables, but v has dtype i"):
-        a_store(np.array([1])).carry_out(step, [F([1])])
+        a_store(np.array([1])).execute(step, [F([1])])
 
 
 def test_a_name_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(NotFoundError, match="there is no shard w on this server; it has v"):
         read(a_store(F([1])), "w")
     with pytest.raises(NotFoundError, match="it has none"):
-        read(Store(), "w")
+        read(ShardStore(), "w")
 
 
 @pytest.mark.catalogue("3.22.1")
@@ -279,8 +297,8 @@ def test_the_first_step_makes_slots_and_another_optimizer_has_others():
     store = a_store(np.ones((4, 2), F))
     for name in ("a", "b"):
         adam = Apply(shard="v", optimizer=name, rule=AdamRule(), step=STEP)
-        store.carry_out(adam, [rows(1, 3), np.ones((2, 2), F)])
-    described = store.carry_out(Describe())[0]
+        store.execute(adam, [rows(1, 3), np.ones((2, 2), F)])
+    described = store.execute(DescribeStore())[0]
     assert described.shards[0].slots == ("a/momentum", "a/velocity", "b/momentum", "b/velocity")
     assert described.bytes == 5 * 32
     assert (read(store)[:, 0] < 1).tolist() == [False, True, False, True]
@@ -290,21 +308,21 @@ def test_rows_may_share_gradients():
     store = a_store(np.zeros((5, 2), F))
     sgd = Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP)
     shared = np.array([[1, 2], [10, 20]], F)
-    store.carry_out(sgd, [rows(0, 3, 4), shared, np.uint8([1, 0, 1])])
+    store.execute(sgd, [rows(0, 3, 4), shared, np.uint8([1, 0, 1])])
     assert read(store)[:, 0].tolist() == [-10, 0, 0, -1, -10]
-    store.carry_out(sgd, [rows(4, 0, 4), shared, np.uint8([0, 0, 1])])
+    store.execute(sgd, [rows(4, 0, 4), shared, np.uint8([0, 0, 1])])
     assert read(store)[:, 1].tolist() == [-22, 0, 0, -2, -42]
     before = read(store).copy()
     for which in (np.uint8([0, 2, 0]), np.int8([0, -1, 0]), np.uint8([0, 0]), np.ones(3, F)):
         with pytest.raises(InvalidArgumentError, match="gradient"):
-            store.carry_out(sgd, [rows(0, 3, 4), shared, which])
+            store.execute(sgd, [rows(0, 3, 4), shared, which])
     assert np.array_equal(read(store), before)
 
 
 def test_gradients_of_another_precision_are_taken():
     store = a_store(np.zeros((2, 2), F))
     for kind in (np.float64, np.float16, ml_dtypes.bfloat16):
-        store.carry_out(
+        store.execute(
             Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP), [np.ones((2, 2), kind)]
         )
     assert read(store).tolist() == [[-3, -3]] * 2
@@ -312,11 +330,16 @@ def test_gradients_of_another_precision_are_taken():
 
 def test_every_operation_travels_as_a_message_and_is_carried_out():
     store = a_store(F([1, 2]))
-    store.carry_out(CreateTable(table=TableSpec(name="t", table="t", dim=2)))
-    for operation in (Read(shard="v"), Settle(incarnation=1), Fence(incarnation=1), Describe()):
+    store.execute(CreateTable(table=TableSpec(name="t", table="t", dim=2)))
+    for operation in (
+        ReadShard(shard="v"),
+        ForgetWriteKeys(coordinator_term=1),
+        FenceWrites(coordinator_term=1),
+        DescribeStore(),
+    ):
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(operation), type=Operation)
         assert sent == operation
-        answer, _ = store.carry_out(sent)
+        answer, _ = store.execute(sent)
         again = msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=type(answer))
         assert again == answer
-    assert store.carry_out(Settle(incarnation=1))[0] == Done()
+    assert store.execute(ForgetWriteKeys(coordinator_term=1))[0] == Done()

@@ -10,25 +10,32 @@ from headrace.parameter_server.operations import (
     Apply,
     ApplyIds,
     Assign,
-    Count,
     Create,
     CreateTable,
-    Fence,
-    Gather,
+    FenceWrites,
+    ForgetWriteKeys,
     GatherIds,
-    Lookup,
-    Read,
+    GatherRows,
+    IncrementCounter,
+    LookupIds,
+    ReadShard,
     Scatter,
-    Settle,
 )
-from headrace.parameter_server.saved import SavedServer
-from headrace.parameter_server.specs import Constant, SgdRule, ShardSpec, Step, TableSpec, WriteKey
+from headrace.parameter_server.shard_values import SavedServer
+from headrace.parameter_server.specs import (
+    Constant,
+    SgdRule,
+    ShardSpec,
+    StepParameters,
+    TableSpec,
+    WriteKey,
+)
 from headrace.parameter_server.store import (
-    Store,
-    holdings,
-    restore,
-    snapshot_of,
-    snapshot_of_server,
+    ShardStore,
+    list_shards,
+    restore_snapshot,
+    snapshot_server,
+    snapshot_shard,
 )
 
 ROWS, WIDTH, ADMISSION = 7, 2, 2
@@ -49,10 +56,10 @@ class Model:
             self.done, self.settled, self.fenced = {}, set(), set()
 
     def refuses(self, key):
-        self.adopt(key.incarnation)
+        self.adopt(key.coordinator_term)
         return (
-            key.incarnation < self.incarnation
-            or key.worker in self.fenced
+            key.coordinator_term < self.incarnation
+            or key.worker_session in self.fenced
             or key.closure in self.settled
         )
 
@@ -69,15 +76,15 @@ class Model:
 class Play:
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
-        self.store, self.model = Store(), Model()
+        self.store, self.model = ShardStore(), Model()
         shape = (ROWS, WIDTH)
         spec = ShardSpec(name="v", variable="v", shape=shape, dtype="float64", variable_shape=shape)
-        self.store.carry_out(Create(shard=spec, initializer=Constant(0.0)))
+        self.store.execute(Create(shard=spec, initializer=Constant(0.0)))
         table = TableSpec(
             name="t", table="t", dim=WIDTH, dtype="float64", initializer=Constant(1.0),
             admission=ADMISSION,
         )  # fmt: skip
-        self.store.carry_out(CreateTable(table=table))
+        self.store.execute(CreateTable(table=table))
         self.incarnation = 1
 
     def number(self, below):
@@ -88,16 +95,16 @@ class Play:
             return None
         late = self.number(12) == 0
         return WriteKey(
-            incarnation=self.incarnation - late, closure=self.number(11) - 2, worker=self.number(4),
-            number=self.number(3),
+            coordinator_term=self.incarnation - late, closure=self.number(11) - 2,
+            worker_session=self.number(4), number=self.number(3),
         )  # fmt: skip
 
     def write(self, key, target, operation, arrays, change):
         if key is not None and self.model.refuses(key):
             with pytest.raises(AbortedError):
-                self.store.carry_out(operation, arrays)
+                self.store.execute(operation, arrays)
             return None
-        return self.store.carry_out(operation, arrays), self.model.once(key, target, change)
+        return self.store.execute(operation, arrays), self.model.once(key, target, change)
 
     def assign(self):
         key, value = self.key(), self.rng.integers(0, 9, (ROWS, WIDTH)).astype(float)
@@ -107,7 +114,7 @@ class Play:
             old = self.model.rows
             self.model.rows = {"assign": value, "add": old + value, "sub": old - value}[how]
 
-        self.write(key, "v", Assign(shard="v", how=how, key=key), [value], change)
+        self.write(key, "v", Assign(shard="v", mode=how, key=key), [value], change)
 
     def scatter(self):
         key, rows = self.key(), self.rng.integers(0, ROWS, self.number(6))
@@ -122,12 +129,12 @@ class Play:
             for row, value in zip(rows, values, strict=True):
                 self.model.rows[row] = ways[how](self.model.rows[row], value)
 
-        self.write(key, "v", Scatter(shard="v", how=how, key=key), [rows, values], change)
+        self.write(key, "v", Scatter(shard="v", mode=how, key=key), [rows, values], change)
 
     def apply(self):
         key, rows = self.key(), self.rng.integers(0, ROWS, self.number(6))
         values = self.rng.integers(0, 9, (len(rows), WIDTH)).astype(float)
-        step = Step(iteration=0, learning_rate=0.5)
+        step = StepParameters(iteration=0, learning_rate=0.5)
         operation = Apply(shard="v", optimizer="o", rule=SgdRule(), step=step, key=key)
 
         def change():
@@ -144,7 +151,7 @@ class Play:
             self.model.counter += by
             return before, self.model.counter
 
-        result = self.write(key, "c", Count(counter="c", by=by, key=key), [], change)
+        result = self.write(key, "c", IncrementCounter(counter="c", delta=by, key=key), [], change)
         if result is not None:
             (answer, _), expected = result
             assert (answer.before, answer.after) == expected
@@ -159,14 +166,14 @@ class Play:
                 if self.model.seen[one] >= ADMISSION:
                     self.model.table.setdefault(one, np.ones(WIDTH))
 
-        result = self.write(key, "t", Lookup(table="t", key=key), [ids], change)
+        result = self.write(key, "t", LookupIds(table="t", key=key), [ids], change)
         if result is not None:
             self.compare_ids(ids, result[0][1][0])
 
     def apply_ids(self):
         key, ids = self.key(), self.rng.integers(-6, 6, self.number(7))
         values = self.rng.integers(0, 9, (len(ids), WIDTH)).astype(float)
-        step = Step(iteration=0, learning_rate=0.5)
+        step = StepParameters(iteration=0, learning_rate=0.5)
         operation = ApplyIds(table="t", optimizer="o", rule=SgdRule(), step=step, key=key)
 
         def change():
@@ -179,12 +186,14 @@ class Play:
     def late_orders(self):
         """What an earlier coordinator says of its workers and closures has no effect."""
         late = self.incarnation - 1
-        self.store.carry_out(Fence(incarnation=late, worker=self.number(4)))
-        self.store.carry_out(Settle(incarnation=late, closures=(), below=9))
+        self.store.execute(FenceWrites(coordinator_term=late, worker=self.number(4)))
+        self.store.execute(ForgetWriteKeys(coordinator_term=late, closures=(), below=9))
 
     def settle(self):
         closure, below = self.number(11) - 2, self.number(4) if self.number(4) == 0 else 0
-        self.store.carry_out(Settle(incarnation=self.incarnation, closures=(closure,), below=below))
+        self.store.execute(
+            ForgetWriteKeys(coordinator_term=self.incarnation, closures=(closure,), below=below)
+        )
         self.model.adopt(self.incarnation)
         self.model.settled |= {closure, *range(below)}  # those of one worker have no order
         self.model.done = {
@@ -195,23 +204,23 @@ class Play:
 
     def fence(self):
         worker = self.number(4)
-        self.store.carry_out(Fence(incarnation=self.incarnation, worker=worker))
+        self.store.execute(FenceWrites(coordinator_term=self.incarnation, worker=worker))
         self.model.adopt(self.incarnation)
         self.model.fenced.add(worker)
 
     def new_coordinator(self):
         self.incarnation += 1
-        self.store.carry_out(Fence(incarnation=self.incarnation))
+        self.store.execute(FenceWrites(coordinator_term=self.incarnation))
         self.model.adopt(self.incarnation)
 
     def come_back(self):
         """The server is lost, and another one is restored from what was saved."""
-        again = Store()
-        for holding in holdings(self.store):
-            restore(again, snapshot_of(self.store, holding))
-        saved = snapshot_of_server(self.store)
+        again = ShardStore()
+        for holding in list_shards(self.store):
+            restore_snapshot(again, snapshot_shard(self.store, holding))
+        saved = snapshot_server(self.store)
         assert isinstance(saved.record, SavedServer)
-        restore(again, saved)
+        restore_snapshot(again, saved)
         self.store = again
 
     def compare_ids(self, ids, found):
@@ -221,14 +230,14 @@ class Play:
         assert found.tolist() == expected
 
     def compare(self):
-        assert self.store.carry_out(Read(shard="v"))[1][0].tolist() == self.model.rows.tolist()
+        assert self.store.execute(ReadShard(shard="v"))[1][0].tolist() == self.model.rows.tolist()
         rows = self.rng.integers(0, ROWS, 3)
-        gathered = self.store.carry_out(Gather(shard="v"), [rows])[1][0]
+        gathered = self.store.execute(GatherRows(shard="v"), [rows])[1][0]
         assert gathered.tolist() == self.model.rows[rows].tolist()
         ids = np.arange(-6, 6)
-        self.compare_ids(ids, self.store.carry_out(GatherIds(table="t"), [ids])[1][0])
+        self.compare_ids(ids, self.store.execute(GatherIds(table="t"), [ids])[1][0])
         assert self.store.counters.get("c", 0) == self.model.counter
-        assert len(self.store.keys) == len(self.model.done)
+        assert len(self.store.write_keys) == len(self.model.done)
 
 
 MOVES = [

@@ -7,7 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.write_context import ClosureRun, write_as
 from tests.parameter_server.small_cluster import cluster
 
 F32 = np.float32
@@ -143,7 +143,7 @@ def test_a_lookup_of_a_closure_that_is_tried_again_counts_once(strategy):
     with strategy.scope():
         table = hr.EmbeddingTable(2, name="t", initializer=1.0, admission=2)
     for worker in (0, 1):
-        with writing_as(Origin(1, 1, worker)):
+        with write_as(ClosureRun(1, 1, worker)):
             assert not table.lookup([5]).any()
     assert table.lookup([5]).all()
 
@@ -198,7 +198,7 @@ def test_a_table_is_made_in_the_scope_once(strategy, table):
     with strategy.scope(), pytest.raises(ValueError, match="unique"):
         hr.EmbeddingTable(4, name="users")
     inside = pytest.raises(FailedPreconditionError, match="outside of functions")
-    with strategy.scope(), writing_as(Origin(1, 1, 0)), inside:
+    with strategy.scope(), write_as(ClosureRun(1, 1, 0)), inside:
         hr.EmbeddingTable(4, name="t2")
 
 

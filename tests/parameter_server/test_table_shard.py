@@ -10,22 +10,22 @@ from headrace.parameter_server.operations import (
     ApplyIds,
     AssignIds,
     CreateTable,
-    Describe,
+    DescribeStore,
     Evict,
     Export,
     GatherIds,
-    Lookup,
+    LookupIds,
 )
 from headrace.parameter_server.specs import (
     AdamRule,
     Constant,
     RowWiseAdagradRule,
     SgdRule,
-    Step,
+    StepParameters,
     TableSpec,
     Uniform,
 )
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.store import ShardStore
 
 F = np.float32
 
@@ -35,30 +35,30 @@ def ids_of(*numbers):
 
 
 def a_table(store=None, **spec):
-    store = store or Store()
+    store = store or ShardStore()
     wanted = {"dim": 2, "initializer": Constant(1.0), "name": "t", "table": "t", **spec}
-    store.carry_out(CreateTable(table=TableSpec(**wanted)))
+    store.execute(CreateTable(table=TableSpec(**wanted)))
     return store
 
 
 def lookup(store, *ids, counts=None, key=None):
     arrays = [ids_of(*ids)] if counts is None else [ids_of(*ids), ids_of(*counts)]
-    return store.carry_out(Lookup(table="t", key=key), arrays)[1][0]
+    return store.execute(LookupIds(table="t", key=key), arrays)[1][0]
 
 
 def gather(store, *ids):
-    return store.carry_out(GatherIds(table="t"), [ids_of(*ids)])[1][0]
+    return store.execute(GatherIds(table="t"), [ids_of(*ids)])[1][0]
 
 
 def apply(store, ids, gradient, *, iteration=0, rule=None, rate=1.0, optimizer="o"):
-    step = Step(iteration=iteration, learning_rate=rate)
+    step = StepParameters(iteration=iteration, learning_rate=rate)
     operation = ApplyIds(table="t", optimizer=optimizer, rule=rule or SgdRule(), step=step)
-    return store.carry_out(operation, [ids_of(*ids), np.asarray(gradient, F)])
+    return store.execute(operation, [ids_of(*ids), np.asarray(gradient, F)])
 
 
 def rows_of(store):
-    described = store.carry_out(Describe())[0]
-    return described.tables[0].rows, described.tables[0].waiting
+    described = store.execute(DescribeStore())[0]
+    return described.tables[0].rows, described.tables[0].waiting_ids
 
 
 def test_an_id_begins_with_its_first_values_whatever_the_order_and_the_number_of_shards():
@@ -88,7 +88,7 @@ def test_a_row_that_comes_back_begins_with_its_first_values_and_slots():
     table = store.tables["t"]
     assert table.slots == ["o/momentum", "o/velocity", "r/accumulator"]
     apply(store, [2], [[0, 0]], iteration=9)
-    assert store.carry_out(Evict(table="t", older_than=5))[0].rows == 1
+    assert store.execute(Evict(table="t", older_than=5))[0].rows == 1
     assert lookup(store, 1).tolist() == [[1, 1]]
     row = table.rows.index.find(ids_of(1))
     assert table.rows["o/momentum"][row].tolist() == [[0, 0]]
@@ -111,13 +111,13 @@ def test_ids_that_wait_for_admission_are_dropped_too():
     lookup(store, 1, 2)
     apply(store, [1], [[0, 0]], iteration=9)
     lookup(store, 2)
-    assert store.carry_out(Evict(table="t", older_than=3))[0].rows == 0
+    assert store.execute(Evict(table="t", older_than=3))[0].rows == 0
     assert rows_of(store) == (0, 1)
 
 
 def test_a_table_without_an_age_says_so():
     with pytest.raises(InvalidArgumentError, match="t was made without `evict_after`"):
-        a_table().carry_out(Evict(table="t"))
+        a_table().execute(Evict(table="t"))
 
 
 def test_there_are_never_more_rows_than_the_capacity_and_the_oldest_go_first():
@@ -163,7 +163,7 @@ def test_ids_that_wait_are_no_more_than_four_times_the_capacity():
 def test_written_rows_are_admitted_and_the_last_of_equal_ids_counts():
     store = a_table(admission=10)
     values = np.arange(6, dtype=F).reshape(3, 2)
-    store.carry_out(AssignIds(table="t"), [ids_of(5, 6, 5), values])
+    store.execute(AssignIds(table="t"), [ids_of(5, 6, 5), values])
     assert gather(store, 5, 6).tolist() == [[4, 5], [2, 3]]
     assert rows_of(store) == (2, 0)
 
@@ -173,17 +173,17 @@ def test_an_export_has_every_row_once_in_parts():
     lookup(store, *range(10))
     apply(store, [0], [[0, 0]], iteration=5)
     lookup(store, *range(4))
-    store.carry_out(Evict(table="t", older_than=5))
+    store.execute(Evict(table="t", older_than=5))
     found, start = {}, 0
     while start is not None:
-        answer, (ids, values) = store.carry_out(Export(table="t", start=start, limit=3))
+        answer, (ids, values) = store.execute(Export(table="t", start=start, limit=3))
         assert len(ids) <= 3
         assert answer.rows == 4
         found.update(zip(ids.tolist(), values.tolist(), strict=True))
         start = answer.next
     assert found == {one: [1, 1] for one in range(4)}
     with pytest.raises(InvalidArgumentError, match="has at least 1 row, but got limit=0"):
-        store.carry_out(Export(table="t", limit=0))
+        store.execute(Export(table="t", limit=0))
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing():
@@ -195,31 +195,34 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
         (np.array([1], np.int32), "but got int32"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
-            store.carry_out(GatherIds(table="t"), [ids])
+            store.execute(GatherIds(table="t"), [ids])
     with pytest.raises(InvalidArgumentError, match=r"gradients of shape \(1, 3\) do not fit 1 ids"):
         apply(store, [1], [[1, 1, 1]])
     with pytest.raises(InvalidArgumentError, match="must have a floating dtype, but has int64"):
-        store.carry_out(
+        store.execute(
             ApplyIds(
-                table="t", optimizer="o", rule=SgdRule(), step=Step(iteration=0, learning_rate=1)
+                table="t",
+                optimizer="o",
+                rule=SgdRule(),
+                step=StepParameters(iteration=0, learning_rate=1),
             ),
             [ids_of(1), np.ones((1, 2), np.int64)],
         )
     with pytest.raises(InvalidArgumentError, match="values of dtype float64 cannot be written"):
-        store.carry_out(AssignIds(table="t"), [ids_of(1), np.ones((1, 2))])
+        store.execute(AssignIds(table="t"), [ids_of(1), np.ones((1, 2))])
     with pytest.raises(InvalidArgumentError, match=r"counts of the table t must be integers of"):
-        store.carry_out(Lookup(table="t"), [ids_of(1), np.ones(1)])
+        store.execute(LookupIds(table="t"), [ids_of(1), np.ones(1)])
     with pytest.raises(InvalidArgumentError, match="looked up at least once, but got a count of 0"):
         lookup(store, 1, counts=[0])
     with pytest.raises(NotFoundError, match="there is no table u on this server; it has t"):
-        store.carry_out(GatherIds(table="u"), [ids_of(1)])
+        store.execute(GatherIds(table="u"), [ids_of(1)])
     assert gather(store, 1).tolist() == [[1, 1]]
 
 
 def test_a_table_is_made_once_and_of_floats():
     store = a_table()
     spec = store.tables["t"].spec
-    assert store.carry_out(CreateTable(table=spec))[0].existed
+    assert store.execute(CreateTable(table=spec))[0].existed
     with pytest.raises(AlreadyExistsError, match="a table t that is made otherwise: with "):
         a_table(store, dim=3)
     with pytest.raises(InvalidArgumentError, match="t needs a floating dtype, but got int32"):

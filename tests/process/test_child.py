@@ -13,8 +13,14 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UnavailableError
-from headrace.process.child import Child, Command, bound_command, clean_environment
-from headrace.process.family import BecameReady, Ended, Event, Household, stop
+from headrace.process.child import ChildCommand, ChildProcess, build_command, clean_environment
+from headrace.process.supervisor import (
+    ProcessEvent,
+    ProcessExited,
+    ProcessReady,
+    Supervisor,
+    stop_children,
+)
 from tests.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.heavy
@@ -23,21 +29,21 @@ ENVIRONMENT = clean_environment(os.environ, paths=tuple(sys.path))
 
 READY = """
 import sys
-from headrace.process.parent import say_leaving, say_ready, wait_for_release
-say_ready("at last")
-wait_for_release()
+from headrace.process.parent_link import report_stopping, report_ready, wait_for_stop
+report_ready("at last")
+wait_for_stop()
 """
 DEAF = """
 import signal, time
-from headrace.process.parent import say_ready
+from headrace.process.parent_link import report_ready
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-say_ready()
+report_ready()
 time.sleep(600)
 """
 HURRIED = """
 import time
-from headrace.process.parent import say_ready
-say_ready()
+from headrace.process.parent_link import report_ready
+report_ready()
 time.sleep(600)
 """
 
@@ -50,12 +56,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Child]]:
-    started: list[Child] = []
+def start() -> Iterator[Callable[..., ChildProcess]]:
+    started: list[ChildProcess] = []
 
-    def start(program: str, *, is_bound: bool = False) -> Child:
-        command = Command(arguments=("-c", program), environment=ENVIRONMENT, is_bound=is_bound)
-        started.append(Child(command))
+    def start(program: str, *, dies_with_parent: bool = False) -> ChildProcess:
+        command = ChildCommand(
+            arguments=("-c", program), environment=ENVIRONMENT, dies_with_parent=dies_with_parent
+        )
+        started.append(ChildProcess(command))
         return started[-1]
 
     yield start
@@ -63,48 +71,52 @@ def start() -> Iterator[Callable[..., Child]]:
         child.kill()
 
 
-def is_ready(child: Child) -> bool:
-    child.listen()
-    return child.ready is not None
+def is_ready(child: ChildProcess) -> bool:
+    child.read_messages()
+    return child.ready_message is not None
 
 
-Start = Callable[..., Child]
+Start = Callable[..., ChildProcess]
 
 
 def test_a_child_says_that_it_is_ready_and_leaves_when_it_is_released(start: Start) -> None:
     child = start(READY)
     wait_until(lambda: is_ready(child))
-    assert child.ready == "at last"
-    assert (child.is_running, child.was_asked, child.ending) == (True, False, "is running")
-    assert stop([child], 30.0) == []
-    assert (child.was_asked, child.ending) == (True, "ended with code 0")
+    assert child.ready_message == "at last"
+    assert (child.is_running, child.stop_requested, child.exit_description) == (
+        True,
+        False,
+        "is running",
+    )
+    assert stop_children([child], 30.0) == []
+    assert (child.stop_requested, child.exit_description) == (True, "ended with code 0")
 
 
 def test_an_exit_code_never_says_that_an_end_was_asked_for(start: Start) -> None:
     child = start(f"raise SystemExit({128 + signal.SIGTERM})")
     wait_until(lambda: not child.is_running)
-    child.bury()
-    assert (child.was_asked, child.ending) == (False, "ended with code 143")
+    child.reap()
+    assert (child.stop_requested, child.exit_description) == (False, "ended with code 143")
 
 
 def test_a_child_that_a_signal_asked_to_leave_says_so(start: Start) -> None:
-    child = start("from headrace.process.parent import say_leaving; say_leaving()")
+    child = start("from headrace.process.parent_link import report_stopping; report_stopping()")
     wait_until(lambda: not child.is_running)
-    child.bury()
-    assert child.was_asked
+    child.reap()
+    assert child.stop_requested
 
 
 def test_a_signal_that_ends_a_child_is_named(start: Start) -> None:
     child = start("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     wait_until(lambda: not child.is_running)
-    assert child.ending == "ended by SIGSEGV"
+    assert child.exit_description == "ended by SIGSEGV"
 
 
 def test_what_a_child_wrote_before_it_was_ready_is_kept(start: Start) -> None:
-    child = start("import sys; print('out'); sys.exit('no such dispatcher')", is_bound=True)
+    child = start("import sys; print('out'); sys.exit('no such dispatcher')", dies_with_parent=True)
     wait_until(lambda: not child.is_running)
-    child.bury()
-    assert sorted(child.words().splitlines()) == ["no such dispatcher", "out"]
+    child.reap()
+    assert sorted(child.read_startup_output().splitlines()) == ["no such dispatcher", "out"]
 
 
 def test_what_a_ready_child_writes_goes_where_this_process_writes(
@@ -112,11 +124,11 @@ def test_what_a_ready_child_writes_goes_where_this_process_writes(
 ) -> None:
     child = start(
         "import sys\n"
-        "from headrace.process.parent import say_ready\n"
+        "from headrace.process.parent_link import report_ready\n"
         "print('early', flush=True)\n"
-        "say_ready('', int(sys.argv[-2]))\n"
+        "report_ready('', int(sys.argv[-2]))\n"
         "print('late', flush=True)\n",
-        is_bound=True,
+        dies_with_parent=True,
     )
     wait_until(lambda: not child.is_running)
     assert "late" in capfd.readouterr().err
@@ -127,9 +139,9 @@ def test_children_that_do_not_leave_are_killed_together_at_the_deadline(start: S
     wait_until(lambda: all(is_ready(child) for child in children))
     # The third one needs some of that where the machine is busy: to leave is its own work.
     with Stopwatch() as watch:
-        assert stop(children, 5.0) == children[:2]
+        assert stop_children(children, 5.0) == children[:2]
     assert watch.seconds < 9.0
-    assert [child.ending for child in children[:2]] == ["ended by SIGKILL"] * 2
+    assert [child.exit_description for child in children[:2]] == ["ended by SIGKILL"] * 2
 
 
 def test_whoever_is_hurried_is_asked_by_a_signal(start: Start) -> None:
@@ -140,8 +152,8 @@ def test_whoever_is_hurried_is_asked_by_a_signal(start: Start) -> None:
         time.sleep(0.01)
         return True
 
-    assert stop([child], 600.0, hurried=30.0, is_hurried=hurries_at_once) == []
-    assert child.ending == "ended by SIGTERM"
+    assert stop_children([child], 600.0, hurry_seconds=30.0, should_hurry=hurries_at_once) == []
+    assert child.exit_description == "ended by SIGTERM"
 
 
 def test_the_environment_of_a_child_leaves_out_what_is_meant_for_one_interpreter() -> None:
@@ -155,10 +167,10 @@ def test_the_environment_of_a_child_leaves_out_what_is_meant_for_one_interpreter
 
 PARENT = f"""
 import os, sys, time
-from headrace.process.child import Child, Command
-child = Child(Command(arguments=("-c", {READY!r}), environment=dict(os.environ)))
-while child.ready is None:
-    child.listen()
+from headrace.process.child import ChildCommand, ChildProcess
+child = ChildProcess(ChildCommand(arguments=("-c", {READY!r}), environment=dict(os.environ)))
+while child.ready_message is None:
+    child.read_messages()
     time.sleep(0.01)
 if "fork" in sys.argv and os.fork() == 0:
     os.close(1)
@@ -187,16 +199,16 @@ def test_a_child_ends_with_its_parent_whoever_was_forked_from_that(how: str) -> 
 
 HOLDS_THE_LOCK = """
 import re, sys
-from headrace.process.parent import die_with_parent, say_ready
+from headrace.process.parent_link import die_with_parent, report_ready
 die_with_parent(int(sys.argv[-1]))
-say_ready()
+report_ready()
 re.match("(a+)+$", "a" * 64 + "b")  # for ever, and no other thread of the interpreter runs
 """
 
 
 def test_a_child_that_holds_the_interpreter_dies_with_its_parent() -> None:
     program = PARENT.replace(repr(READY), repr(HOLDS_THE_LOCK)).replace(
-        "environment=", "is_bound=True, environment="
+        "environment=", "dies_with_parent=True, environment="
     )
     parent = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
@@ -211,8 +223,8 @@ def test_a_child_that_holds_the_interpreter_dies_with_its_parent() -> None:
 def test_processes_that_are_forked_die_with_the_one_that_forked_them():
     program = """
 import os, sys, time
-from headrace.process.parent import forked_children_die_too
-with forked_children_die_too():
+from headrace.process.parent_link import bind_forked_children
+with bind_forked_children():
     if os.fork() == 0:
         os.fork()
         if os.fork() == 0:
@@ -237,48 +249,48 @@ with forked_children_die_too():
 
 _PROGRAM = """
 import sys, threading
-from headrace.process.parent import die_with_parent, end_when_released, say_ready
+from headrace.process.parent_link import die_with_parent, set_when_stopped, report_ready
 words, log_to, lifeline = sys.argv[1:]
 if words == "cannot":
     sys.exit("there is no such port")
 die_with_parent(int(lifeline))
 ended = threading.Event()
-end_when_released(ended, 5.0)
-say_ready(words, int(log_to))
+set_when_stopped(ended, 5.0)
+report_ready(words, int(log_to))
 ended.wait()
 """
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Command]:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ChildCommand]:
     (tmp_path / "small_child.py").write_text(_PROGRAM)
     monkeypatch.syspath_prepend(tmp_path)
-    return lambda words: bound_command("small_child", words, environment={"WHO": words})
+    return lambda words: build_command("small_child", words, environment={"WHO": words})
 
 
 @pytest.fixture
-def events() -> list[Event]:
+def events() -> list[ProcessEvent]:
     return []
 
 
 @pytest.fixture
-def household(events: list[Event]) -> Iterator[Household]:
-    household = Household("child", events.append)
+def household(events: list[ProcessEvent]) -> Iterator[Supervisor]:
+    household = Supervisor("child", events.append)
     yield household
     household.close()
 
 
 def test_children_are_ready_when_start_returns_and_one_that_dies_is_replaced(
-    household: Household, command: Callable[[str], Command], events: list[Event]
+    household: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
 ) -> None:
     (first, child), (second, other) = household.start([command("one"), command("two")])
-    assert (child.ready, other.ready) == ("one", "two")
+    assert (child.ready_message, other.ready_message) == ("one", "two")
     seen = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
     assert {b"WHO=one", b"CUDA_VISIBLE_DEVICES=", b"JAX_PLATFORMS=cpu"} <= set(seen)
     os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: len(events) == 2)
     match events:
-        case [Ended(post, gone, again_in), BecameReady(again, _)]:
+        case [ProcessExited(post, gone, again_in), ProcessReady(again, _)]:
             assert (post, gone, again) == (first, child, first)
             assert again_in == 0.5
         case _:
@@ -289,18 +301,18 @@ def test_children_are_ready_when_start_returns_and_one_that_dies_is_replaced(
 
 
 def test_one_that_is_killed_here_stays_away(
-    household: Household, command: Callable[[str], Command], events: list[Event]
+    household: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
 ) -> None:
     (post, child), (_, other) = household.start([command("one"), command("two")])
     household.kill(post)
     assert not child.is_running
     os.kill(other.pid, signal.SIGKILL)
     wait_until(lambda: len(events) == 2)
-    assert post not in {event.post for event in events}
+    assert post not in {event.supervised for event in events}
 
 
 def test_where_one_does_not_start_none_is_left_and_the_error_has_its_words(
-    household: Household, command: Callable[[str], Command], events: list[Event]
+    household: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
 ) -> None:
     with pytest.raises(UnavailableError, match=r"(?s)child \d+ ended with code 1.*no such port"):
         household.start([command("one"), command("cannot")])

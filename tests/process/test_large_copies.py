@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.process.parent import OUTER_CACHE, large_copies
+from headrace.process.parent_link import LAST_LEVEL_CACHE_SIZE, large_copy_tunables
 from headrace.service.local_worker import worker_command
 
 
@@ -19,33 +19,33 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_copies_of_a_quarter_of_the_cache_write_past_it(cache):
     threshold = 8 << 20
-    assert large_copies({"A": "1"}, cache) == {
+    assert large_copy_tunables({"A": "1"}, cache) == {
         "GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={threshold:#x}"
     }
 
 
 def test_who_has_tuned_the_library_decides_alone(cache):
-    assert large_copies({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}, cache) == {}
+    assert large_copy_tunables({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}, cache) == {}
 
 
 @pytest.mark.parametrize("words", ["", "much"])
 def test_nothing_is_said_where_the_cache_is_not_known(cache, words):
     cache.write_text(words)
-    assert large_copies({}, cache) == {}
+    assert large_copy_tunables({}, cache) == {}
     cache.unlink()
-    assert large_copies({}, cache) == {}
+    assert large_copy_tunables({}, cache) == {}
 
 
 def test_other_processors_are_left_alone(cache, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert large_copies({}, cache) == {}
+    assert large_copy_tunables({}, cache) == {}
 
 
 def test_a_worker_process_is_told(monkeypatch: pytest.MonkeyPatch):
-    if not OUTER_CACHE.exists():
+    if not LAST_LEVEL_CACHE_SIZE.exists():
         pytest.skip("the kernel does not say how large the outer cache is")
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    told = large_copies({})
+    told = large_copy_tunables({})
     assert told.items() <= worker_command({}, {}).environment.items()
     own = {"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}
     assert own.items() <= worker_command({}, own).environment.items()

@@ -24,9 +24,11 @@ class Site:
         self._stack, self._remote = stack, set[str]()
         #: Those that count as this process's.
         self.local: list[Worker] = []
-        is_here = inprocess.is_local
+        is_here = inprocess.is_in_process
         monkeypatch.setattr(
-            inprocess, "is_local", lambda address: is_here(address) and address not in self._remote
+            inprocess,
+            "is_in_process",
+            lambda address: is_here(address) and address not in self._remote,
         )
 
     def add(self, count: int, *tags: str, remote: bool = False) -> None:

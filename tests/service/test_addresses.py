@@ -93,7 +93,7 @@ def test_the_way_to_another_machine_is_an_address_of_this_one(monkeypatch):
             return ("192.0.2.4", 40000)
 
     monkeypatch.setattr(addresses.socket, "socket", Routes)
-    assert addresses.towards("192.0.2.9:5050") == "192.0.2.4"
+    assert addresses.local_address_for("192.0.2.9:5050") == "192.0.2.4"
 
 
 def test_where_no_way_leads_the_worker_is_refused_with_what_would_do(keys, names):

@@ -81,7 +81,7 @@ def wire() -> Iterator[Wire]:
 def test_what_can_be_made_smaller_comes_sooner_through_a_slow_wire(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "is_this_machine", lambda host: False)
+    monkeypatch.setattr(addresses, "is_local_host", lambda host: False)
     packed: list[int] = []
     pack = packing.pack
     monkeypatch.setattr(packing, "pack", lambda *given: packed.append(1) or pack(*given))
@@ -116,7 +116,7 @@ def test_what_can_be_made_smaller_comes_sooner_through_a_slow_wire(
 
 
 def test_what_was_packed_is_read_in_order_too(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "is_this_machine", lambda host: False)
+    monkeypatch.setattr(addresses, "is_local_host", lambda host: False)
     packed: list[int] = []
     pack = packing.pack
     monkeypatch.setattr(packing, "pack", lambda *given: packed.append(1) or pack(*given))
@@ -172,7 +172,7 @@ def test_whoever_reads_by_an_id_reads_as_was_registered(compression: str | None)
 def test_shared_memory_with_a_worker_elsewhere_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(addresses, "is_this_machine", lambda host: False)
+    monkeypatch.setattr(addresses, "is_local_host", lambda host: False)
     with (
         DispatchServer() as dispatcher,
         Worker(WorkerConfig(dispatcher.target.partition("://")[2])) as worker,

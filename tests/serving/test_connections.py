@@ -11,7 +11,7 @@ import pytest
 from headrace.service.messages import DispatcherReply, DispatcherRequest, Done, Ping
 from headrace.serving.connections import Answered, Connections, Lost
 from headrace.transport import zeromq
-from headrace.transport.channel import Request, Server
+from headrace.transport.channel import Request, TransportServer
 
 SECONDS = 10.0
 
@@ -21,7 +21,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.server: Server = zeromq.serve(self._take, request_type=DispatcherRequest)
+        self.server: TransportServer = zeromq.serve(self._take, request_type=DispatcherRequest)
 
     def _take(self, requests: Sequence[Request]) -> None:
         self.requests += requests

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from headrace.transport import inprocess, zeromq
-from headrace.transport.channel import Channel, Server
+from headrace.transport.channel import Channel, TransportServer
 from headrace.transport.security import Security, new_keys
 from headrace.transport.shared_memory import SharedMemoryOptions
 from tests.transport.peer import TestHandler
@@ -31,7 +31,7 @@ class Carrier:
     keys: Path | None = None
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def serve(self, handler: Any = None, *, port: int = 0) -> Server:
+    def serve(self, handler: Any = None, *, port: int = 0) -> TransportServer:
         handler = handler or TestHandler()
         if self.name == "inprocess":
             server = inprocess.serve(handler, request_type=TestRequest, port=port)
@@ -62,7 +62,7 @@ class Carrier:
         self._closing.callback(channel.close)
         return channel
 
-    def pair(self) -> tuple[Server, Channel]:
+    def pair(self) -> tuple[TransportServer, Channel]:
         server = self.serve()
         return server, self.connect(server.address)
 

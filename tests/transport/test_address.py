@@ -53,17 +53,17 @@ def test_a_name_that_nobody_knows_is_unavailable():
 
 
 def test_only_addresses_of_this_machine_are_its_own() -> None:
-    assert addresses.is_this_machine("127.0.0.1")
-    assert addresses.is_this_machine("localhost")
+    assert addresses.is_local_host("127.0.0.1")
+    assert addresses.is_local_host("localhost")
     # Kept for documentation: no machine has it.
-    assert not addresses.is_this_machine("192.0.2.1")
-    assert not addresses.is_this_machine("no-such-host.invalid")
+    assert not addresses.is_local_host("192.0.2.1")
+    assert not addresses.is_local_host("no-such-host.invalid")
 
 
 def test_a_lasting_port_is_free_and_none_that_the_system_gives_to_whoever_connects():
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)):
-        port = addresses.lasting_port(host)
+        port = addresses.find_stable_port(host)
         assert 1024 < port < low
         with socket.socket(family) as server:
             server.bind((host, port))

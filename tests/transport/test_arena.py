@@ -12,14 +12,14 @@ from headrace import counts
 from headrace.testing import ManualClock, Resources
 from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.copying import copy_memory
-from headrace.transport.mappings import Mappings
+from headrace.transport.mappings import SegmentMappings
 from headrace.transport.shared_memory import (
-    HostIdentity,
+    BufferLocation,
     MemoryReport,
-    Offer,
-    Placement,
+    ProcessIdentity,
+    SegmentOffer,
     SharedMemoryOptions,
-    this_process,
+    current_process_identity,
 )
 
 MIB = 1 << 20
@@ -29,105 +29,107 @@ OPTIONS = SharedMemoryOptions(
 
 
 @pytest.fixture
-def identity() -> HostIdentity:
-    identity = this_process()
+def identity() -> ProcessIdentity:
+    identity = current_process_identity()
     assert identity is not None
     return identity
 
 
-def grow(arena: Arena, mappings: Mappings) -> int:
+def grow(arena: Arena, mappings: SegmentMappings) -> int:
     """Have the arena offer all that it may; return how many segments it offered."""
     offers = 0
-    while (placed := arena.place([memoryview(bytes(MIB // 4))])) is not None:
-        if isinstance(placed, Placement):
-            arena.posted(placed)
+    while (placed := arena.write([memoryview(bytes(MIB // 4))])) is not None:
+        if isinstance(placed, BufferLocation):
+            arena.mark_sent(placed)
         else:
             offers += 1
-            mappings.consider(placed)
-            arena.hear(mappings.take_report())
+            mappings.open_segment(placed)
+            arena.apply_report(mappings.take_report())
     return offers
 
 
 def test_a_budget_is_dealt_out_in_whole_pages_and_taken_back():
     budget = ArenaBudget(10 * 4096 + 5)
-    assert budget.take(6 * 4096, 4096) == 6 * 4096
-    assert budget.take(6 * 4096, 5 * 4096) == 0
-    assert budget.take(6 * 4096, 4096) == 4 * 4096
-    assert budget.take(4096, 4096) == 0
-    budget.put_back(4 * 4096)
-    assert budget.take(4096, 4096) == 4096
+    assert budget.reserve(6 * 4096, 4096) == 6 * 4096
+    assert budget.reserve(6 * 4096, 5 * 4096) == 0
+    assert budget.reserve(6 * 4096, 4096) == 4 * 4096
+    assert budget.reserve(4096, 4096) == 0
+    budget.release(4 * 4096)
+    assert budget.reserve(4096, 4096) == 4096
 
 
-def test_all_arenas_of_a_server_share_one_bound(identity: HostIdentity):
+def test_all_arenas_of_a_server_share_one_bound(identity: ProcessIdentity):
     budget = ArenaBudget(OPTIONS.server_bytes)
     one, other = (Arena(identity, OPTIONS, budget) for _ in range(2))
-    assert grow(one, Mappings()) == 2, "as many as one channel may have"
-    assert grow(other, Mappings()) == 1, "what is left for the server"
+    assert grow(one, SegmentMappings()) == 2, "as many as one channel may have"
+    assert grow(other, SegmentMappings()) == 1, "what is left for the server"
     one.close()
-    assert grow(other, Mappings()) == 1
+    assert grow(other, SegmentMappings()) == 1
     other.close()
-    assert budget.left == OPTIONS.server_bytes
+    assert budget.available == OPTIONS.server_bytes
 
 
 def test_a_segment_that_is_held_for_too_long_is_the_channel_s(
-    identity: HostIdentity, clock: ManualClock
+    identity: ProcessIdentity, clock: ManualClock
 ):
     budget = ArenaBudget(OPTIONS.server_bytes)
     arena = Arena(identity, OPTIONS, budget, clock=clock)
-    mappings = Mappings()
-    offer = arena.place([memoryview(bytes(50_000))])
-    mappings.consider(offer)
-    arena.hear(mappings.take_report())
+    mappings = SegmentMappings()
+    offer = arena.write([memoryview(bytes(50_000))])
+    mappings.open_segment(offer)
+    arena.apply_report(mappings.take_report())
     before = Resources.held_now()
-    placed = arena.place([memoryview(b"x" * 50_000)])
+    placed = arena.write([memoryview(b"x" * 50_000)])
     views = mappings.view(placed)
     clock.advance(100)
-    assert arena.retire() == (), "not before it was handed to the socket"
-    arena.posted(placed)
-    assert arena.retire() == (offer.segment,)
-    assert budget.left == OPTIONS.server_bytes
-    mappings.retire([offer.segment])
+    assert arena.retire_overdue() == (), "not before it was handed to the socket"
+    arena.mark_sent(placed)
+    assert arena.retire_overdue() == (offer.segment,)
+    assert budget.available == OPTIONS.server_bytes
+    mappings.close_segments([offer.segment])
     assert bytes(views[0]) == b"x" * 50_000
     del views
     gc.collect()
     assert not Resources.held_now().beyond(before)
     assert len(Resources.held_now().mappings) == len(before.mappings) - 2
-    arena.hear(mappings.take_report())
+    arena.apply_report(mappings.take_report())
     assert arena.slots_in_use == 0
-    assert isinstance(arena.place([memoryview(bytes(50_000))]), Offer), "and begins again"
+    assert isinstance(arena.write([memoryview(bytes(50_000))]), SegmentOffer), "and begins again"
     arena.close()
 
 
-def test_a_segment_whose_slots_come_back_in_time_stays(identity: HostIdentity, clock: ManualClock):
+def test_a_segment_whose_slots_come_back_in_time_stays(
+    identity: ProcessIdentity, clock: ManualClock
+):
     arena = Arena(identity, OPTIONS, clock=clock)
-    mappings = Mappings()
-    mappings.consider(arena.place([memoryview(bytes(50_000))]))
-    arena.hear(mappings.take_report())
+    mappings = SegmentMappings()
+    mappings.open_segment(arena.write([memoryview(bytes(50_000))]))
+    arena.apply_report(mappings.take_report())
     for _ in range(5):
-        placed = arena.place([memoryview(bytes(50_000))])
-        arena.posted(placed)
+        placed = arena.write([memoryview(bytes(50_000))])
+        arena.mark_sent(placed)
         clock.advance(50)
-        assert arena.retire() == ()
-        arena.hear(MemoryReport(released=(placed.slot,)))
+        assert arena.retire_overdue() == ()
+        arena.apply_report(MemoryReport(released=(placed.slot,)))
     arena.close()
 
 
-def test_memory_goes_only_after_the_replies_on_their_way(identity: HostIdentity):
+def test_memory_goes_only_after_the_replies_on_their_way(identity: ProcessIdentity):
     arena = Arena(identity, OPTIONS)
-    mappings = Mappings()
-    mappings.consider(arena.place([memoryview(bytes(50_000))]))
-    arena.hear(mappings.take_report())
-    placed = arena.place([memoryview(bytes(50_000))])
+    mappings = SegmentMappings()
+    mappings.open_segment(arena.write([memoryview(bytes(50_000))]))
+    arena.apply_report(mappings.take_report())
+    placed = arena.write([memoryview(bytes(50_000))])
     arena.close()
     assert arena.bytes_mapped == MIB
-    arena.posted(placed)
+    arena.mark_sent(placed)
     assert arena.bytes_mapped == 0
 
 
-def test_what_lies_in_a_row_is_copied_at_once(identity: HostIdentity, monkeypatch):
-    arena, mappings = Arena(identity, OPTIONS), Mappings()
-    mappings.consider(arena.place([memoryview(bytes(50_000))]))
-    arena.hear(mappings.take_report())
+def test_what_lies_in_a_row_is_copied_at_once(identity: ProcessIdentity, monkeypatch):
+    arena, mappings = Arena(identity, OPTIONS), SegmentMappings()
+    mappings.open_segment(arena.write([memoryview(bytes(50_000))]))
+    arena.apply_report(mappings.take_report())
     copied = []
 
     def copy(to: int, source: int, size: int) -> None:
@@ -138,11 +140,11 @@ def test_what_lies_in_a_row_is_copied_at_once(identity: HostIdentity, monkeypatc
     whole = memoryview(os.urandom(64_000))
     cuts = [(0, 16_000), (16_000, 32_000), (40_000, 40_000), (40_000, 40_100), (40_100, 64_000)]
     pieces = [whole[start:stop] for start, stop in cuts]
-    placed = arena.place(pieces)
+    placed = arena.write(pieces)
     assert [bytes(view) for view in mappings.view(placed)] == [bytes(piece) for piece in pieces]
     # At the other end each begins at a multiple of 64 bytes.
     assert copied == [32_000, 100, 23_900]
-    arena.posted(placed)
+    arena.mark_sent(placed)
     arena.close()
 
 
@@ -150,9 +152,9 @@ def refused() -> float:
     return counts.REGISTRY.get_sample_value("headrace_memory_refused_total") or 0.0
 
 
-def offered(fd: int) -> Offer:
+def offered(fd: int) -> SegmentOffer:
     found = os.fstat(fd)
-    return Offer(1, os.getpid(), fd, found.st_ino, found.st_size)
+    return SegmentOffer(1, os.getpid(), fd, found.st_ino, found.st_size)
 
 
 def test_a_file_that_is_no_segment_is_refused_unopened_and_counted(tmp_path):
@@ -161,8 +163,8 @@ def test_a_file_that_is_no_segment_is_refused_unopened_and_counted(tmp_path):
     secret.write_bytes(b"x" * 4096)
     for path in (tmp_path / "fifo", secret):
         fd = os.open(path, os.O_RDWR)
-        mappings, before = Mappings(), refused()
-        mappings.consider(offered(fd))
+        mappings, before = SegmentMappings(), refused()
+        mappings.open_segment(offered(fd))
         assert mappings.take_report() == MemoryReport(refused=(1,))
         assert refused() == before + 1
         os.close(fd)
@@ -172,16 +174,16 @@ def test_a_file_that_is_no_segment_is_refused_unopened_and_counted(tmp_path):
 def test_a_memfd_that_could_be_cut_short_is_refused_and_counted(name: str):
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(fd, mmap.PAGESIZE)
-    mappings, before = Mappings(), refused()
-    mappings.consider(offered(fd))
+    mappings, before = SegmentMappings(), refused()
+    mappings.open_segment(offered(fd))
     assert mappings.take_report() == MemoryReport(refused=(1,))
     assert refused() == before + 1
     os.close(fd)
 
 
-def test_a_segment_cannot_be_cut_short(identity: HostIdentity):
+def test_a_segment_cannot_be_cut_short(identity: ProcessIdentity):
     arena = Arena(identity, OPTIONS)
-    offer = arena.place([memoryview(bytes(50_000))])
+    offer = arena.write([memoryview(bytes(50_000))])
     with pytest.raises(PermissionError):
         os.truncate(offer.fd, 0)
     arena.close()

@@ -32,8 +32,8 @@ def receive_all(channel, count: int, seconds: float = 20.0) -> dict[int, Reply]:
     while len(replies) < count:
         reply = channel.receive(until - time.monotonic())
         assert reply is not None, f"{len(replies)} of {count} answers came"
-        assert reply.ticket not in replies
-        replies[reply.ticket] = reply
+        assert reply.request_id not in replies
+        replies[reply.request_id] = reply
     return replies
 
 
@@ -147,7 +147,7 @@ def test_our_errors_arrive_as_the_same_class(carrier: Carrier, name: str):
     ticket = channel.send(Fail(name=name))
     reply = channel.receive(10)
     assert reply is not None
-    assert reply.ticket == ticket
+    assert reply.request_id == ticket
     assert type(reply.message) is getattr(errors, name)
     assert str(reply.message) == "made up"
 
@@ -311,7 +311,7 @@ def test_thousands_of_small_calls_arrive_once_each(carrier: Carrier):
         else:
             reply = channel.receive(10)
             assert reply is not None
-            assert reply.message == Echoed(number=waiting.pop(reply.ticket))
+            assert reply.message == Echoed(number=waiting.pop(reply.request_id))
 
 
 def test_a_consumer_may_keep_every_buffer(carrier: Carrier):

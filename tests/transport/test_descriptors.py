@@ -10,7 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.transport import descriptors
-from headrace.transport.descriptors import Descriptor, closed_by_peer, stay_in_cache, warn_near
+from headrace.transport.descriptors import (
+    Descriptor,
+    closed_by_peer,
+    limit_receive_buffer,
+    warn_near_file_limit,
+)
 
 
 @pytest.fixture
@@ -45,21 +50,21 @@ def room_in_a_cache() -> int:
 
 def test_what_waits_in_a_connection_within_this_host_fits_into_a_cache():
     for connection in connected_from("127.0.0.1"):
-        stay_in_cache(connection)
+        limit_receive_buffer(connection)
         assert room_to_send(connection) == room_in_a_cache()
 
 
 def test_the_kernel_decides_how_much_waits_on_the_way_to_another_address():
     for connection in connected_from("127.0.0.2"):
         before = room_to_send(connection)
-        stay_in_cache(connection)
+        limit_receive_buffer(connection)
         assert room_to_send(connection) == before
 
 
 def test_a_connection_that_has_ended_is_left_as_it_is(ends):
     one, _ = ends
     one.close()
-    stay_in_cache(one)
+    limit_receive_buffer(one)
 
 
 def test_a_number_that_was_given_to_another_file_is_not_touched(ends):
@@ -122,10 +127,10 @@ def test_a_high_number_is_a_warning_once(monkeypatch, caplog):
     monkeypatch.setattr(descriptors, "_warned", False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     with caplog.at_level(logging.WARNING):
-        warn_near(899)
+        warn_near_file_limit(899)
         assert not caplog.records
         for _ in range(3):
-            warn_near(900)
+            warn_near_file_limit(900)
     (record,) = caplog.records
     assert "900 of the 1000 files" in record.getMessage()
 
@@ -134,5 +139,5 @@ def test_no_limit_is_no_reason_to_warn(monkeypatch, caplog):
     monkeypatch.setattr(descriptors, "_warned", False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     with caplog.at_level(logging.WARNING):
-        warn_near(10**6)
+        warn_near_file_limit(10**6)
     assert not caplog.records

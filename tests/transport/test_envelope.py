@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from headrace import errors
 from headrace.transport.envelope import (
-    LARGEST_FRAME,
+    MAX_FRAME_BYTES,
     ErrorText,
     RequestHeader,
-    cut,
     decode_error,
     decode_request_header,
     encode,
     encode_error,
     flat_views,
-    join,
+    join_frames,
+    split_frames,
 )
 from tests.transport.words import Echo
 
@@ -29,7 +29,7 @@ def test_a_header_keeps_its_message_encoded(ticket, number):
     number %= 2**63
     header = RequestHeader(ticket, 0, msgspec.Raw(encode(Echo(number=number))))
     again = decode_request_header(encode(header))
-    assert again.ticket == ticket
+    assert again.request_id == ticket
     assert msgspec.msgpack.decode(again.body, type=Echo) == Echo(number=number)
 
 
@@ -89,21 +89,21 @@ def test_flat_views_refuse_what_is_no_buffer():
 
 
 def test_buffers_of_usual_size_stay_whole():
-    views = flat_views([b"a", b"", bytes(LARGEST_FRAME)])
-    assert cut(views) == (views, (1, 1, 1))
-    assert join(views, (1, 1, 1)) == views
+    views = flat_views([b"a", b"", bytes(MAX_FRAME_BYTES)])
+    assert split_frames(views) == (views, (1, 1, 1))
+    assert join_frames(views, (1, 1, 1)) == views
 
 
 def test_a_huge_buffer_travels_in_pieces():
-    sizes = [0, 5, 2 * LARGEST_FRAME + 1]
+    sizes = [0, 5, 2 * MAX_FRAME_BYTES + 1]
     views = flat_views([bytes([size % 251]) * size for size in sizes])
-    frames, pieces = cut(views)
+    frames, pieces = split_frames(views)
     assert pieces == (1, 1, 3)
-    assert max(frame.nbytes for frame in frames) == LARGEST_FRAME
-    assert join(frames, pieces) == views
+    assert max(frame.nbytes for frame in frames) == MAX_FRAME_BYTES
+    assert join_frames(frames, pieces) == views
 
 
 @pytest.mark.parametrize("pieces", [(), (1,), (3,), (1, 1, 1), (2, 0), (-1, 3)])
 def test_frames_that_were_not_announced_are_refused(pieces):
     with pytest.raises(ValueError, match="2 frames came"):
-        join([memoryview(b"a"), memoryview(b"b")], pieces)
+        join_frames([memoryview(b"a"), memoryview(b"b")], pieces)

@@ -17,7 +17,7 @@ from headrace.errors import FailedPreconditionError, UnavailableError
 from headrace.transport import zeromq, zeromq_server
 from headrace.transport.channel import Request
 from headrace.transport.envelope import (
-    NOTHING,
+    EMPTY_BODY,
     REQUEST,
     RequestHeader,
     decode_error,
@@ -52,7 +52,7 @@ def mapped(pid: int) -> int:
 def test_clients_that_lose_their_connection_again_and_again_leave_no_memory(start_peer):
     peer: Peer = start_peer()
     pid = peer.process.pid
-    channel = zeromq.connect(peer.address, reply_type=TestReply, patience=0.6)
+    channel = zeromq.connect(peer.address, reply_type=TestReply, keepalive_timeout=0.6)
     for _ in range(3):
         kept = [channel.call(Make(number=n, size=100_000), timeout=20)[1] for n in range(3)]
         assert mapped(pid) == 64 * MIB
@@ -145,9 +145,12 @@ def test_a_request_that_no_server_takes_is_refused_where_it_is_sent():
 
 
 @pytest.fixture
-def small_server() -> Iterator[zeromq.Server]:
+def small_server() -> Iterator[zeromq.TransportServer]:
     limits = ServerLimits(
-        request_bytes=MIB, unread_bytes=24 * MIB, all_unread_bytes=64 * MIB, stall_seconds=0.5
+        request_bytes=MIB,
+        pending_reply_bytes=24 * MIB,
+        total_pending_reply_bytes=64 * MIB,
+        stall_seconds=0.5,
     )
     server = zeromq.serve(TestHandler(), request_type=TestRequest, limits=limits)
     yield server
@@ -191,7 +194,7 @@ class Silent:
 
     def ask(self, number: int) -> None:
         body = encode(Make(number=number, size=4 * MIB))
-        self.socket.send(encode(RequestHeader(number, REQUEST, type(NOTHING)(body))))
+        self.socket.send(encode(RequestHeader(number, REQUEST, type(EMPTY_BODY)(body))))
 
     def close(self) -> None:
         self.socket.close()
@@ -206,9 +209,9 @@ def test_answers_that_nobody_reads_are_bounded_and_go_with_the_connection(small_
     peer = Silent(small_server.address)
     for n in range(1, 61):
         peer.ask(n)
-    outbox = small_server._outbox
+    outbox = small_server._reply_writer
     assert eventually(10, lambda: count("headrace_answers_withheld_total") - withheld > 40)
-    assert outbox.unread <= 24 * MIB, "of the 240 that were asked for"
+    assert outbox.pending_bytes <= 24 * MIB, "of the 240 that were asked for"
     assert eventually(10, lambda: count("headrace_connections_cut_total") == cut + 1)
 
     # Another peer is served all the time, and nothing is left of the first.
@@ -216,7 +219,7 @@ def test_answers_that_nobody_reads_are_bounded_and_go_with_the_connection(small_
 
     def served() -> bool:
         assert other.call(Make(number=1, size=MIB), timeout=10)[0] == Echoed(number=1)
-        return outbox.unread <= 2 * MIB
+        return outbox.pending_bytes <= 2 * MIB
 
     assert eventually(10, served)
     other.close()
@@ -236,13 +239,13 @@ def test_who_asks_for_more_than_fits_gets_the_first_answers_and_asks_again(small
         first, *frames = peer.socket.recv_multipart()
         header = decode_reply_header(first)
         if frames:
-            assert frames[0] == bytes([header.ticket]) * 4 * MIB
-            wanted.remove(header.ticket)
+            assert frames[0] == bytes([header.request_id]) * 4 * MIB
+            wanted.remove(header.request_id)
         else:
             error = decode_error(header.body)
             assert isinstance(error, UnavailableError)
             assert "ask again" in str(error)
-            peer.ask(header.ticket)
+            peer.ask(header.request_id)
             asked_again += 1
     assert asked_again
     peer.close()
@@ -263,21 +266,21 @@ def test_small_answers_are_counted_together(small_server):
     for n in range(20_000):
         assert channel.receive(10).message == Echoed(number=n)
     assert eventually(
-        5, lambda: channel.call(Echo(), timeout=10) and not small_server._outbox._sent
+        5, lambda: channel.call(Echo(), timeout=10) and not small_server._reply_writer._sent
     )
-    assert small_server._outbox.unread <= 128 << 10
+    assert small_server._reply_writer.pending_bytes <= 128 << 10
     channel.close()
 
 
 @pytest.mark.parametrize(
-    "field", ["request_bytes", "unread_bytes", "all_unread_bytes", "stall_seconds"]
+    "field", ["request_bytes", "pending_reply_bytes", "total_pending_reply_bytes", "stall_seconds"]
 )
 def test_limits_that_make_no_sense_are_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         ServerLimits(**{field: 0})
 
 
-@pytest.mark.parametrize("options", [{"patience": 0.0}, {"request_bytes": 0}])
+@pytest.mark.parametrize("options", [{"keepalive_timeout": 0.0}, {"request_bytes": 0}])
 def test_channel_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         zeromq.connect("127.0.0.1:5050", reply_type=TestReply, **options)
@@ -342,7 +345,7 @@ def test_no_memory_for_an_answer_costs_that_connection_alone(caplog):
     other = carrier.connect(server.address)
     for each in (channel, other):
         each.call(Echo(), timeout=10)
-    server._outbox._router = Failing(server._outbox._router)
+    server._reply_writer._router = Failing(server._reply_writer._router)
     with pytest.raises(UnavailableError) as caught:
         channel.call(Make(number=1, size=300_000), timeout=10)
     assert caught.value.refused
@@ -378,7 +381,7 @@ from tests.transport.peer import TestHandler
 from tests.transport.words import Echo, Echoed, Make, TestReply, TestRequest
 server = zeromq.serve(TestHandler(), request_type=TestRequest)
 assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
-connect = lambda: zeromq.connect(server.address, reply_type=TestReply, patience=3.0)
+connect = lambda: zeromq.connect(server.address, reply_type=TestReply, keepalive_timeout=3.0)
 channel = connect()
 channel.call(Echo(), timeout=10)
 second = connect()

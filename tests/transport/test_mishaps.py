@@ -16,7 +16,7 @@ import zmq
 
 from headrace.errors import FailedPreconditionError, UnavailableError
 from headrace.transport import inprocess, zeromq, zeromq_connection
-from headrace.transport.channel import Channel, Request, Server
+from headrace.transport.channel import Channel, Request, TransportServer
 from headrace.transport.context import shared_context
 from headrace.transport.zeromq_connection import Connection
 from tests.transport.conftest import Carrier
@@ -41,7 +41,7 @@ def test_an_answer_that_came_before_a_connection_was_lost_is_delivered_after_it(
     peer.kill()
     reply = channel.receive(20)
     assert reply is not None
-    assert (reply.ticket, reply.message) == (ticket, Echoed(number=7))
+    assert (reply.request_id, reply.message) == (ticket, Echoed(number=7))
     with pytest.raises(UnavailableError):
         channel.call(Echo(), timeout=2)
     channel.close()
@@ -132,21 +132,21 @@ def test_a_server_whose_making_is_interrupted_leaves_nothing(
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[TransportServer]:
     server = zeromq.serve(TestHandler(), request_type=TestRequest)
     yield server
     server.close()
 
 
 @pytest.fixture
-def channel(server: Server) -> Iterator[Channel]:
+def channel(server: TransportServer) -> Iterator[Channel]:
     channel = zeromq.connect(server.address, reply_type=TestReply, shared_memory=False)
     channel.call(Echo(), timeout=20)
     yield channel
     channel.close()
 
 
-def open_connection(server: Server, number: int) -> Connection:
+def open_connection(server: TransportServer, number: int) -> Connection:
     return Connection(server.address, server.address, b"%d" % number, None, 10.0)
 
 
@@ -178,7 +178,7 @@ def interrupted_at(instruction: int, call: Callable[[], None]) -> bool:
 
 # Each time ZeroMQ's thread may be quicker than the interruption: in one of five it is not.
 def test_where_openings_are_interrupted_the_server_of_the_same_process_answers_on(
-    server: Server, channel: Channel, monkeypatch: pytest.MonkeyPatch
+    server: TransportServer, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = zmq.Socket.connect
     users = len(shared_context._users)
@@ -197,7 +197,7 @@ def test_where_openings_are_interrupted_the_server_of_the_same_process_answers_o
 
 
 def test_a_close_that_was_interrupted_anywhere_is_done_by_the_next_one(
-    server: Server, channel: Channel
+    server: TransportServer, channel: Channel
 ) -> None:
     users = len(shared_context._users)
     for number in range(1, 1000):
@@ -238,7 +238,7 @@ def test_a_channel_goes_on_where_the_end_of_an_interrupted_request_was_interrupt
 
 
 def test_a_channel_goes_on_where_the_news_of_its_connection_was_read_by_half(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: TransportServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(monitor: zmq.Socket[bytes]) -> None:
         monitor.recv()

@@ -18,7 +18,7 @@ import zmq
 from headrace.errors import UnavailableError
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Reply, Request
-from headrace.transport.inbox import Inbox
+from headrace.transport.channel_poller import ChannelPoller
 from headrace.transport.zeromq_peers import Peer, Peers
 from tests.transport.conftest import Carrier
 from tests.transport.peer import TestHandler
@@ -60,7 +60,7 @@ class House:
         return self.router.recv(), self.router.recv(copy=False)
 
     def meet(self, message: tuple[bytes, zmq.Frame]) -> Peer:
-        peer = self.peers.meet(*message)
+        peer = self.peers.add(*message)
         assert peer is not None
         return peer
 
@@ -70,7 +70,7 @@ class House:
         while not happened():
             assert time.monotonic() < until
             self.peers.monitor.poll(10)
-            self.peers.read_news()
+            self.peers.read_monitor()
 
     def reach(self, number: int) -> tuple[bytes, zmq.Frame]:
         """Return the first message of a new connection that has this descriptor, once it is free.
@@ -134,14 +134,14 @@ def test_what_an_ended_connection_said_last_takes_nothing_from_who_has_its_numbe
     dealer.send(b"goodbye")
     dealer.close()
     last = house.take()
-    house.hear(lambda: former.gone)
+    house.hear(lambda: former.is_disconnected)
     new = house.meet(house.reach(number_of(first)))
     late = house.meet(last)
-    house.peers.forget(late)
-    assert late.gone
-    assert not new.gone
+    house.peers.remove(late)
+    assert late.is_disconnected
+    assert not new.is_disconnected
     assert house.peers.find(new.route) is new
-    house.peers.report_departures()
+    house.peers.report_disconnects()
     assert house.gone == [former.name]
 
 
@@ -154,10 +154,10 @@ def test_of_two_that_had_one_number_and_are_first_heard_of_together_both_are_ans
     messages = [one, house.reach(number_of(one))]
     met = [house.meet(messages[index]) for index in order]
     new = met[order.index(1)]
-    assert not new.gone
+    assert not new.is_disconnected
     assert house.peers.find(new.route) is new
-    house.peers.forget(met[order.index(0)])
-    assert not new.gone
+    house.peers.remove(met[order.index(0)])
+    assert not new.is_disconnected
 
 
 def test_with_the_end_of_a_connection_go_all_that_had_its_number(house):
@@ -167,10 +167,10 @@ def test_with_the_end_of_a_connection_go_all_that_had_its_number(house):
     dealer.close()
     two = house.reach(number_of(one))
     new, former = house.meet(two), house.meet(one)
-    assert not new.gone
+    assert not new.is_disconnected
     house.leave()
-    house.hear(lambda: new.gone)
-    assert former.gone
+    house.hear(lambda: new.is_disconnected)
+    assert former.is_disconnected
     assert not list(house.peers)
 
 
@@ -182,8 +182,8 @@ def test_what_an_earlier_connection_of_a_channel_said_last_does_not_end_the_late
     dealers[1].send(b"ask")
     later = house.meet(house.take())
     late = house.meet(earlier)
-    assert late.gone
-    assert not later.gone
+    assert late.is_disconnected
+    assert not later.is_disconnected
     assert house.peers.find(later.route) is later
 
 
@@ -193,8 +193,8 @@ def test_a_channel_that_connects_again_is_met_again(house):
     for number in (1, 2, 3):
         house.connect(channel, number).send(b"ask")
         met.append(house.meet(house.take()))
-    assert [peer.gone for peer in met] == [True, True, False]
-    house.peers.report_departures()
+    assert [peer.is_disconnected for peer in met] == [True, True, False]
+    house.peers.report_disconnects()
     assert house.gone == [met[0].name] * 2
     assert list(house.peers) == met[2:]
 
@@ -218,12 +218,12 @@ def test_who_asked_something_after_its_end_was_reported_is_reported_once_more(ho
     dealer.send(b"ask")
     dealer.close()
     last = house.take()
-    house.hear(lambda: former.gone)
-    house.peers.report_departures()
-    house.peers.came_late(house.meet(last))
-    assert not house.peers.has_departures
-    house.peers.report_departures()
-    house.peers.report_departures()
+    house.hear(lambda: former.is_disconnected)
+    house.peers.report_disconnects()
+    house.peers.record_late_request(house.meet(last))
+    assert not house.peers.has_unreported_disconnects
+    house.peers.report_disconnects()
+    house.peers.report_disconnects()
     assert house.gone == [former.name] * 2
 
 
@@ -241,7 +241,7 @@ def test_the_end_of_a_peer_is_reported_after_all_that_it_asked_was_handled():
             request.reply(Echoed())
 
     server = zeromq.serve(
-        handle, request_type=TestRequest, gone=lambda peer: events.append((peer, "gone"))
+        handle, request_type=TestRequest, on_disconnect=lambda peer: events.append((peer, "gone"))
     )
     for number in range(1, 11):
         asked.clear()
@@ -283,13 +283,15 @@ def test_a_server_begins_while_the_monitor_of_one_that_is_gone_is_still_bound() 
 
 
 @pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    inbox = Inbox()
+def inbox() -> Iterator[ChannelPoller]:
+    inbox = ChannelPoller()
     yield inbox
     inbox.close()
 
 
-def collect(inbox: Inbox, count: int, seconds: float = 10.0) -> list[tuple[Channel, object]]:
+def collect(
+    inbox: ChannelPoller, count: int, seconds: float = 10.0
+) -> list[tuple[Channel, object]]:
     events: list[tuple[Channel, object]] = []
     until = time.monotonic() + seconds
     while len(events) < count:
@@ -298,7 +300,7 @@ def collect(inbox: Inbox, count: int, seconds: float = 10.0) -> list[tuple[Chann
     return events
 
 
-def test_answers_of_many_channels_come_through_one_wait(carrier: Carrier, inbox: Inbox):
+def test_answers_of_many_channels_come_through_one_wait(carrier: Carrier, inbox: ChannelPoller):
     channels = [carrier.connect(carrier.serve().address) for _ in range(5)]
     sent = {}
     for number, channel in enumerate(channels):
@@ -307,13 +309,13 @@ def test_answers_of_many_channels_come_through_one_wait(carrier: Carrier, inbox:
             sent[channel, channel.send(Echo(number=10 * number + n))] = 10 * number + n
     for channel, reply in collect(inbox, 15):
         assert isinstance(reply, Reply)
-        assert reply.message == Echoed(number=sent.pop((channel, reply.ticket)))
+        assert reply.message == Echoed(number=sent.pop((channel, reply.request_id)))
     assert not sent
     for channel in channels:
         inbox.remove(channel)
 
 
-def test_a_lost_connection_is_an_event_among_answers(carrier: Carrier, inbox: Inbox):
+def test_a_lost_connection_is_an_event_among_answers(carrier: Carrier, inbox: ChannelPoller):
     server, other = carrier.serve(), carrier.serve()
     lost, stays = carrier.connect(server.address), carrier.connect(other.address)
     for channel in (lost, stays):
@@ -335,7 +337,9 @@ def test_a_lost_connection_is_an_event_among_answers(carrier: Carrier, inbox: In
         inbox.remove(channel)
 
 
-def test_a_channel_that_finds_its_server_again_is_still_waited_on(carrier: Carrier, inbox: Inbox):
+def test_a_channel_that_finds_its_server_again_is_still_waited_on(
+    carrier: Carrier, inbox: ChannelPoller
+):
     server = carrier.serve()
     channel = carrier.connect(server.address)
     inbox.add(channel)
@@ -345,18 +349,18 @@ def test_a_channel_that_finds_its_server_again_is_still_waited_on(carrier: Carri
     carrier.serve(port=int(server.address.rpartition(":")[2]))
     ticket = channel.send(Make(number=3, size=50_000))
     ((_, reply),) = collect(inbox, 1)
-    assert (reply.ticket, bytes(reply.buffers[0])) == (ticket, b"\3" * 50_000)
+    assert (reply.request_id, bytes(reply.buffers[0])) == (ticket, b"\3" * 50_000)
     inbox.remove(channel)
 
 
-def test_a_wake_from_another_thread_ends_a_wait(inbox: Inbox):
+def test_a_wake_from_another_thread_ends_a_wait(inbox: ChannelPoller):
     thread = threading.Thread(target=inbox.wake)
     thread.start()
     assert inbox.wait(math.inf) == []
     thread.join()
 
 
-def test_a_wake_before_the_wait_is_not_lost_and_counts_once(inbox: Inbox):
+def test_a_wake_before_the_wait_is_not_lost_and_counts_once(inbox: ChannelPoller):
     inbox.wake()
     inbox.wake()
     began = time.monotonic()
@@ -365,7 +369,9 @@ def test_a_wake_before_the_wait_is_not_lost_and_counts_once(inbox: Inbox):
     assert inbox.wait(0.02) == []
 
 
-def test_an_inbox_without_news_returns_when_its_time_is_over(carrier: Carrier, inbox: Inbox):
+def test_an_inbox_without_news_returns_when_its_time_is_over(
+    carrier: Carrier, inbox: ChannelPoller
+):
     _, channel = carrier.pair()
     inbox.add(channel)
     channel.send(Hold())
@@ -373,18 +379,18 @@ def test_an_inbox_without_news_returns_when_its_time_is_over(carrier: Carrier, i
     inbox.remove(channel)
 
 
-def test_a_removed_channel_is_its_caller_s_again(carrier: Carrier, inbox: Inbox):
+def test_a_removed_channel_is_its_caller_s_again(carrier: Carrier, inbox: ChannelPoller):
     handler = TestHandler()
     channel = carrier.connect(carrier.serve(handler).address)
     inbox.add(channel)
     inbox.remove(channel)
     ticket = channel.send(Echo(number=4))
     assert inbox.wait(0.05) == []
-    assert channel.receive(10).ticket == ticket
+    assert channel.receive(10).request_id == ticket
 
 
 def test_a_wake_asks_no_channel_that_has_sockets_and_nothing_on_them(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+    inbox: ChannelPoller, monkeypatch: pytest.MonkeyPatch
 ):
     carrier = Carrier("tcp")
     channel = carrier.connect(carrier.serve().address)

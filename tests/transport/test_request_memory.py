@@ -12,7 +12,7 @@ from headrace.errors import FailedPreconditionError, UnavailableError
 from headrace.transport import zeromq
 from headrace.transport.envelope import REQUEST, RequestHeader, encode
 from headrace.transport.limits import ServerLimits
-from headrace.transport.shared_memory import Placement
+from headrace.transport.shared_memory import BufferLocation
 from tests.transport.conftest import Carrier
 from tests.transport.words import Echo, Echoed, Hold, Release, TestReply, TestRequest, eventually
 
@@ -174,7 +174,7 @@ def test_a_placement_that_makes_no_sense_is_an_error_and_harms_nobody(shared: bo
     _, channel = carrier.pair()
     channel.call(Echo(), timeout=20)
     header = RequestHeader(
-        77, REQUEST, msgspec.Raw(encode(Hold())), placement=Placement(12345, 1, 0, (100,))
+        77, REQUEST, msgspec.Raw(encode(Hold())), location=BufferLocation(12345, 1, 0, (100,))
     )
     channel._unanswered.add(77)
     channel._write(channel._connection, header)
@@ -192,9 +192,9 @@ def test_an_answer_is_made_where_it_is_sent_from_if_there_is_room(kind: str):
     def handler(requests):
         for request in requests:
             number = getattr(request.message, "number", 0)
-            memory = request.room(LARGE)
+            memory = request.allocate(LARGE)
             given.append(memory is not None)
-            assert request.room(LARGE) is None or memory is None, "once"
+            assert request.allocate(LARGE) is None or memory is None, "once"
             found = np.empty(LARGE, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
             found[:] = number
             if number == 5:
@@ -230,7 +230,7 @@ def test_what_goes_with_an_answer_that_is_made_in_place_arrives_with_it(place, b
     def handler(requests):
         for request in requests:
             number = request.message.number
-            memory = request.room(LARGE)
+            memory = request.allocate(LARGE)
             given.append(memory is not None)
             made = np.empty(LARGE, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
             made[:] = number
@@ -265,7 +265,7 @@ def test_lent_memory_may_change_once_it_was_sent(kind: str):
     def handler(requests):
         for request in requests:
             table[:] = request.message.number
-            request.reply(Echoed(), [memoryview(table)], lent=True)
+            request.reply(Echoed(), [memoryview(table)], borrowed=True)
             table[:] = 255
 
     server = carrier.serve(handler)

@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headrace.transport.arena import Arena
 from headrace.transport.free_list import FreeList
-from headrace.transport.mappings import Mappings
+from headrace.transport.mappings import SegmentMappings
 from headrace.transport.shared_memory import (
-    HostIdentity,
+    BufferLocation,
     MemoryReport,
-    Offer,
-    Placement,
+    ProcessIdentity,
+    SegmentOffer,
     SharedMemoryOptions,
-    this_process,
+    current_process_identity,
 )
 
 PAGE = 4096
@@ -42,7 +42,7 @@ class FreeListMachine(RuleBasedStateMachine):
             for at in range(21 - count)
             if all(page is None for page in self.pages[at : at + count])
         ]
-        start = self.free.take(size)
+        start = self.free.allocate(size)
         assert start == (fits[0] * PAGE if fits else None), "first fit"
         if start is not None:
             self.taken[start] = count
@@ -55,14 +55,14 @@ class FreeListMachine(RuleBasedStateMachine):
             return
         start = data.draw(st.sampled_from(sorted(self.taken)))
         del self.taken[start]
-        self.free.put_back(start)
+        self.free.release(start)
         self.pages = [None if page == start else page for page in self.pages]
 
     @rule(start=st.integers(-1, 20 * PAGE))
     def put_back_what_was_not_taken(self, start):
         if start not in self.taken:
             with pytest.raises(KeyError):
-                self.free.put_back(start)
+                self.free.release(start)
 
     @invariant()
     def counts_agree(self):
@@ -75,16 +75,16 @@ TestFreeList = FreeListMachine.TestCase
 @given(st.lists(st.integers(1, 3 * PAGE), max_size=20), st.randoms(use_true_random=False))
 def test_when_all_is_put_back_the_whole_is_one_gap_again(sizes, chance):
     free = FreeList(32 * PAGE)
-    starts = [start for size in sizes if (start := free.take(size)) is not None]
+    starts = [start for size in sizes if (start := free.allocate(size)) is not None]
     chance.shuffle(starts)
     for start in starts:
-        free.put_back(start)
-    assert free.take(32 * PAGE) == 0
+        free.release(start)
+    assert free.allocate(32 * PAGE) == 0
 
 
 @pytest.fixture
-def identity() -> HostIdentity:
-    identity = this_process()
+def identity() -> ProcessIdentity:
+    identity = current_process_identity()
     if identity is None:
         pytest.fail("this system has no memfd or no /proc; the carrier falls back to sockets")
     return identity
@@ -97,20 +97,20 @@ def arena(identity):
     arena.close()
 
 
-def place(arena: Arena, mappings: Mappings, data: list[bytes]) -> Placement:
+def place(arena: Arena, mappings: SegmentMappings, data: list[bytes]) -> BufferLocation:
     """Place buffers, accepting segments as they are offered."""
-    placed = arena.place([memoryview(buffer) for buffer in data])
-    if isinstance(placed, Offer):
-        mappings.consider(placed)
-        arena.hear(mappings.take_report())
-        placed = arena.place([memoryview(buffer) for buffer in data])
-    assert isinstance(placed, Placement)
-    arena.posted(placed)
+    placed = arena.write([memoryview(buffer) for buffer in data])
+    if isinstance(placed, SegmentOffer):
+        mappings.open_segment(placed)
+        arena.apply_report(mappings.take_report())
+        placed = arena.write([memoryview(buffer) for buffer in data])
+    assert isinstance(placed, BufferLocation)
+    arena.mark_sent(placed)
     return placed
 
 
 def test_buffers_cross_aligned_and_writable(arena: Arena):
-    mappings = Mappings()
+    mappings = SegmentMappings()
     data = [b"a" * 20_001, b"", b"b" * 63, b"c" * 50_000]
     views = mappings.view(place(arena, mappings, data))
     assert [bytes(view) for view in views] == data
@@ -121,34 +121,36 @@ def test_buffers_cross_aligned_and_writable(arena: Arena):
 
 
 def test_small_replies_are_left_to_the_socket(arena: Arena):
-    assert arena.place([memoryview(bytes(1000))]) is None
+    assert arena.write([memoryview(bytes(1000))]) is None
 
 
 def test_nothing_is_placed_before_the_segment_was_accepted(arena: Arena):
     buffer = [memoryview(bytes(50_000))]
-    assert isinstance(arena.place(buffer), Offer)
-    assert arena.place(buffer) is None
+    assert isinstance(arena.write(buffer), SegmentOffer)
+    assert arena.write(buffer) is None
 
 
 def test_a_refused_segment_ends_shared_memory(arena: Arena):
     buffer = [memoryview(bytes(50_000))]
-    offer = arena.place(buffer)
-    arena.hear(MemoryReport(refused=(offer.segment,)))
-    assert arena.place(buffer) is None
+    offer = arena.write(buffer)
+    arena.apply_report(MemoryReport(refused=(offer.segment,)))
+    assert arena.write(buffer) is None
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(offer.fd)
 
 
 def test_an_offer_that_cannot_be_opened_is_refused():
-    mappings = Mappings()
-    mappings.consider(Offer(1, os.getpid(), 999_999, 5, MIB))
+    mappings = SegmentMappings()
+    mappings.open_segment(SegmentOffer(1, os.getpid(), 999_999, 5, MIB))
     assert mappings.take_report() == MemoryReport(refused=(1,))
 
 
 def test_another_file_under_the_same_number_is_refused(arena: Arena):
-    offer = arena.place([memoryview(bytes(50_000))])
-    mappings = Mappings()
-    mappings.consider(Offer(offer.segment, offer.pid, offer.fd, offer.inode + 1, offer.size))
+    offer = arena.write([memoryview(bytes(50_000))])
+    mappings = SegmentMappings()
+    mappings.open_segment(
+        SegmentOffer(offer.segment, offer.pid, offer.fd, offer.inode + 1, offer.size)
+    )
     assert mappings.take_report() == MemoryReport(refused=(offer.segment,))
 
 
@@ -165,18 +167,18 @@ def test_another_file_under_the_same_number_is_refused(arena: Arena):
     ids=["view", "slice", "array", "array-slices", "asarray", "view-of-array"],
 )
 def test_a_slot_is_held_by_whatever_was_made_from_its_views(arena: Arena, derive):
-    mappings = Mappings()
+    mappings = SegmentMappings()
     kept = derive(mappings.view(place(arena, mappings, [b"x" * 40_000]))[0])
     gc.collect()
     assert mappings.take_report() is None
     assert arena.slots_in_use == 1
     del kept
-    arena.hear(mappings.take_report())
+    arena.apply_report(mappings.take_report())
     assert arena.slots_in_use == 0
 
 
 def test_slots_are_used_again(arena: Arena):
-    mappings = Mappings()
+    mappings = SegmentMappings()
     offsets = set()
     for n in range(50):
         placement = place(arena, mappings, [bytes([n]) * 300_000])
@@ -184,58 +186,58 @@ def test_slots_are_used_again(arena: Arena):
         views = mappings.view(placement)
         assert bytes(views[0]) == bytes([n]) * 300_000
         del views
-        arena.hear(mappings.take_report())
+        arena.apply_report(mappings.take_report())
     assert len(offsets) == 1
 
 
 def test_when_all_is_held_there_is_no_waiting(arena: Arena):
-    mappings = Mappings()
+    mappings = SegmentMappings()
     buffers = [b"x" * 500_000]
     held = []
     for _ in range(3):
         held.append(mappings.view(place(arena, mappings, buffers)))
     for _ in range(10):
-        placed = arena.place([memoryview(buffers[0])])
+        placed = arena.write([memoryview(buffers[0])])
         if placed is None:
             break
-        if isinstance(placed, Placement):
-            arena.posted(placed)
+        if isinstance(placed, BufferLocation):
+            arena.mark_sent(placed)
             held.append(mappings.view(placed))
         else:
-            mappings.consider(placed)
-            arena.hear(mappings.take_report())
+            mappings.open_segment(placed)
+            arena.apply_report(mappings.take_report())
     assert placed is None
     assert len(held) == 4, "2 MiB hold four slots of half a MB"
 
 
 def test_a_reply_larger_than_the_whole_cap_takes_the_socket(arena: Arena):
-    assert arena.place([memoryview(bytes(3 * MIB))]) is None
+    assert arena.write([memoryview(bytes(3 * MIB))]) is None
 
 
 def test_views_outlive_both_ends(arena: Arena):
-    mappings = Mappings()
+    mappings = SegmentMappings()
     views = mappings.view(place(arena, mappings, [b"x" * 40_000]))
     arena.close()
     arena.close()
-    mappings.forget()
+    mappings.clear()
     assert bytes(views[0]) == b"x" * 40_000
     views[0][0] = 1
-    assert arena.place([memoryview(bytes(50_000))]) is None
+    assert arena.write([memoryview(bytes(50_000))]) is None
 
 
 def test_releases_of_unknown_slots_do_no_harm(arena: Arena):
-    mappings = Mappings()
+    mappings = SegmentMappings()
     placement = place(arena, mappings, [b"x" * 40_000])
-    arena.hear(MemoryReport(released=(1, placement.slot, placement.slot), accepted=(5,)))
+    arena.apply_report(MemoryReport(released=(1, placement.slot, placement.slot), accepted=(5,)))
     assert arena.slots_in_use == 0
 
 
 def test_this_process_lives_and_one_with_its_number_but_another_start_does_not(
-    identity: HostIdentity,
+    identity: ProcessIdentity,
 ):
     assert identity.is_alive()
     assert identity.shares_memory_with(identity)
-    other = HostIdentity(
+    other = ProcessIdentity(
         "another boot", identity.pid_namespace, identity.uid, identity.pid, identity.start_time + 1
     )
     assert not other.is_alive()

@@ -74,7 +74,7 @@ def test_what_was_asked_before_a_pause_is_answered_after_it(network: Carrier, st
     while tickets:
         reply = channel.receive(10)
         assert reply is not None
-        tickets.remove(reply.ticket)
+        tickets.remove(reply.request_id)
 
 
 @pytest.mark.heavy
@@ -93,7 +93,7 @@ def test_a_connection_that_was_begun_in_a_pause_is_made_after_it(network: Carrie
 @pytest.mark.heavy
 def test_a_peer_that_stands_still_is_unavailable_but_did_not_refuse(network: Carrier, start_peer):
     peer = start_peer(keys=network.keys)
-    channel = network.connect(peer.address, patience=1.0)
+    channel = network.connect(peer.address, keepalive_timeout=1.0)
     call_until_answered(channel, 1)
     peer.stop()
     try:
@@ -244,7 +244,7 @@ def test_what_nobody_waits_for_makes_a_wait_no_longer():
 def test_a_channel_to_something_that_never_speaks_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply, patience=0.5)
+        channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply, keepalive_timeout=0.5)
         for _ in range(4):  # Never an error about keys: nobody turned us away.
             with pytest.raises(UnavailableError, match="before it began") as caught:
                 channel.call(Echo(), timeout=30)
@@ -399,7 +399,7 @@ def in_child():
     assert refused(lambda: channel.send(Echo()))
     assert refused(lambda: channel.receive(10))
     assert refused(lambda: handler.held[0].reply(Echoed()))
-    assert not inprocess.is_local(server.address)
+    assert not inprocess.is_in_process(server.address)
     channel.close()
     server.close()
     if KIND == "zeromq":

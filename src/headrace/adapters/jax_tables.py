@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from headrace.arguments import check_instance, check_int
 from headrace.errors import InvalidArgumentError
-from headrace.parameter_server.arrays import IndexedSlices, as_array, refuse_while_tracing
-from headrace.parameter_server.current import Work
-from headrace.parameter_server.optimizer import InBackground, Optimizer, may_work_in_background
-from headrace.parameter_server.table import EmbeddingTable, Pulled, pull
+from headrace.parameter_server.arrays import IndexedSlices, as_array, raise_if_tracing
+from headrace.parameter_server.cluster_registry import BackgroundTask
+from headrace.parameter_server.optimizer import InBackground, Optimizer, can_write_in_background
+from headrace.parameter_server.table import EmbeddingTable, PulledRows, pull
 
 __all__ = ["Push", "lookup", "prefetch"]
 
@@ -180,9 +180,11 @@ def prefetch(
     """
     work = _begin(table, ids, optimizer, size, training)
     tables = jax.tree.leaves(table)
-    if not tables or not may_work_in_background():
+    if not tables or not can_write_in_background():
         return Ahead(lambda: work()())
-    begun: Work[Callable[[], tuple[Any, Any, Push]]] = tables[0].cluster.background.submit(work)
+    begun: BackgroundTask[Callable[[], tuple[Any, Any, Push]]] = tables[
+        0
+    ].cluster.background.submit(work)
     return Ahead(lambda: begun.result()())
 
 
@@ -195,9 +197,9 @@ def _begin(
     tables, structure = jax.tree.flatten(table)
     for each in tables:
         check_instance("table", each, EmbeddingTable)
-        refuse_while_tracing(f"EmbeddingTable {each.name!r}")
+        raise_if_tracing(f"EmbeddingTable {each.name!r}")
     wanted = [
-        each.checked_ids(part)
+        each.check_ids(part)
         for each, part in zip(tables, structure.flatten_up_to(ids), strict=True)
     ]
 
@@ -210,7 +212,7 @@ def _begin(
 
 def _arrays(
     tables: Sequence[EmbeddingTable],
-    pulled: Sequence[Pulled],
+    pulled: Sequence[PulledRows],
     structure: Any,
     optimizer: Any,
     size: int | None,

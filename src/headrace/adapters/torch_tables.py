@@ -27,14 +27,14 @@ from headrace.arguments import check_instance, check_int
 from headrace.distribute.pooling import COMBINERS
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import IndexedSlices, as_array
-from headrace.parameter_server.current import Work
+from headrace.parameter_server.cluster_registry import BackgroundTask
 from headrace.parameter_server.optimizer import (
     InBackground,
     Optimizer,
+    can_write_in_background,
     check_number,
-    may_work_in_background,
 )
-from headrace.parameter_server.table import EmbeddingTable, Pulled, pull
+from headrace.parameter_server.table import EmbeddingTable, PulledRows, pull
 
 __all__ = ["Embedding", "EmbeddingBag", "TableOptimizer", "prefetch"]
 
@@ -52,7 +52,9 @@ class _Layer(nn.Module):  # type: ignore[misc]
             check_int("padding_idx", padding_idx, minimum=-(2**63))
         self.padding_idx = padding_idx
         self._gradients: list[tuple[NDArray[np.int64], torch.Tensor]] = []
-        self._ahead: deque[tuple[NDArray[np.int64], Work[list[Pulled]], int]] = deque(maxlen=_AHEAD)
+        self._ahead: deque[tuple[NDArray[np.int64], BackgroundTask[list[PulledRows]], int]] = deque(
+            maxlen=_AHEAD
+        )
 
     @property
     def embedding_dim(self) -> int:
@@ -74,7 +76,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     def _wanted(self, ids: Any) -> NDArray[np.int64]:
         """Return the ids to pull, in one row."""
-        wanted = self.table.checked_ids(ids).reshape(-1)
+        wanted = self.table.check_ids(ids).reshape(-1)
         return wanted if self.padding_idx is None else wanted[wanted != self.padding_idx]
 
     def _pull(self, wanted: NDArray[np.int64], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +93,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
             )
         return rows, torch.from_numpy(pulled.inverse).to(device)
 
-    def _pulled_ahead(self, wanted: NDArray[np.int64]) -> Pulled | None:
+    def _pulled_ahead(self, wanted: NDArray[np.int64]) -> PulledRows | None:
         for place, (ids, work, number) in enumerate(self._ahead):
             if np.array_equal(ids, wanted):
                 del self._ahead[place]
@@ -140,7 +142,7 @@ class Embedding(_Layer):
         Args:
             input: Integers of any shape; the answer is on their device.
         """
-        ids = self.table.checked_ids(input)
+        ids = self.table.check_ids(input)
         rows, inverse = self._pull(self._wanted(ids), _device_of(input))
         if inverse.numel() < ids.size:
             rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
@@ -199,7 +201,7 @@ class EmbeddingBag(_Layer):
             ValueError: Offsets or weights do not fit.
         """
         flat, bags, count = _bags(input, offsets, self.include_last_offset)
-        ids = self.table.checked_ids(flat)
+        ids = self.table.check_ids(flat)
         device = _device_of(input)
         weights = None
         if per_sample_weights is not None:
@@ -352,7 +354,7 @@ def prefetch(
     )
     for layer, _ in pairs:
         check_instance("layer", layer, _Layer)
-    if not pairs or not may_work_in_background():
+    if not pairs or not can_write_in_background():
         return
     for trains in (True, False):
         chosen = [pair for pair in pairs if pair[0].training is trains]

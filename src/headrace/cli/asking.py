@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 from headrace.cli.commands import wrong_arguments
 from headrace.coordinator.status import AskStatus, CoordinatorStatus
 from headrace.errors import FailedPreconditionError, HeadraceError
-from headrace.parameter_server.messages import ServerStatus, Status
+from headrace.parameter_server.messages import GetServerStatus, ServerStatus
 from headrace.service.config import parse_service
 from headrace.service.messages import DispatcherStatus, GetStatus
 from headrace.serving.call import Question, Stub
@@ -23,7 +23,7 @@ from headrace.transport.security import Security
 
 __all__ = ["Asking", "Look", "Seen", "SeenServer"]
 
-_QUESTIONS: tuple[Question[Any], ...] = (GetStatus(), AskStatus(), Status())
+_QUESTIONS: tuple[Question[Any], ...] = (GetStatus(), AskStatus(), GetServerStatus())
 _MOST_AT_A_TIME = 16
 _SERVER_SECONDS = 1.0
 """How long a parameter server is waited for while the coordinator answers."""
@@ -121,7 +121,9 @@ class Asking:
 
     def _ask_server(self, address: str, timeout: float) -> SeenServer:
         try:
-            return SeenServer(address, self._servers[address].call(Status(), timeout=timeout))
+            return SeenServer(
+                address, self._servers[address].call(GetServerStatus(), timeout=timeout)
+            )
         except HeadraceError as error:
             return SeenServer(address, None, str(error))
 

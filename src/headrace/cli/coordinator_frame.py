@@ -58,7 +58,7 @@ def render_server(look: Look, status: ServerStatus, previous: Look | None, width
     done = sorted(status.operations.items(), key=lambda item: -item[1])
     named = [f"{name} {number(count)}" for name, count in done[:_MOST_OPERATIONS]]
     lines = [
-        f"parameter server {status.index}  up {duration(status.seconds)}  "
+        f"parameter server {status.index}  up {duration(status.uptime_seconds)}  "
         f"{plural(status.requests, 'request')}  {number(status.failed)} failed",
         f"operations  {', '.join(named) or 'none so far'}",
         "",
@@ -155,12 +155,12 @@ def _server(
     name: str, status: ServerStatus, look: Look, before: object, previous: Look | None
 ) -> tuple[str, ...]:
     """Return a row; rates are those since the look before, or else since the server started."""
-    seconds = max(status.seconds, 1e-3)
+    seconds = max(status.uptime_seconds, 1e-3)
     requests, busy = status.requests, status.busy_seconds
     came, went = status.bytes_in, status.bytes_out
     if (
         isinstance(before, ServerStatus)
-        and before.life == status.life
+        and before.state_id == status.state_id
         and previous is not None
         and look.at > previous.at
     ):
@@ -172,12 +172,12 @@ def _server(
         number(status.shards),
         number(status.tables),
         number(status.rows),
-        bytes_of(status.bytes_kept),
+        bytes_of(status.bytes_stored),
         rate(requests / seconds),
         f"{bytes_of(came / seconds)}/s",
         f"{bytes_of(went / seconds)}/s",
         f"{min(1.0, busy / seconds):.0%}",
-        number(status.waiting),
+        number(status.waiting_requests),
     )
 
 

@@ -22,9 +22,15 @@ from headrace.cli.commands import wrong_arguments
 from headrace.errors import CancelledError
 from headrace.forks import in_each_child
 from headrace.open_files import in_words
-from headrace.process.child import Command, clean_environment
-from headrace.process.family import Ended, Event, Family, NotStarted, stop
-from headrace.process.parent import say_leaving, say_ready
+from headrace.process.child import ChildCommand, clean_environment
+from headrace.process.parent_link import report_ready, report_stopping
+from headrace.process.supervisor import (
+    ProcessEvent,
+    ProcessExited,
+    ProcessSet,
+    ProcessStartFailed,
+    stop_children,
+)
 
 __all__ = ["STOP_SIGNALS", "RunningServer", "Signals", "run_children", "run_server", "say"]
 
@@ -165,9 +171,9 @@ def run_server(
                     say(f"metrics at http://{server.metrics_address}/metrics")
                 say(f"{role} ready at {address()}")
                 if with_parent:
-                    say_ready(address())
+                    report_ready(address())
         if with_parent:
-            say_leaving()
+            report_stopping()
         if drain is not None and start.done:
             say(f"{role} delivers what it has; a second signal stops it at once")
             _drain(drain, signals)
@@ -256,25 +262,25 @@ def run_children(
     """
     variables = clean_environment(os.environ if environment is None else environment)
     failed = False
-    family = Family(retries=lambda code: code not in _OWN_CODES)
+    family = ProcessSet(retries=lambda code: code not in _OWN_CODES)
     with Signals(children=True) as signals:
         try:
             for arguments in commands:
                 ours = ("-P", "-m", "headrace", *arguments)
-                family.add(Command(arguments=ours, environment=variables), time.monotonic())
+                family.add(ChildCommand(arguments=ours, environment=variables), time.monotonic())
             while not family.is_empty:
-                due = family.next_due()
+                due = family.next_restart_at()
                 wait = None if due is None else max(0.0, due - time.monotonic())
                 if STOP_SIGNALS & signals.wait(wait):
                     break
-                for event in family.look(time.monotonic()):
+                for event in family.poll(time.monotonic()):
                     failed = _note(event, family, len(commands)) or failed
         finally:
-            killed = stop(
+            killed = stop_children(
                 family.children,
                 patience + _STOP_SECONDS,
-                hurried=_STOP_SECONDS,
-                is_hurried=lambda seconds: bool(STOP_SIGNALS & signals.wait(seconds)),
+                hurry_seconds=_STOP_SECONDS,
+                should_hurry=lambda seconds: bool(STOP_SIGNALS & signals.wait(seconds)),
             )
     if killed:
         pids = ", ".join(str(child.pid) for child in killed)
@@ -282,17 +288,19 @@ def run_children(
     return int(failed or bool(killed))
 
 
-def _note(event: Event, family: Family, count: int) -> bool:
+def _note(event: ProcessEvent, family: ProcessSet, count: int) -> bool:
     """Report what has happened to a child; return whether it failed for good."""
     match event:
-        case Ended(_, child, again_in):
-            words = "left when a signal asked it to" if child.was_asked else child.ending
+        case ProcessExited(_, child, again_in):
+            words = (
+                "left when a signal asked it to" if child.stop_requested else child.exit_description
+            )
             if again_in is not None:
                 words += f" and is started again in {again_in:g} s"
             left = sum(other.is_running for other in family.children)
             _say(f"process {child.pid} {words}; {left} of {count} are left")
-            return again_in is None and not child.was_asked and child.code != 0
-        case NotStarted(_, error, again_in):
+            return again_in is None and not child.stop_requested and child.exit_code != 0
+        case ProcessStartFailed(_, error, again_in):
             _say(f"a process could not be started ({in_words(error)}); next try in {again_in:g} s")
     return False
 

@@ -13,7 +13,7 @@ import typer
 from headrace.cli.commands import Keys, MetricsHost, MetricsPort, WithParent, wrong_arguments
 from headrace.cli.running import run_children, run_server, say
 from headrace.process.child import NO_ACCELERATORS
-from headrace.process.parent import exit_when_hung, large_copies
+from headrace.process.parent_link import exit_when_hung, large_copy_tunables
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from headrace.service.config import default_cache_bytes
 from headrace.service.dispatcher.core import FORMAT
@@ -328,7 +328,7 @@ def run_worker(
             ports += ["--metrics-port", str(metrics_port and metrics_port + number)]
             ports += ["--metrics-host", metrics_host]
         commands.append([*arguments, *ports])
-    environment = {**NO_ACCELERATORS, **large_copies(os.environ), **os.environ}
+    environment = {**NO_ACCELERATORS, **large_copy_tunables(os.environ), **os.environ}
     failed = run_children(commands, environment=environment, patience=drain_timeout)
     if failed:
         raise typer.Exit(1)

@@ -16,7 +16,7 @@ from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.spec import WORKER, ClusterSpec
 from headrace.deploy.server import Server
 from headrace.errors import InvalidArgumentError
-from headrace.process.parent import forked_children_die_too
+from headrace.process.parent_link import bind_forked_children
 from headrace.transport import address as addresses
 from headrace.transport.security import Security
 
@@ -146,7 +146,7 @@ def run_task(
         say(f"{role} stopped")
         return
     import_modules(preload or ())
-    with forked_children_die_too():
+    with bind_forked_children():
         run_server(role, server, lambda: server.target, options=_OPTIONS, with_parent=with_parent)
 
 
@@ -175,5 +175,5 @@ def _place(host: str | None, port: int, restart: bool) -> tuple[str, int]:
     check_int("port", port, minimum=0, maximum=65535)
     host = "127.0.0.1" if host is None else host
     if restart and not port:
-        port = addresses.lasting_port(host)
+        port = addresses.find_stable_port(host)
     return addresses.join(host, port), port

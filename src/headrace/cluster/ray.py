@@ -217,7 +217,7 @@ class RayClusterResolver(ClusterResolver):
             return addresses.join(host, self._port)
         if before and addresses.split(before)[0] == host:
             return before
-        return addresses.join(host, addresses.lasting_port())
+        return addresses.join(host, addresses.find_stable_port())
 
 
 def _task_of(actor: str, jobs: Mapping[str, int]) -> tuple[str, int] | tuple[None, None]:

@@ -138,11 +138,11 @@ class TorchrunClusterResolver(ClusterResolver):
             host = "127.0.0.1"
         if host is None:
             master = read("MASTER_ADDR", launcher=_LAUNCHER)
-            host = addresses.towards(addresses.join(master, self._master_port()))
+            host = addresses.local_address_for(addresses.join(master, self._master_port()))
             if addresses.is_loopback(host) and not addresses.is_loopback(master):
                 # This is the master's machine, whose own name leads it to loopback.
                 host = master
-        return addresses.join(host, self._port or addresses.lasting_port())
+        return addresses.join(host, self._port or addresses.find_stable_port())
 
     def _master_port(self) -> int:
         return read_whole("MASTER_PORT", launcher=_LAUNCHER)

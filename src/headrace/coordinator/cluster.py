@@ -14,7 +14,7 @@ from headrace.arguments import check_int, check_string, check_strings
 from headrace.cluster.spec import PS, WORKER
 from headrace.coordinator.messages import Greet, WorkerReply
 from headrace.coordinator.worker import LARGEST_CLOSURE, this_process
-from headrace.parameter_server.pushing import ClosureServers
+from headrace.parameter_server.optimizer_steps import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.transport import address as addresses
 from headrace.transport import zeromq

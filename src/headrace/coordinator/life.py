@@ -38,9 +38,14 @@ from headrace.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from headrace.parameter_server.origin import Attempt, Origin, finish, writing_as
 from headrace.parameter_server.pickling import ReplyPickler
-from headrace.parameter_server.seats import Acknowledged
+from headrace.parameter_server.replica_state import AcknowledgedState
+from headrace.parameter_server.write_context import (
+    ClosureRun,
+    WriteContext,
+    wait_for_steps,
+    write_as,
+)
 from headrace.transport.channel import Buffer, Request
 from headrace.transport.envelope import encode_error
 
@@ -72,7 +77,7 @@ class Life:
         self,
         greeting: Greet,
         totals: Totals,
-        acknowledged: Callable[[], tuple[Acknowledged, ...]] = tuple,
+        acknowledged: Callable[[], tuple[AcknowledgedState, ...]] = tuple,
     ) -> None:
         self.greeting = greeting
         self._acknowledged = acknowledged
@@ -267,10 +272,10 @@ class Life:
         # What a worker makes for itself lives as long as it does, and so may a variable in it.
         no_variables = refusing_variables.set(None if message.keeps else _no_variable)
         try:
-            origin = Origin(greeting.incarnation, message.number, greeting.session)
-            with writing_as(origin, gathers=greeting.gathers) as attempt:
+            origin = ClosureRun(greeting.incarnation, message.number, greeting.session)
+            with write_as(origin, collects_steps=greeting.gathers) as attempt:
                 if message.keeps:
-                    attempt.refuse(FailedPreconditionError(_WRITES_NOTHING))
+                    attempt.reject_writes(FailedPreconditionError(_WRITES_NOTHING))
                 with self._lock:
                     task.attempt = attempt
                     if task.is_refused:
@@ -283,14 +288,16 @@ class Life:
         if met_end:
             error = None  # that is how reading ends
         # What a function pushed before it failed is not the gradient of its batch.
-        steps = pack(attempt.gathered) if attempt.gathered and error is None else NOTHING
+        steps = (
+            pack(attempt.collected_steps) if attempt.collected_steps and error is None else NOTHING
+        )
         nbytes = payload.nbytes
         ran = Ran(
             value=payload.data,
             error=b"" if error is None else encode_error(error),
             nbytes=nbytes if nbytes >= _LARGE_BYTES else 0,
             seconds=time.perf_counter() - begun,
-            wrote=attempt.wrote,
+            wrote=attempt.has_written,
             steps=b"" if steps is NOTHING else steps.data,
             beside=len(steps.buffers),
             unused=0 if lease is None else lease.num_left,
@@ -300,7 +307,7 @@ class Life:
         return ran, payload, steps
 
     def _value(
-        self, task: Task[Request], loaded: Loaded, attempt: Attempt
+        self, task: Task[Request], loaded: Loaded, attempt: WriteContext
     ) -> tuple[Payload, Exception | None]:
         """Call the function; return what it returned, or what it raised."""
         resource = task.run.keeps
@@ -317,7 +324,9 @@ class Life:
                 attempt.finish()  # that is how reading ends; a step that failed is an error
                 raise
             finally:
-                finish(attempt.begun)  # also where it failed: what it wrote is there or is not
+                wait_for_steps(
+                    attempt.pending_steps
+                )  # also where it failed: what it wrote is there or is not
             attempt.finish()
             return packed, None
         except BaseException as raised:

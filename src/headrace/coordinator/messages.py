@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from headrace.coordinator.closure import NEVER, Closure, Payload, Result, Round
-from headrace.parameter_server.seats import Acknowledged
+from headrace.parameter_server.replica_state import AcknowledgedState
 from headrace.serving.call import Done, Message, Question
 from headrace.transport.channel import Buffer
 from headrace.versions import Versions, own_versions
@@ -85,7 +85,7 @@ class Greet(Question[Greeted], frozen=True):
     gathers: bool = False
     replication: int = 1
     versions: Versions = msgspec.field(default_factory=own_versions)
-    acknowledged: tuple[Acknowledged, ...] = ()
+    acknowledged: tuple[AcknowledgedState, ...] = ()
 
 
 class Attend(Question[Done], frozen=True):
@@ -135,7 +135,7 @@ class Ran(Message, frozen=True):
     met_end: bool = False
     lacks_function: bool = False
     is_dropped: bool = False
-    acknowledged: tuple[Acknowledged, ...] = ()
+    acknowledged: tuple[AcknowledgedState, ...] = ()
 
 
 class Run(Question[Ran], frozen=True):

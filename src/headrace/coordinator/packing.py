@@ -365,7 +365,7 @@ _MISSING_MODULE = (
     "install the package there, or make your module importable for it (PYTHONPATH, or "
     "`headrace server --preload FOLDER/NAME.py`)"
 )
-_OURS = ("headrace.coordinator", "headrace.parameter_server.origin", "contextlib")
+_OURS = ("headrace.coordinator", "headrace.parameter_server.write_context", "contextlib")
 
 
 def blame(function: str, worker: int, error: BaseException) -> Exception:

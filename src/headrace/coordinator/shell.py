@@ -36,7 +36,7 @@ from headrace.errors import (
     HeadraceError,
 )
 from headrace.forks import stays_with_parent
-from headrace.parameter_server.pushing import ClosureServers
+from headrace.parameter_server.optimizer_steps import ClosureServers
 from headrace.serving.connections import Answered, Lost
 from headrace.serving.life_cycle import LifeCycle
 from headrace.serving.session_runner import SessionRunner
@@ -326,7 +326,7 @@ class Shell:
                 worker, question, (_, answer, buffers) = event
                 if self._servers is not None and isinstance(answer, Ran):
                     # Before servers are told that it has ended, by whom it may be forgotten.
-                    self._servers.servers.lives.learn(answer.acknowledged)
+                    self._servers.servers.states.merge(answer.acknowledged)
                 core.answered(worker, question, answer, buffers, now)
             while self._released:
                 core.release(self._released.popleft())
@@ -362,7 +362,7 @@ class Shell:
                 return
             connections.add(call.worker, self._connect(contact.address))
         if self._servers is not None and isinstance(message, Greet):
-            acknowledged = self._servers.servers.acknowledged()
+            acknowledged = self._servers.servers.acknowledged_states()
             message = msgspec.structs.replace(message, acknowledged=acknowledged)
         try:
             connections.send(call.worker, message, call.message, call.buffers)
@@ -507,7 +507,7 @@ class ServerTalk:
                 self._shell.fenced(session, _error_of(partial(self._servers.fence, session)))
             if closures:
                 below = self._shell.low()
-                error = _error_of(partial(self._servers.settle, closures, below))
+                error = _error_of(partial(self._servers.forget_write_keys, closures, below))
                 self._shell.settled(closures, error)
             if complete is not None:
                 self._shell.pushed(_error_of(partial(self._push, complete)))

@@ -39,8 +39,8 @@ from headrace.errors import (
     HeadraceError,
     UnavailableError,
 )
-from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.current import Cluster, enter
+from headrace.parameter_server.cluster_registry import ServerCluster, register_cluster
+from headrace.parameter_server.server_requests import ParameterServerClient
 from headrace.serving.call import Done
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
@@ -158,7 +158,7 @@ class ClosureWorker(LifeCycle):
         if self._coordinator is not None:
             address = server.address
             if addresses.is_wildcard(self._host):
-                host = addresses.towards(self._coordinator)
+                host = addresses.local_address_for(self._coordinator)
                 address = addresses.join(host, addresses.split(address)[1])
             keys = None if self._security is None else self._security.as_client()
             self._keep(Announcing(self._coordinator, address, keys).close)
@@ -179,7 +179,7 @@ class _Desk:
         self._obeyed = ""
         self._is_closed = False
         #: The cluster that was entered here; None: none was.
-        self._cluster: Cluster | None = None
+        self._cluster: ServerCluster | None = None
 
     def handle(self, requests: Sequence[Request]) -> None:
         """Answer requests of coordinators (`transport.channel.Handler`)."""
@@ -228,22 +228,22 @@ class _Desk:
                 message.cluster_id,
                 message.servers,
             ):
-                before.servers.lives.learn(message.acknowledged)
+                before.servers.states.merge(message.acknowledged)
                 return  # since the last greeting
             self._cluster = None
             before.close()
         if message.servers:
             keys = None if self._security is None else self._security.as_client()
-            servers = Servers(
+            servers = ParameterServerClient(
                 message.servers,
                 security=keys,
                 timeout=message.server_timeout,
-                of_worker=True,
+                for_worker=True,
                 replication=message.replication,
             )
-            servers.lives.learn(message.acknowledged)
-            self._cluster = Cluster(message.cluster_id, servers)
-            enter(self._cluster)
+            servers.states.merge(message.acknowledged)
+            self._cluster = ServerCluster(message.cluster_id, servers)
+            register_cluster(self._cluster)
 
     def _begin(self, message: Greet | None) -> None:
         with self._lock:
@@ -255,7 +255,7 @@ class _Desk:
         with self._lock:
             if not self._is_closed:
                 servers = None if self._cluster is None else self._cluster.servers
-                acknowledged = tuple if servers is None else servers.acknowledged
+                acknowledged = tuple if servers is None else servers.acknowledged_states
                 self._life = Life(message, self._totals, acknowledged)
                 self._totals.greetings += 1
 

@@ -21,8 +21,15 @@ from headrace.cluster.spec import PS, WORKER, ClusterSpec
 from headrace.deploy.server import Server
 from headrace.errors import FailedPreconditionError
 from headrace.forks import stays_with_parent
-from headrace.process.child import Child, Command, bound_command
-from headrace.process.family import BecameReady, Ended, Event, Household, NotStarted, Post
+from headrace.process.child import ChildCommand, ChildProcess, build_command
+from headrace.process.supervisor import (
+    ProcessEvent,
+    ProcessExited,
+    ProcessReady,
+    ProcessStartFailed,
+    SupervisedCommand,
+    Supervisor,
+)
 from headrace.transport import address as addresses
 
 __all__ = ["LocalCluster"]
@@ -86,16 +93,16 @@ class LocalCluster:
         self._lock = threading.Lock()
         self._is_closed = False
         #: Where a task has none it was killed, or left when a signal asked it to.
-        self._posts: dict[tuple[str, int], Post] = {}
+        self._posts: dict[tuple[str, int], SupervisedCommand] = {}
         self._servers: dict[tuple[str, int], Server] = {}
-        self._household: Household | None = None
+        self._household: Supervisor | None = None
         #: Strategies of this cluster, which wait for its tasks until they are closed.
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         _open.add(self)
         stays_with_parent(self)
         try:
             if processes:
-                self._household = Household("process", self._note, restarts=restart)
+                self._household = Supervisor("process", self._note, restarts=restart)
             self._start(self._tasks)
         except BaseException:
             self.close()
@@ -185,8 +192,8 @@ class LocalCluster:
         started = self._household.start([self._command(task) for task in tasks])
         self._posts |= {task: post for task, (post, _) in zip(tasks, started, strict=True)}
 
-    def _command(self, task: tuple[str, int]) -> Command:
-        return bound_command(
+    def _command(self, task: tuple[str, int]) -> ChildCommand:
+        return build_command(
             "headrace.deploy.task",
             json.dumps(self._spec.as_dict()),
             task[0],
@@ -202,7 +209,7 @@ class LocalCluster:
         elif task in self._servers:
             self._servers.pop(task).stop()
 
-    def _child(self, task: tuple[str, int]) -> Child | None:
+    def _child(self, task: tuple[str, int]) -> ChildProcess | None:
         post = self._posts.get(task)
         return None if post is None else post.child
 
@@ -213,20 +220,20 @@ class LocalCluster:
             raise ValueError(f"the cluster has no {task_type!r} task {task_index}: {self._spec}")
         return task_type, task_index
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: ProcessEvent) -> None:
         """Report what happened to a process that nobody waits for."""
         match event:
-            case BecameReady(post, child):
+            case ProcessReady(post, child):
                 _log.info("%s runs again, as process %d", self._words(post), child.pid)
-            case Ended(post, child, again_in) if not child.was_asked:
+            case ProcessExited(post, child, again_in) if not child.stop_requested:
                 _log.warning(
                     "%s: process %d %s%s",
                     self._words(post),
                     child.pid,
-                    child.ending,
+                    child.exit_description,
                     "" if again_in is None else f", and another starts in {again_in:g} s",
                 )
-            case NotStarted(post, error, again_in):
+            case ProcessStartFailed(post, error, again_in):
                 _log.warning(
                     "%s could not be started: %s; next try in %g s",
                     self._words(post),
@@ -234,7 +241,7 @@ class LocalCluster:
                     again_in,
                 )
 
-    def _words(self, post: Post) -> str:
+    def _words(self, post: SupervisedCommand) -> str:
         name, index = next(
             (task for task, each in list(self._posts.items()) if each is post), ("", -1)
         )
@@ -246,7 +253,7 @@ class LocalCluster:
 def _free_addresses(counts: Mapping[str, int]) -> ClusterSpec:
     ports: set[int] = set()
     while len(ports) < sum(counts.values()):
-        ports.add(addresses.lasting_port(_HOST))
+        ports.add(addresses.find_stable_port(_HOST))
     left = iter(ports)
     return ClusterSpec(
         {

@@ -4,7 +4,7 @@
 
 CLUSTER is a JSON object of addresses by type, LOG_TO the number of the descriptor that takes over
 from standard output and error once the task is ready, LIFELINE that of a pipe that closes when
-whoever started it is gone (`process/parent.py`). SIGTERM ends it.
+whoever started it is gone (`process/parent_link.py`). SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import sys
 import threading
 
 from headrace.deploy.server import Server
-from headrace.process.parent import (
+from headrace.process.parent_link import (
+    bind_forked_children,
     die_with_parent,
-    end_when_released,
-    forked_children_die_too,
     on_sigterm,
-    say_ready,
+    report_ready,
+    set_when_stopped,
 )
 
 __all__ = ["main"]
@@ -31,13 +31,13 @@ _STOP_SECONDS = 3.0
 def main(cluster: str, job_name: str, task_index: int, log_to: int, lifeline: int) -> None:
     """Run a task until the parent releases it."""
     die_with_parent(lifeline)
-    with forked_children_die_too():
+    with bind_forked_children():
         _run(cluster, job_name, task_index, log_to)
 
 
 def _run(cluster: str, job_name: str, task_index: int, log_to: int) -> None:
     ended = threading.Event()
-    end_when_released(ended, _STOP_SECONDS)
+    set_when_stopped(ended, _STOP_SECONDS)
     try:
         server = Server(json.loads(cluster), job_name, task_index)
     except (OSError, ValueError) as error:
@@ -49,7 +49,7 @@ def _run(cluster: str, job_name: str, task_index: int, log_to: int) -> None:
     gc.collect()
     gc.freeze()
     # From here on what users' functions print goes where the parent's own words go.
-    say_ready(server.address, log_to)
+    report_ready(server.address, log_to)
     ended.wait()
     server.stop()
 

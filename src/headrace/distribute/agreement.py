@@ -280,7 +280,7 @@ class DirectSums:
             self._sums = self._framework.sums_of_workers(
                 self._rank,
                 self._size,
-                addresses.towards(self._at),
+                addresses.local_address_for(self._at),
                 self._timeout,
                 lambda own: said_by_all(self._member, "where each listens for large arrays", own),
                 device,

@@ -117,7 +117,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._member = member
         try:
             # Before anybody asks for its devices. The ways have no keys.
-            host = None if security is not None else addresses.towards(at)
+            host = None if security is not None else addresses.local_address_for(at)
             self._may_be_direct = found.join_workers(
                 self._rank,
                 self._workers,
@@ -392,7 +392,7 @@ def _join(
             reply_type=MemberReply,
             security=None if security is None else security.as_client(),
             # Who is silent and who is gone are told apart: the first is waited for.
-            patience=min(2 * timeout + 60.0, _LONGEST_PATIENCE),
+            keepalive_timeout=min(2 * timeout + 60.0, _LONGEST_PATIENCE),
             request_bytes=LARGEST_BYTES,
         )
     member = Member(channel, rank=rank, names=names, timeout=timeout)

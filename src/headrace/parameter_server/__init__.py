@@ -10,28 +10,28 @@ The store, without threads, sockets and clocks:
     table_rows    the columns of a table, the index of ids, and first values
     rules         what optimizers do to values and slots
     write_keys    which writes were carried out, so that each counts once
-    saved         shards as plain values, and what changed since a checkpoint
-    seats         which of two replicas leads, and which operations each has
+    shard_values  shards as plain values, and what changed since a checkpoint
+    replica_state  which of two replicas leads, and which operations each has
 
 The server:
 
     server        where it listens
-    applying      carries out operations, one after another
+    operation_executor  carries out operations, one after another
     messages      what clients and servers send to each other
-    replica       one of two servers with the same store
-    saving        the thread that saves and restores
-    shard_writer  writes shards to a checkpoint, and reads them for any other shards
+    store_replica  one of two servers with the same store
+    checkpoint_thread  the thread that saves and restores
+    shard_files   writes shards to a checkpoint, and reads them for any other shards
 
 The client:
 
-    connection    asks many servers at a time
-    lives         which servers are there and lead, and how long to wait for one
-    origin        which function writes, so that a write counts once when it runs again
+    server_requests  asks many servers at a time
+    server_states  which servers are there and lead, and how long to wait for one
+    write_context  which function writes, so that a write counts once when it runs again
     strategy      `ParameterServerStrategy`, its settings and names
     v1            a strategy for programs without a coordinator
-    current       the clusters of this process, handles, and the thread for background work
+    cluster_registry  the clusters of this process, handles, and the thread for background work
     partitioners  how variables are cut into shards, and where these go
-    creation      makes variables, and sends operations to their shards
+    variable_shards  makes variables, and sends operations to their shards
     variable      a variable on servers, read as an array
     read_cache    a scope in which a variable is read once
     table         a table of rows for any ids, and tables in files
@@ -41,7 +41,7 @@ The client:
     schedules     learning rates
     gradients     clips gradients, and sums them by id
     arrays        arrays of any framework; gradients of some rows
-    pushing       steps of optimizers on all servers, and the mean of several
+    optimizer_steps  steps of optimizers on all servers, and the mean of several
     pickling      functions and datasets for workers
 
 Checkpoints:
@@ -50,5 +50,5 @@ Checkpoints:
     checkpoint_objects  saves and restores objects of servers and of this process
     checkpoint_format   files of a checkpoint, and the folder of checkpoints
     checkpoints         `hr.Checkpoint` and `hr.CheckpointManager`
-    server_files        asks servers to save and restore
+    checkpoint_requests  asks servers to save and restore
 """

@@ -14,30 +14,30 @@ from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.parameter_server.gradients import sum_rows
 from headrace.parameter_server.rules import (
     AVERAGE,
-    Slot,
+    OptimizerSlot,
     apply_dense,
     apply_sparse,
     put_rows,
-    slots_of,
+    slots_for_rule,
     update_average,
 )
-from headrace.parameter_server.saved import Touched
+from headrace.parameter_server.shard_values import DirtyRows
 from headrace.parameter_server.specs import (
     OptimizerRule,
     ShardSpec,
-    Step,
-    dtype_named,
-    filled,
+    StepParameters,
+    fill_array,
+    parse_dtype,
     working_dtype,
 )
 
 __all__ = [
     "ArrayShard",
     "check_gradient",
-    "check_place",
+    "check_row_range",
     "check_value",
-    "check_which",
-    "rising",
+    "check_value_indices",
+    "is_strictly_increasing",
 ]
 
 Array = NDArray[Any]
@@ -59,22 +59,22 @@ class ArrayShard:
         self.slots: dict[str, Array] = {}
         #: What their elements begin with.
         self.slot_firsts: dict[str, float] = {}
-        self.touched = Touched(period)
+        self.dirty_rows = DirtyRows(period)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the value, the slots, and what is kept for increments."""
         slots = sum(slot.nbytes for slot in self.slots.values())
-        return self.value.nbytes + slots + self.touched.nbytes
+        return self.value.nbytes + slots + self.dirty_rows.nbytes
 
-    def assign(self, how: str, value: Array) -> None:
+    def assign(self, mode: str, value: Array) -> None:
         """Change the whole value."""
-        change = _named("how", how, _WHOLE)
+        change = _named("how", mode, _ASSIGN_MODES)
         self._check(value, self.value.shape, "a value")
-        self._check_arithmetic(how)
+        self._check_arithmetic(mode)
         with np.errstate(all="ignore"):
             change(self.value, value)
-        self.touched.write_all()
+        self.dirty_rows.mark_all()
 
     def assign_slot(self, name: str, first: float, value: Array) -> None:
         """Set a slot with an element for each of the value; `first` is what it begins with."""
@@ -85,43 +85,49 @@ class ArrayShard:
             )
         self.slots[name] = np.array(value, working_dtype(self.value.dtype))
         self.slot_firsts[name] = first
-        self.touched.write_all()
+        self.dirty_rows.mark_all()
 
     def gather(self, rows: Array, allocate: Callable[..., Array]) -> Array:
         """Return rows, in the order in which they are named."""
-        local = self._local(rows)
+        local = self._to_local_rows(rows)
         answer = allocate((*local.shape, *self.value.shape[1:]), self.value.dtype)
         if answer.size:
             self.value.take(local, axis=0, out=answer, mode="clip")
         return answer
 
-    def scatter(self, how: str, rows: Array, values: Array) -> None:
+    def scatter(self, mode: str, rows: Array, values: Array) -> None:
         """Change some rows; one that is named twice is changed twice."""
-        change = _named("how", how, _SCATTERED)
-        local = self._local(rows, one_dimension=True)
+        change = _named("how", mode, _SCATTER_MODES)
+        local = self._to_local_rows(rows, one_dimension=True)
         self._check(values, (len(local), *self.value.shape[1:]), "values")
-        self._check_arithmetic(how)
+        self._check_arithmetic(mode)
         if not values.size:
             return
-        if how in ("add", "sub") and is_floating(self.value.dtype) and not rising(local):
+        if (
+            mode in ("add", "sub")
+            and is_floating(self.value.dtype)
+            and not is_strictly_increasing(local)
+        ):
             local, values = sum_rows(local, values)
             values = values.astype(self.value.dtype, copy=False)
         with np.errstate(all="ignore"):
             if change is None:
                 self.value[local] = values
-            elif rising(local):
+            elif is_strictly_increasing(local):
                 columns = self.value[:1].size
                 table = self.value.reshape(-1, columns)
                 there = np.take(table, local, axis=0, mode="clip")
-                operation = self._division() if how == "div" else change
+                operation = self._division() if mode == "div" else change
                 operation(there, values.reshape(-1, columns), out=there)
                 put_rows(table, local, there)
             else:
-                operation = self._division() if how == "div" else change
+                operation = self._division() if mode == "div" else change
                 operation.at(self.value, local, values)
-        self.touched.write(local, len(self.value))
+        self.dirty_rows.mark_rows(local, len(self.value))
 
-    def apply(self, optimizer: str, rule: OptimizerRule, step: Step, arrays: list[Array]) -> None:
+    def apply(
+        self, optimizer: str, rule: OptimizerRule, step: StepParameters, arrays: list[Array]
+    ) -> None:
         """Take one step of an optimizer: by a gradient, or by rows and their gradients.
 
         Which gradient each row has may come as a third array.
@@ -135,28 +141,28 @@ class ArrayShard:
         check_gradient(gradient, self.spec.variable)
         if len(arrays) == 1:
             self._check_shape(gradient, self.value.shape, "a gradient")
-            apply_dense(rule, step, self.value, gradient, self.slots_for(optimizer, rule))
+            apply_dense(rule, step, self.value, gradient, self.get_or_create_slots(optimizer, rule))
             if rule.ema_momentum is not None:
                 is_first = f"{optimizer}/{AVERAGE.name}" not in self.slots
                 average = self._slot(optimizer, AVERAGE)
                 update_average(rule, step, self.value, average, is_first=is_first)
-            self.touched.write_all()
+            self.dirty_rows.mark_all()
             return
-        local = self._local(arrays[0], one_dimension=True)
+        local = self._to_local_rows(arrays[0], one_dimension=True)
         which = arrays[2] if len(arrays) > 2 else None
         count = len(local) if which is None else len(gradient)
         self._check_shape(gradient, (count, *self.value.shape[1:]), "gradients")
-        check_which(which, local, gradient, self.spec.variable)
-        if not rising(local):
+        check_value_indices(which, local, gradient, self.spec.variable)
+        if not is_strictly_increasing(local):
             local, gradient = sum_rows(local, gradient if which is None else gradient[which])
             which = None
-        slots = self.slots_for(optimizer, rule)
+        slots = self.get_or_create_slots(optimizer, rule)
         apply_sparse(rule, step, self.value, local, gradient, slots, which)
-        self.touched.write(local, len(self.value))
+        self.dirty_rows.mark_rows(local, len(self.value))
 
-    def slots_for(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
+    def get_or_create_slots(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
         """Return the slots of an optimizer, by name; those that are missing are made."""
-        return {slot.name: self._slot(optimizer, slot) for slot in slots_of(rule)}
+        return {slot.name: self._slot(optimizer, slot) for slot in slots_for_rule(rule)}
 
     def read_slot(self, name: str) -> Array:
         """Return a slot, by "optimizer/name".
@@ -171,15 +177,15 @@ class ArrayShard:
             )
         return self.slots[name]
 
-    def _slot(self, optimizer: str, slot: Slot) -> Array:
+    def _slot(self, optimizer: str, slot: OptimizerSlot) -> Array:
         key = f"{optimizer}/{slot.name}"
         if key not in self.slots:
-            shape = self.value.shape[:1] if slot.by_row else self.value.shape
-            self.slot_firsts[key] = slot.first
-            self.slots[key] = filled(shape, slot.first, working_dtype(self.value.dtype))
+            shape = self.value.shape[:1] if slot.is_per_row else self.value.shape
+            self.slot_firsts[key] = slot.initial_value
+            self.slots[key] = fill_array(shape, slot.initial_value, working_dtype(self.value.dtype))
         return self.slots[key]
 
-    def _local(self, rows: Array, *, one_dimension: bool = False) -> NDArray[np.int64]:
+    def _to_local_rows(self, rows: Array, *, one_dimension: bool = False) -> NDArray[np.int64]:
         """Return rows as the shard numbers them."""
         spec = self.spec
         if not self.value.ndim:
@@ -234,7 +240,7 @@ class ArrayShard:
         return whole if self.value.dtype.kind in "iu" else np.true_divide
 
 
-def rising(rows: NDArray[np.int64]) -> bool:
+def is_strictly_increasing(rows: NDArray[np.int64]) -> bool:
     """Whether each row is there once, in order: as clients send them."""
     return len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
 
@@ -251,26 +257,32 @@ def check_gradient(gradient: Array, whose: str) -> None:
         )
 
 
-def check_which(which: Array | None, rows: Array, values: Array, whose: str) -> None:
+def check_value_indices(
+    value_indices: Array | None, rows: Array, values: Array, whose: str
+) -> None:
     """Refuse what does not say which of the values each row has.
 
     Raises:
         InvalidArgumentError: It does not.
     """
-    if which is None:
+    if value_indices is None:
         return
-    if which.dtype.kind not in "iu" or which.shape != rows.shape:
+    if value_indices.dtype.kind not in "iu" or value_indices.shape != rows.shape:
         raise InvalidArgumentError(
             f"which gradient of {whose} a row has must be an integer for each of {len(rows)} rows, "
-            f"but got {which.dtype} of shape {which.shape}"
+            f"but got {value_indices.dtype} of shape {value_indices.shape}"
         )
-    if which.size and (which.max() >= len(values) or (which.dtype.kind == "i" and which.min() < 0)):
+    if value_indices.size and (
+        value_indices.max() >= len(values)
+        or (value_indices.dtype.kind == "i" and value_indices.min() < 0)
+    ):
         raise InvalidArgumentError(
-            f"rows of {whose} have gradients {which.min()} to {which.max()}, and {len(values)} came"
+            f"rows of {whose} have gradients {value_indices.min()} to {value_indices.max()}, and "
+            f"{len(values)} came"
         )
 
 
-def check_place(spec: ShardSpec) -> None:
+def check_row_range(spec: ShardSpec) -> None:
     """Refuse a shard that is no run of the rows of its variable.
 
     Raises:
@@ -293,7 +305,7 @@ def check_value(spec: ShardSpec, value: Array) -> None:
     Raises:
         InvalidArgumentError: It is not.
     """
-    dtype = dtype_named(spec.dtype)
+    dtype = parse_dtype(spec.dtype)
     if value.shape != spec.shape or value.dtype != dtype:
         raise InvalidArgumentError(
             f"a first value of shape {value.shape} and dtype {value.dtype} does not fit shard "
@@ -310,13 +322,13 @@ def _named(name: str, value: str, choices: dict[str, Any]) -> Any:
     return choices[value]
 
 
-_WHOLE: dict[str, Callable[[Array, Array], Any]] = {
+_ASSIGN_MODES: dict[str, Callable[[Array, Array], Any]] = {
     "assign": lambda value, other: np.copyto(value, other),
     "add": lambda value, other: np.add(value, other, out=value),
     "sub": lambda value, other: np.subtract(value, other, out=value),
 }
 
-_SCATTERED: dict[str, Any] = {
+_SCATTER_MODES: dict[str, Any] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,

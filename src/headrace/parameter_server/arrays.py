@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from headrace.distribute.pooling import are_large_integers
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.specs import dtype_named
+from headrace.parameter_server.specs import parse_dtype
 
-__all__ = ["IndexedSlices", "as_array", "is_foreign", "refuse_while_tracing"]
+__all__ = ["IndexedSlices", "as_array", "is_framework_array", "raise_if_tracing"]
 
 
 def as_array(value: Any) -> NDArray[Any]:
@@ -30,7 +30,7 @@ def as_array(value: Any) -> NDArray[Any]:
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _of_tensor(value, torch)
+        return _from_tensor(value, torch)
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.core.Tracer):
         raise FailedPreconditionError(
@@ -40,16 +40,16 @@ def as_array(value: Any) -> NDArray[Any]:
     return np.asarray(value)
 
 
-def _of_tensor(tensor: Any, torch: Any) -> NDArray[Any]:
+def _from_tensor(tensor: Any, torch: Any) -> NDArray[Any]:
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:
         bits: NDArray[Any] = tensor.contiguous().view(torch.int16).numpy()
-        return bits.view(dtype_named("bfloat16"))
+        return bits.view(parse_dtype("bfloat16"))
     found: NDArray[Any] = tensor.resolve_conj().resolve_neg().numpy()
     return found
 
 
-def is_foreign(value: Any) -> bool:
+def is_framework_array(value: Any) -> bool:
     """Whether a value is an array of a framework."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     return (torch is not None and isinstance(value, torch.Tensor)) or (
@@ -57,7 +57,7 @@ def is_foreign(value: Any) -> bool:
     )
 
 
-def refuse_while_tracing(what: str, instead: str = "read it outside and pass the array") -> None:
+def raise_if_tracing(what: str, instead: str = "read it outside and pass the array") -> None:
     """Raise while JAX traces a function: a value read now would stand in it for ever.
 
     Args:
@@ -136,7 +136,7 @@ class IndexedSlices:
             )
         return self._values
 
-    def shared(self) -> tuple[NDArray[Any], NDArray[np.intp] | None]:
+    def shared_values(self) -> tuple[NDArray[Any], NDArray[np.intp] | None]:
         """Return values, and which of them each index has; None: each has its own.
 
         Where the values were broadcast along an axis of the indices, as the gradient of a mean over

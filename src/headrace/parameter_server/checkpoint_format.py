@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
-from headrace.parameter_server.specs import dtype_named, name_of
-from headrace.parameter_server.write_keys import Remembered
+from headrace.parameter_server.specs import name_of, parse_dtype
+from headrace.parameter_server.write_keys import RecordedAnswer
 from headrace.storage.files import Folder, open_file, open_folder
 from headrace.storage.names import FileName, as_names, is_local
 
@@ -39,28 +39,28 @@ __all__ = [
     "FORMAT",
     "ArrayEntry",
     "Entry",
+    "LoadedCheckpoint",
     "Manifest",
     "OptimizerEntry",
-    "Piece",
-    "Read",
+    "ShardPiece",
     "StateDictEntry",
     "StateEntry",
     "TableEntry",
     "TensorFile",
     "ValueEntry",
     "VariableEntry",
-    "attempt_of",
-    "checkpoint_names",
-    "checksum_of",
+    "compute_checksum",
+    "current_pieces",
     "decode",
-    "delete",
+    "delete_checkpoint",
+    "delete_unfinished",
     "encode",
-    "increments_of",
-    "names_up_to",
-    "place_of",
+    "list_checkpoints",
+    "list_increments",
+    "list_up_to",
+    "parse_tensor_file",
     "read_checkpoint",
-    "standing",
-    "sweep",
+    "split_path",
     "write_tensors",
 ]
 
@@ -68,12 +68,12 @@ __all__ = [
 FORMAT = 1
 
 #: Before the rest of a manifest, of which it is the checksum; older ones have none.
-_CHECKED = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
+_CHECKSUM_HEADER = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
 
 _FILE = re.compile(r"(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.[0-9a-z-]+\.safetensors")
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ShardPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of one shard, of a variable or a table.
 
     Its tensors are `key/value`, `key/OPTIMIZER/SLOT` ...; of a table also `key/ids`, `key/seen`,
@@ -82,7 +82,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         kind: "shard" or "table".
         shard: Its name.
-        of: Name of the variable or table.
+        owner: Name of the variable or table.
         file: In which file.
         key: What the names of its tensors begin with.
         row: Of a variable: the first row, as the whole variable numbers them. None: the tensor
@@ -96,7 +96,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: str
     shard: str
-    of: str
+    owner: str = msgspec.field(name="of")
     file: str
     key: str
     row: int | None = None
@@ -179,7 +179,7 @@ Entry: TypeAlias = (
 )
 
 #: Writes that were carried out: closure, number, answer; by what was written ("shard weights").
-Answers: TypeAlias = dict[str, tuple[tuple[int, int, Remembered], ...]]
+Answers: TypeAlias = dict[str, tuple[tuple[int, int, RecordedAnswer], ...]]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,18 +192,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         local: The file with arrays of the program; "": none.
         continues: Names of the checkpoints that this one needs, the first one first.
         counters: What the servers counted.
-        incarnation: Of the coordinator whose writes `answers` are.
+        coordinator_term: Of the coordinator whose writes `answers` are.
         answers: Writes of closures that had not settled, each as it was when its shard was saved.
         holders: What had variables of its own, by path ("model"): "Dense of 2 variables".
     """
 
     format: int = FORMAT
     entries: dict[str, Entry] = {}
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[ShardPiece, ...] = ()
     local: str = ""
     continues: tuple[str, ...] = ()
     counters: dict[str, int] = {}
-    incarnation: int = 0
+    coordinator_term: int = msgspec.field(name="incarnation", default=0)
     answers: Answers = {}
     holders: dict[str, str] = {}
 
@@ -231,14 +231,14 @@ def decode(data: bytes, name: str) -> Manifest:
         DataLossError: It is damaged.
         FailedPreconditionError: It is of a later version.
     """
-    checked = _CHECKED.match(data)
+    checked = _CHECKSUM_HEADER.match(data)
     if checked and int(checked[1], 16) != zlib.crc32(data[checked.end() :]):
         raise DataLossError(
             f"the manifest of the checkpoint {name!r} is damaged: its checksum is not that of what "
             "was written"
         )
     try:
-        found = msgspec.json.decode(data, type=_Form).format
+        found = msgspec.json.decode(data, type=_FormatVersion).format
         if found > FORMAT:
             raise FailedPreconditionError(
                 f"the checkpoint {name!r} is of format {found}, and this version of Headrace reads "
@@ -251,19 +251,19 @@ def decode(data: bytes, name: str) -> Manifest:
         ) from error
 
 
-class _Form(msgspec.Struct):
+class _FormatVersion(msgspec.Struct):
     format: int
 
 
-def attempt_of(file: str) -> tuple[str, str] | None:
+def parse_tensor_file(file: str) -> tuple[str, str] | None:
     """Return the checkpoint and the attempt that a file of tensors belongs to; None: it is none."""
     found = _FILE.fullmatch(file)
     return None if found is None else (found["name"], found["token"])
 
 
-def standing(pieces: Iterable[Piece]) -> Sequence[Piece]:
+def current_pieces(pieces: Iterable[ShardPiece]) -> Sequence[ShardPiece]:
     """Return the pieces that count: of each shard, those from the last one that begins it."""
-    kept: dict[str, list[Piece]] = {}
+    kept: dict[str, list[ShardPiece]] = {}
     for piece in pieces:
         if piece.begins or piece.shard not in kept:
             kept[piece.shard] = []
@@ -277,7 +277,7 @@ def standing(pieces: Iterable[Piece]) -> Sequence[Piece]:
 # never copied together. Dtypes that the format has no name for are written as bytes (U8), with the
 # dtype's name in the header's metadata.
 
-_NAMES = {
+_DTYPE_NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -293,10 +293,10 @@ _NAMES = {
     "float64": "F64",
 }
 
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_LARGEST_HEADER = 100 << 20
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MAX_HEADER_BYTES = 100 << 20
 _BLOCK = 16 << 20
 
 
@@ -312,11 +312,11 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
     for key, array in tensors.items():
         dtype = name_of(array.dtype)
         shape = list(array.shape)
-        if dtype not in _NAMES:
+        if dtype not in _DTYPE_NAMES:
             others[key] = dtype
             shape.append(array.dtype.itemsize)
         header[key] = {
-            "dtype": _NAMES.get(dtype, "U8"),
+            "dtype": _DTYPE_NAMES.get(dtype, "U8"),
             "shape": shape,
             "data_offsets": [at, at + array.nbytes],
         }
@@ -338,7 +338,7 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
         with contextlib.suppress(Exception):
             folder.remove(name)  # others want the room
         cause = error if isinstance(error, OSError) and error.errno else error.__cause__
-        if isinstance(cause, OSError) and cause.errno in _FULL:
+        if isinstance(cause, OSError) and cause.errno in _DISK_FULL_ERRORS:
             raise FailedPreconditionError(
                 f"{folder.path(name)!r} cannot be written: {cause.strerror}; make room there"
             ) from error
@@ -346,7 +346,7 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
     return 8 + len(words) + at
 
 
-def checksum_of(tensors: Mapping[str, NDArray[Any]]) -> int:
+def compute_checksum(tensors: Mapping[str, NDArray[Any]]) -> int:
     """Return a checksum (CRC-32) of names, dtypes, shapes and bytes, whatever their order."""
     found = 0
     for name, array in sorted(tensors.items()):
@@ -384,14 +384,14 @@ class TensorFile:
         self._path = folder.path(folder.found_as(name, name))
         self._bytes = self._read(folder)
         head = int.from_bytes(self._bytes[:8].tobytes(), "little")
-        if not 2 <= head <= min(_LARGEST_HEADER, len(self._bytes) - 8):
-            raise self._damaged("it has no header")
+        if not 2 <= head <= min(_MAX_HEADER_BYTES, len(self._bytes) - 8):
+            raise self._damaged_error("it has no header")
         try:
             self._header = json.loads(self._bytes[8 : 8 + head].tobytes())
         except ValueError as error:
-            raise self._damaged(f"its header is no JSON ({error})") from error
+            raise self._damaged_error(f"its header is no JSON ({error})") from error
         if not isinstance(self._header, dict):
-            raise self._damaged("its header is no object")
+            raise self._damaged_error("its header is no object")
         self._others = self._header.pop("__metadata__", {})
         self._first = 8 + head
 
@@ -402,29 +402,32 @@ class TensorFile:
     def __getitem__(self, name: str) -> NDArray[Any]:
         form = self._header.get(name)
         if form is None:
-            raise self._damaged(f"it has no tensor {name!r}")
+            raise self._damaged_error(f"it has no tensor {name!r}")
         try:
             begin, end = form["data_offsets"]
-            dtype = dtype_named(self._others.get(name) or _DTYPES[form["dtype"]])
+            dtype = parse_dtype(self._others.get(name) or _DTYPES[form["dtype"]])
             shape = form["shape"][:-1] if name in self._others else form["shape"]
             raw = self._bytes[self._first + begin : self._first + end]
             due = dtype.itemsize * math.prod(shape)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._damaged(f"its header says nonsense of {name!r} ({error!r})") from error
+            raise self._damaged_error(
+                f"its header says nonsense of {name!r} ({error!r})"
+            ) from error
         if len(raw) != end - begin or len(raw) != due:
-            raise self._damaged(f"it ends within the tensor {name!r}")
+            raise self._damaged_error(f"it ends within the tensor {name!r}")
         if not len(raw):
             return np.empty(shape, dtype)
         found = np.frombuffer(raw.data, dtype).reshape(shape)
         found.flags.writeable = False
         return found
 
-    def of(self, key: str, checksum: int | None = None) -> dict[str, NDArray[Any]]:
+    def read_under(self, key: str, checksum: int | None = None) -> dict[str, NDArray[Any]]:
         """Return the tensors whose names begin with `key/`, by the rest of their names.
 
         Args:
             key: Of a piece.
-            checksum: What `checksum_of` returned when they were written; None: it is not known.
+            checksum: What `compute_checksum` returned when they were written; None: it is not
+                known.
 
         Raises:
             DataLossError: They are others now.
@@ -436,8 +439,8 @@ class TensorFile:
 
     def check(self, what: str, tensors: Mapping[str, NDArray[Any]], checksum: int | None) -> None:
         """Raise DataLossError if tensors are not those that were written."""
-        if checksum is not None and checksum_of(tensors) != checksum:
-            raise self._damaged(f"the checksum of {what!r} is not that of what was written")
+        if checksum is not None and compute_checksum(tensors) != checksum:
+            raise self._damaged_error(f"the checksum of {what!r} is not that of what was written")
 
     def _read(self, folder: Folder) -> NDArray[np.uint8]:
         try:
@@ -451,10 +454,10 @@ class TensorFile:
         except (FileNotFoundError, NotFoundError) as error:
             raise DataLossError(f"the checkpoint's file {self._path!r} is missing") from error
         except ValueError as error:
-            raise self._damaged(str(error)) from error
+            raise self._damaged_error(str(error)) from error
         return np.frombuffer(b"".join(blocks), np.uint8)
 
-    def _damaged(self, why: str) -> DataLossError:
+    def _damaged_error(self, why: str) -> DataLossError:
         return DataLossError(f"the checkpoint's file {self._path!r} is damaged: {why}")
 
 
@@ -466,7 +469,7 @@ _NUMBERED = re.compile(r"-(\d+)$")
 _INCREMENT = re.compile(r"(?P<full>.+)\+(?P<number>\d+)$")
 
 
-class Read:
+class LoadedCheckpoint:
     """A checkpoint that was read: its manifest, and the pieces of those that it continues.
 
     Args:
@@ -477,7 +480,7 @@ class Read:
     """
 
     def __init__(
-        self, folder: Folder, name: str, manifest: Manifest, pieces: Sequence[Piece]
+        self, folder: Folder, name: str, manifest: Manifest, pieces: Sequence[ShardPiece]
     ) -> None:
         self.folder = folder
         self.name = name
@@ -498,7 +501,7 @@ class Read:
         return True
 
 
-def place_of(path: FileName) -> tuple[Folder, str]:
+def split_path(path: FileName) -> tuple[Folder, str]:
     """Return the folder of a checkpoint and its name there."""
     (given,) = as_names("path", [path])
     given = given.removeprefix("file://")
@@ -511,7 +514,7 @@ def place_of(path: FileName) -> tuple[Folder, str]:
     return open_folder(os.path.abspath(directory) if is_local(given) else directory), name
 
 
-def read_checkpoint(folder: Folder, name: str) -> Read:
+def read_checkpoint(folder: Folder, name: str) -> LoadedCheckpoint:
     """Return a checkpoint.
 
     Raises:
@@ -519,7 +522,7 @@ def read_checkpoint(folder: Folder, name: str) -> Read:
         DataLossError: Its manifest is damaged.
     """
     manifest = _manifest(folder, name)
-    pieces: list[Piece] = []
+    pieces: list[ShardPiece] = []
     for before in manifest.continues:
         try:
             pieces += _manifest(folder, before).pieces
@@ -527,7 +530,7 @@ def read_checkpoint(folder: Folder, name: str) -> Read:
             raise NotFoundError(
                 f"the checkpoint {folder.path(name)!r} continues {before!r}, which is not there"
             ) from error
-    return Read(folder, name, manifest, [*pieces, *manifest.pieces])
+    return LoadedCheckpoint(folder, name, manifest, [*pieces, *manifest.pieces])
 
 
 def _manifest(folder: Folder, name: str) -> Manifest:
@@ -540,10 +543,10 @@ def _manifest(folder: Folder, name: str) -> Manifest:
     return decode(data, folder.path(name))
 
 
-def checkpoint_names(folder: Folder, prefix: str | None = None) -> list[str]:
+def list_checkpoints(folder: Folder, prefix: str | None = None) -> list[str]:
     """Return the names of full checkpoints, by their number."""
     found = []
-    for file in _listed(folder):
+    for file in _list_files(folder):
         name = file.removesuffix(_MANIFEST)
         number = _NUMBERED.search(name)
         if name != file and number and (prefix is None or name[: number.start()] == prefix):
@@ -551,46 +554,46 @@ def checkpoint_names(folder: Folder, prefix: str | None = None) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def increments_of(folder: Folder, full: str) -> list[str]:
+def list_increments(folder: Folder, full: str) -> list[str]:
     """Return the names of the increments of a checkpoint, in their order."""
     found = []
-    for file in _listed(folder):
+    for file in _list_files(folder):
         match = _INCREMENT.fullmatch(file.removesuffix(_MANIFEST))
         if match and file.endswith(_MANIFEST) and match["full"] == full:
             found.append((int(match["number"]), match.string))
     return [name for _, name in sorted(found)]
 
 
-def names_up_to(folder: Folder, prefix: str, last: str) -> list[str]:
+def list_up_to(folder: Folder, prefix: str, last: str) -> list[str]:
     """Return the names of full checkpoints and increments up to one, in their order."""
     names = []
-    for full in checkpoint_names(folder, prefix):
-        for name in (full, *increments_of(folder, full)):
+    for full in list_checkpoints(folder, prefix):
+        for name in (full, *list_increments(folder, full)):
             names.append(name)
             if name == last:
                 return names
     return names
 
 
-def delete(folder: Folder, full: str) -> None:
+def delete_checkpoint(folder: Folder, full: str) -> None:
     """Delete a checkpoint with its increments: the manifests first."""
-    names = [full, *increments_of(folder, full)]
+    names = [full, *list_increments(folder, full)]
     for name in reversed(names):
         folder.remove(name + _MANIFEST)
-    sweep(folder, lambda name: name in names)
+    delete_unfinished(folder, lambda name: name in names)
 
 
-def sweep(folder: Folder, of: Callable[[str], bool]) -> None:
+def delete_unfinished(folder: Folder, is_deletable: Callable[[str], bool]) -> None:
     """Delete the files of saves that did not end.
 
     Args:
         folder: Where they are.
-        of: Says of the name of a checkpoint whether its files may be deleted.
+        is_deletable: Says of the name of a checkpoint whether its files may be deleted.
     """
     left: dict[str, list[str]] = {}
-    for file in _listed(folder):
-        attempt = attempt_of(file)
-        if attempt is not None and of(attempt[0]):
+    for file in _list_files(folder):
+        attempt = parse_tensor_file(file)
+        if attempt is not None and is_deletable(attempt[0]):
             left.setdefault(attempt[0], []).append(file)
     for name, files in left.items():
         try:
@@ -602,7 +605,7 @@ def sweep(folder: Folder, of: Callable[[str], bool]) -> None:
                 folder.remove(file)
 
 
-def _listed(folder: Folder) -> list[str]:
+def _list_files(folder: Folder) -> list[str]:
     left = set(folder.leftovers())
     if folder.is_local:  # where they are of files that are not whole
         left = {name for name in left if not name.endswith(_MANIFEST)}

@@ -32,79 +32,84 @@ from headrace.parameter_server.checkpoint_format import (
     Answers,
     ArrayEntry,
     Entry,
+    LoadedCheckpoint,
     Manifest,
     OptimizerEntry,
-    Piece,
-    Read,
+    ShardPiece,
     StateDictEntry,
     StateEntry,
     TableEntry,
     TensorFile,
     ValueEntry,
     VariableEntry,
-    checksum_of,
+    compute_checksum,
     encode,
     write_tensors,
 )
+from headrace.parameter_server.checkpoint_requests import request_files
 from headrace.parameter_server.checkpoint_tree import (
     Leaf,
-    array_like,
-    array_of,
+    as_local_array,
     assign,
-    changes_in_place,
     decode_state,
     describe,
+    describe_holders,
     describe_state_dict,
     encode_state,
     has_state,
-    holders,
     is_array,
+    is_restored_in_place,
     is_state_dict,
     is_variable,
-    leaves,
-    local_array,
+    list_leaves,
     state_mismatch,
-    write_refusal,
+    to_array,
+    to_array_like,
+    write_mismatch,
 )
-from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.messages import Phase, RestoreShards, SaveShards, ShardsSaved
-from headrace.parameter_server.optimizer import COUNTING_SERVER, Optimizer, counters_of, steps_of
-from headrace.parameter_server.server_files import ask_for_files
-from headrace.parameter_server.shard_writer import assembled_shard
+from headrace.parameter_server.cluster_registry import ServerCluster
+from headrace.parameter_server.messages import RestorePhase, RestoreShards, SaveShards, ShardsSaved
+from headrace.parameter_server.optimizer import (
+    COUNTING_SERVER,
+    Optimizer,
+    counter_values,
+    step_counts,
+)
+from headrace.parameter_server.shard_files import assemble_shard
 from headrace.parameter_server.specs import ShardSpec, TableSpec
 from headrace.parameter_server.table import EmbeddingTable
 from headrace.parameter_server.variable import ServerVariable
 from headrace.storage.files import Folder
 
 __all__ = [
-    "Change",
-    "Mark",
-    "SavedNow",
-    "answers_on",
-    "changed",
-    "on_servers_of",
-    "prepared",
-    "renamed_counters",
-    "renames",
+    "LeafRestore",
+    "SaveResult",
+    "SavedUpTo",
+    "answers_for_server",
+    "apply_restores",
+    "find_optimizer_renames",
+    "find_server_objects",
+    "is_checkpoint_writer",
+    "prepare_restore",
+    "rename_counters",
     "restore_objects",
     "restore_on_servers",
     "save_objects",
-    "writes_here",
 ]
 
 
-class Mark(NamedTuple):
+class SavedUpTo(NamedTuple):
     """Up to where a server was saved: in which life, at which mark, after how many writes."""
 
-    life: str
+    state_id: str
     mark: int
     writes: int
 
 
-class SavedNow(NamedTuple):
+class SaveResult(NamedTuple):
     """What one save has done: up to where the servers were saved, and the bytes that they wrote."""
 
-    marks: dict[int, Mark]
+    marks: dict[int, SavedUpTo]
     bytes: int
 
 
@@ -113,17 +118,17 @@ def save_objects(
     folder: Folder,
     name: str,
     *,
-    marks: Mapping[int, Mark] | None = None,
+    marks: Mapping[int, SavedUpTo] | None = None,
     continues: tuple[str, ...] = (),
-    forget: bool = False,
-) -> SavedNow:
+    forget_earlier_marks: bool = False,
+) -> SaveResult:
     """Save objects under a name, all or what changed since marks; the manifest is written last.
 
-    Nothing is written where `writes_here` is false.
+    Nothing is written where `is_checkpoint_writer` is false.
     """
-    found = leaves(objects)
+    found = list_leaves(objects)
     stem = f"{name}.{secrets.token_hex(4)}"
-    cluster, on_servers = on_servers_of(found.values())
+    cluster, on_servers = find_server_objects(found.values())
     # Before the servers save: what others read and write meanwhile may come twice, and is not lost.
     states = {path: describe(leaf, {}) for path, leaf in found.items() if has_state(leaf)}
     arrays: dict[str, NDArray[Any]] = {}
@@ -138,15 +143,15 @@ def save_objects(
             since = (marks or {}).get(server)
             return SaveShards(
                 url=folder.url,
-                stem=f"{stem}.{server}",
-                shards=_names_on(server, on_servers, ServerVariable),
-                tables=_names_on(server, on_servers, EmbeddingTable),
-                since=since.mark if since and since.life == life else None,
-                forget=forget,
-                life=life,
+                file_prefix=f"{stem}.{server}",
+                shards=_shard_names_on(server, on_servers, ServerVariable),
+                tables=_shard_names_on(server, on_servers, EmbeddingTable),
+                since=since.mark if since and since.state_id == life else None,
+                forget_earlier_marks=forget_earlier_marks,
+                state_id=life,
             )
 
-        answers = ask_for_files(cluster.servers, range(len(cluster.servers)), ask)
+        answers = request_files(cluster.servers, range(len(cluster.servers)), ask)
     counters: dict[str, int] = {}
     keys: Answers = {}
     for answer in answers.values():
@@ -159,15 +164,15 @@ def save_objects(
     own = {
         path: array
         for path, leaf in found.items()
-        if (array := local_array(leaf.value)) is not None
+        if (array := as_local_array(leaf.value)) is not None
     }
     for path, array in own.items():
         entry = entries[path]
         assert isinstance(entry, ArrayEntry)
-        entries[path] = msgspec.structs.replace(entry, checksum=checksum_of({path: array}))
+        entries[path] = msgspec.structs.replace(entry, checksum=compute_checksum({path: array}))
     arrays |= own
-    if not writes_here(found.values()):
-        return SavedNow({}, 0)
+    if not is_checkpoint_writer(found.values()):
+        return SaveResult({}, 0)
     local = f"{stem}.local.safetensors" if arrays else ""
     if arrays:
         write_tensors(folder, local, arrays)
@@ -177,22 +182,22 @@ def save_objects(
         local=local,
         continues=continues,
         counters=counters,
-        incarnation=max((answer.incarnation for answer in answers.values()), default=0),
+        coordinator_term=max((answer.coordinator_term for answer in answers.values()), default=0),
         answers=keys,
-        holders=holders(objects),
+        holders=describe_holders(objects),
     )
     _check_files(folder, manifest, answers)
     folder.write(f"{name}.json", encode(manifest))
-    return SavedNow(
+    return SaveResult(
         {
-            server: Mark(answer.life, answer.mark, answer.writes)
+            server: SavedUpTo(answer.state_id, answer.mark, answer.writes)
             for server, answer in answers.items()
         },
         sum(answer.bytes for answer in answers.values()),
     )
 
 
-def writes_here(found: Iterable[Leaf]) -> bool:
+def is_checkpoint_writer(found: Iterable[Leaf]) -> bool:
     """Return whether this process writes a checkpoint: of several workers, the first one does.
 
     The others only read their variables, in which they take part where replicas have their own.
@@ -205,7 +210,7 @@ def writes_here(found: Iterable[Leaf]) -> bool:
     return all(getattr(each, "first_replica", 0) == 0 for each in strategies)
 
 
-def _names_on(server: int, found: Iterable[Leaf], kind: Any) -> tuple[str, ...]:
+def _shard_names_on(server: int, found: Iterable[Leaf], kind: Any) -> tuple[str, ...]:
     """Return the names of the shards that a server has, each once."""
     return tuple(
         dict.fromkeys(
@@ -234,7 +239,7 @@ def _check_files(folder: Folder, manifest: Manifest, answers: Mapping[int, Shard
                 )
 
 
-def on_servers_of(found: Iterable[Leaf]) -> tuple[Cluster | None, list[Leaf]]:
+def find_server_objects(found: Iterable[Leaf]) -> tuple[ServerCluster | None, list[Leaf]]:
     """Return the variables and tables that are on servers, and their cluster.
 
     Optimizers have their names in that cluster from now on.
@@ -256,14 +261,14 @@ def on_servers_of(found: Iterable[Leaf]) -> tuple[Cluster | None, list[Leaf]]:
 
 
 def restore_objects(
-    read: Read, found: Mapping[str, Leaf], due: list[Leaf], restored: dict[str, str]
+    read: LoadedCheckpoint, found: Mapping[str, Leaf], paths: list[Leaf], restored: dict[str, str]
 ) -> None:
     """Restore those of the objects that are due.
 
     Args:
         read: The checkpoint.
         found: All objects that are here.
-        due: Those that are restored now.
+        paths: Those that are restored now.
         restored: Names of optimizers here, by their names in the checkpoint, whose slots were
             restored from it before.
     """
@@ -272,13 +277,13 @@ def restore_objects(
     local = TensorFile(read.folder, read.manifest.local) if read.manifest.local else None
     ready = [
         change
-        for leaf in due
-        if (change := prepared(leaf, entries[leaf.path], read, local)) is not None
+        for leaf in paths
+        if (change := prepare_restore(leaf, entries[leaf.path], read, local)) is not None
     ]
-    cluster, on_servers = on_servers_of(found.values())
-    ours = {leaf.path for leaf in due}
+    cluster, on_servers = find_server_objects(found.values())
+    ours = {leaf.path for leaf in paths}
     if cluster is None:
-        with changed(ready):
+        with apply_restores(ready):
             return
     # Noted when all went well.
     now = dict(restored)
@@ -287,20 +292,20 @@ def restore_objects(
         for leaf in on_servers
         if leaf.path in ours and isinstance(entry := entries[leaf.path], VariableEntry | TableEntry)
     ]
-    names = {(_kind_of(entry), entry.name) for _, entry in placed}
-    pieces = [piece for piece in read.pieces if (piece.kind, piece.of) in names]
-    renamed = renames(found.values(), entries)
+    names = {(_piece_kind(entry), entry.name) for _, entry in placed}
+    pieces = [piece for piece in read.pieces if (piece.kind, piece.owner) in names]
+    renamed = find_optimizer_renames(found.values(), entries)
     _check_renames(read, pieces, renamed, now)
-    counters = _restored_counters(cluster, read, due, pieces, renamed, now)
-    restore_on_servers(cluster, read, placed, renamed, counters, meanwhile=changed(ready))
+    counters = _restore_counters(cluster, read, paths, pieces, renamed, now)
+    restore_on_servers(cluster, read, placed, renamed, counters, meanwhile=apply_restores(ready))
     restored.update(now)
 
 
 def restore_on_servers(
-    cluster: Cluster,
-    read: Read,
-    placed: Iterable[tuple[Leaf, VariableEntry | TableEntry]],
-    renamed: dict[str, str],
+    cluster: ServerCluster,
+    read: LoadedCheckpoint,
+    placed_shards: Iterable[tuple[Leaf, VariableEntry | TableEntry]],
+    optimizer_renames: dict[str, str],
     counters: dict[str, int],
     *,
     only: int | None = None,
@@ -312,8 +317,8 @@ def restore_on_servers(
     Args:
         cluster: Whose servers.
         read: What from.
-        placed: Variables and tables, and what they were saved as.
-        renamed: New names of optimizers.
+        placed_shards: Variables and tables, and what they were saved as.
+        optimizer_renames: New names of optimizers.
         counters: What server 0 is to count on from.
         only: Ask this server alone, which has nothing yet; and see to no other life of it.
         answers: Keys of writes that were carried out.
@@ -326,7 +331,7 @@ def restore_on_servers(
     token = secrets.token_hex(8)
     shards: dict[int, list[tuple[ShardSpec, str]]] = {}
     tables: dict[int, list[tuple[TableSpec, str]]] = {}
-    for leaf, entry in placed:
+    for leaf, entry in placed_shards:
         # A handle's record says where its shards are.
         for part in leaf.value.placed:
             where: Any = shards if isinstance(entry, VariableEntry) else tables
@@ -335,27 +340,30 @@ def restore_on_servers(
     if only is not None:
         which = {only}  # also one that gets nothing: it is to know that there was nothing
 
-    def ask(phase: Phase, server: int, life: str) -> RestoreShards:
+    def ask(phase: RestorePhase, server: int, life: str) -> RestoreShards:
         mine, theirs = tuple(shards.get(server, ())), tuple(tables.get(server, ()))
         needed = {("shard", name) for _, name in mine} | {("table", name) for _, name in theirs}
         return RestoreShards(
             url=read.folder.url,
             shards=mine,
             tables=theirs,
-            pieces=tuple(piece for piece in read.pieces if (piece.kind, piece.of) in needed),
-            renamed=renamed,
+            pieces=tuple(piece for piece in read.pieces if (piece.kind, piece.owner) in needed),
+            optimizer_renames=optimizer_renames,
             counters=counters if server == COUNTING_SERVER else {},
-            incarnation=read.manifest.incarnation,
+            coordinator_term=read.manifest.coordinator_term,
             answers=answers or {},
-            life=life,
-            recovers=only is not None,
+            state_id=life,
+            is_recovery=only is not None,
             phase=phase,
             token=token,
         )
 
-    def ask_all(phase: Phase) -> None:
-        ask_for_files(
-            cluster.servers, sorted(which), functools.partial(ask, phase), meets=only is None
+    def ask_all(phase: RestorePhase) -> None:
+        request_files(
+            cluster.servers,
+            sorted(which),
+            functools.partial(ask, phase),
+            handles_restart=only is None,
         )
 
     if only is None and which:
@@ -377,16 +385,16 @@ def restore_on_servers(
         ask_all("commit")
 
 
-def _kind_of(entry: VariableEntry | TableEntry) -> str:
+def _piece_kind(entry: VariableEntry | TableEntry) -> str:
     """Return what pieces of it are called."""
     return "shard" if isinstance(entry, VariableEntry) else "table"
 
 
-def answers_on(server: int, placed: Iterable[Any], answers: Answers) -> Answers:
+def answers_for_server(server: int, placed_shards: Iterable[Any], answers: Answers) -> Answers:
     """Return the keys of writes to the shards of a server, and to its counters."""
     own = {
-        f"{_kind_of(entry)} {part.spec.name}"
-        for leaf, entry in placed
+        f"{_piece_kind(entry)} {part.spec.name}"
+        for leaf, entry in placed_shards
         for part in leaf.value.placed
         if part.server == server
     }
@@ -399,9 +407,10 @@ def answers_on(server: int, placed: Iterable[Any], answers: Answers) -> Answers:
 
 # --- restoring the objects of this process: all of them, or none ----------------------------------
 
-# 1. what was saved is read, and compared with the object (`prepared`): an error changes nothing
-# 2. the objects get their values one after the other (`changed`); if one refuses its value, those
-#    before it get back what they had
+# 1. what was saved is read, and compared with the object (`prepare_restore`): an error changes
+#    nothing
+# 2. the objects get their values one after the other (`apply_restores`); if one refuses its value,
+#    those before it get back what they had
 # 3. the servers, which have read theirs, put them in place; if they fail, 2 is taken back as well
 #
 # Not taken back: objects with a `set_state` (iterators), which come last in 2, and what one server
@@ -410,25 +419,25 @@ def answers_on(server: int, placed: Iterable[Any], answers: Answers) -> Answers:
 _log = logging.getLogger(__name__)
 
 
-class Change(NamedTuple):
+class LeafRestore(NamedTuple):
     """An object, and what gives it the value that was saved."""
 
     leaf: Leaf
-    put: Callable[[], object]
+    apply: Callable[[], object]
 
 
 @contextlib.contextmanager
-def changed(changes: Iterable[Change]) -> Iterator[None]:
+def apply_restores(restores: Iterable[LeafRestore]) -> Iterator[None]:
     """Carry out changes, and take them back where one of them or the block fails."""
     with contextlib.ExitStack() as back:
-        for change in sorted(changes, key=lambda change: has_state(change.leaf)):
-            back.callback(_put_back, change.leaf.path, _undoing(change.leaf))
-            change.put()
+        for change in sorted(restores, key=lambda change: has_state(change.leaf)):
+            back.callback(_undo_restores, change.leaf.path, _build_undo(change.leaf))
+            change.apply()
         yield
         back.pop_all()
 
 
-def _put_back(path: str, undo: Callable[[], object]) -> None:
+def _undo_restores(path: str, undo: Callable[[], object]) -> None:
     try:
         undo()
     except Exception as error:  # the others are put back all the same, and the first is raised
@@ -437,7 +446,7 @@ def _put_back(path: str, undo: Callable[[], object]) -> None:
         )
 
 
-def _undoing(leaf: Leaf) -> Callable[[], object]:
+def _build_undo(leaf: Leaf) -> Callable[[], object]:
     """Return what gives an object back the value that it has now."""
     value = leaf.value
     if has_state(leaf):
@@ -462,13 +471,15 @@ def _undoing(leaf: Leaf) -> Callable[[], object]:
     if isinstance(value, ServerVariable):
         return functools.partial(value.assign, np.array(value.read()))
     if is_variable(value):
-        return functools.partial(assign, value, np.array(array_of(value)))
-    if isinstance(value, np.ndarray) and changes_in_place(value):
+        return functools.partial(assign, value, np.array(to_array(value)))
+    if isinstance(value, np.ndarray) and is_restored_in_place(value):
         return functools.partial(np.copyto, value, value.copy())
     return functools.partial(leaf.replace, value)
 
 
-def prepared(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None) -> Change | None:
+def prepare_restore(
+    leaf: Leaf, entry: Entry, read: LoadedCheckpoint, local: TensorFile | None
+) -> LeafRestore | None:
     """Return what restores an object, for which everything was read and checked; None: servers do.
 
     Raises:
@@ -476,7 +487,7 @@ def prepared(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None) -> 
         InvalidArgumentError: It does not fit the object.
     """
     value = leaf.value
-    refused = write_refusal(value)
+    refused = write_mismatch(value)
     if refused:
         raise InvalidArgumentError(f"{leaf.path!r} cannot be restored in place: {refused}")
 
@@ -488,11 +499,13 @@ def prepared(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None) -> 
 
     match entry:
         case ValueEntry():
-            if changes_in_place(value):
-                return Change(leaf, functools.partial(_put, leaf, np.asarray(entry.value)))
-            return Change(leaf, functools.partial(leaf.replace, entry.value))
+            if is_restored_in_place(value):
+                return LeafRestore(
+                    leaf, functools.partial(_assign_array, leaf, np.asarray(entry.value))
+                )
+            return LeafRestore(leaf, functools.partial(leaf.replace, entry.value))
         case StateEntry():
-            return Change(leaf, functools.partial(value.set_state, entry.state))
+            return LeafRestore(leaf, functools.partial(value.set_state, entry.state))
         case StateDictEntry():
             state = decode_state(entry.state, lambda key: saved_array(key, entry.checksums[key]))
             why = state_mismatch(value, state, entry.kind, entry.parameters)
@@ -500,33 +513,35 @@ def prepared(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None) -> 
                 raise InvalidArgumentError(
                     f"the checkpoint {read.path!r} is of another model: {leaf.path!r}: {why}"
                 )
-            return Change(leaf, functools.partial(value.load_state_dict, state))
+            return LeafRestore(leaf, functools.partial(value.load_state_dict, state))
         case ArrayEntry():
-            return Change(
-                leaf, functools.partial(_put, leaf, saved_array(entry.key, entry.checksum))
+            return LeafRestore(
+                leaf, functools.partial(_assign_array, leaf, saved_array(entry.key, entry.checksum))
             )
         case VariableEntry() if not isinstance(value, ServerVariable):
-            return Change(leaf, functools.partial(_put, leaf, _whole(read, entry)))
+            return LeafRestore(
+                leaf, functools.partial(_assign_array, leaf, _read_variable(read, entry))
+            )
     return None
 
 
-def _put(leaf: Leaf, array: NDArray[Any]) -> None:
+def _assign_array(leaf: Leaf, array: NDArray[Any]) -> None:
     """Make an array the value of what is there."""
     value = leaf.value
     if isinstance(value, ServerVariable | Variable):
         value.assign(array)
     elif is_variable(value):
         assign(value, array)
-    elif isinstance(value, np.ndarray) and changes_in_place(value):
+    elif isinstance(value, np.ndarray) and is_restored_in_place(value):
         value[...] = array
     elif is_array(value):
-        leaf.replace(array_like(value, array))
+        leaf.replace(to_array_like(value, array))
     else:
         is_number = isinstance(value, int | float | complex) and not array.ndim
         leaf.replace(array.item() if is_number else np.array(array)[()])
 
 
-def _whole(read: Read, entry: VariableEntry) -> NDArray[Any]:
+def _read_variable(read: LoadedCheckpoint, entry: VariableEntry) -> NDArray[Any]:
     """Return a variable that was on servers."""
     spec = ShardSpec(
         name=entry.name,
@@ -535,12 +550,12 @@ def _whole(read: Read, entry: VariableEntry) -> NDArray[Any]:
         dtype=entry.dtype,
         variable_shape=entry.shape,
     )
-    pieces = [piece for piece in read.pieces if (piece.kind, piece.of) == ("shard", entry.name)]
+    pieces = [piece for piece in read.pieces if (piece.kind, piece.owner) == ("shard", entry.name)]
 
-    def arrays_of(piece: Piece) -> dict[str, NDArray[Any]]:
-        return TensorFile(read.folder, piece.file).of(piece.key, piece.checksum)
+    def arrays_of(piece: ShardPiece) -> dict[str, NDArray[Any]]:
+        return TensorFile(read.folder, piece.file).read_under(piece.key, piece.checksum)
 
-    return assembled_shard(spec, pieces, arrays_of, {}).arrays["value"]
+    return assemble_shard(spec, pieces, arrays_of, {}).arrays["value"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -551,7 +566,7 @@ def _whole(read: Read, entry: VariableEntry) -> NDArray[Any]:
 # name than when it was saved.
 
 
-def renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) -> dict[str, str]:
+def find_optimizer_renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) -> dict[str, str]:
     """Return the names of optimizers here, by those that they had when they were saved."""
     return {
         entry.name: leaf.value.name
@@ -562,22 +577,25 @@ def renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) -> dict[str, st
 
 
 def _check_renames(
-    read: Read, pieces: Iterable[Piece], renamed: Mapping[str, str], restored: Mapping[str, str]
+    read: LoadedCheckpoint,
+    pieces: Iterable[ShardPiece],
+    optimizer_renames: Mapping[str, str],
+    restored: Mapping[str, str],
 ) -> None:
     """Check that the slots of two optimizers are not restored under one name.
 
     Args:
         read: The checkpoint.
         pieces: Those that are restored now.
-        renamed: Names of optimizers here, by their names in the checkpoint.
+        optimizer_renames: Names of optimizers here, by their names in the checkpoint.
         restored: The same, for slots that were restored from this checkpoint before.
 
     Raises:
         InvalidArgumentError: They would be, or an optimizer came after its slots.
     """
-    saved = _with_slots(pieces)
-    for old, new in renamed.items():
-        if new != old and new in saved - renamed.keys():
+    saved = _optimizers_with_slots(pieces)
+    for old, new in optimizer_renames.items():
+        if new != old and new in saved - optimizer_renames.keys():
             raise InvalidArgumentError(
                 f"the checkpoint {read.path!r} has slots of an optimizer {new!r} that is not in "
                 f"this Checkpoint, and the optimizer that was saved as {old!r} has that name here: "
@@ -591,12 +609,12 @@ def _check_renames(
             )
 
 
-def _restored_counters(
-    cluster: Cluster,
-    read: Read,
+def _restore_counters(
+    cluster: ServerCluster,
+    read: LoadedCheckpoint,
     due: Iterable[Leaf],
-    pieces: Iterable[Piece],
-    renamed: Mapping[str, str],
+    pieces: Iterable[ShardPiece],
+    optimizer_renames: Mapping[str, str],
     restored: dict[str, str],
 ) -> dict[str, int]:
     """Return what the servers must count on from; optimizers ask them from now on.
@@ -606,33 +624,39 @@ def _restored_counters(
         read: The checkpoint.
         due: Objects that are restored now.
         pieces: Those that are restored now.
-        renamed: Names of optimizers here, by their names in the checkpoint.
+        optimizer_renames: Names of optimizers here, by their names in the checkpoint.
         restored: Optimizers whose count was restored from this checkpoint before, likewise; those
             of now are added.
     """
-    saved = steps_of(read.manifest.counters)
+    saved = step_counts(read.manifest.counters)
     counts = {}
-    for old in sorted(_with_slots(pieces) - restored.keys()):
+    for old in sorted(_optimizers_with_slots(pieces) - restored.keys()):
         if old in saved:
-            counts[renamed.get(old, old)] = saved[old]
-        restored[old] = renamed.get(old, old)
+            counts[optimizer_renames.get(old, old)] = saved[old]
+        restored[old] = optimizer_renames.get(old, old)
     for leaf in due:
         entry = read.manifest.entries[leaf.path]
         if isinstance(leaf.value, Optimizer) and isinstance(entry, OptimizerEntry):
             counts[leaf.value.name_in(cluster)] = entry.iterations
     for name in counts:
-        cluster.optimizers.restored(name)
-    return counters_of(counts)
+        cluster.optimizers.record_restored(name)
+    return counter_values(counts)
 
 
-def renamed_counters(counters: Mapping[str, int], renamed: Mapping[str, str]) -> dict[str, int]:
+def rename_counters(
+    counters: Mapping[str, int], optimizer_renames: Mapping[str, str]
+) -> dict[str, int]:
     """Return the counters of a checkpoint under the names that optimizers have here."""
-    counts = steps_of(counters)
-    kept = {name: count for name, count in counts.items() if name not in renamed}
-    moved = {renamed[name]: count for name, count in counts.items() if name in renamed}
-    return counters_of(kept | moved)
+    counts = step_counts(counters)
+    kept = {name: count for name, count in counts.items() if name not in optimizer_renames}
+    moved = {
+        optimizer_renames[name]: count
+        for name, count in counts.items()
+        if name in optimizer_renames
+    }
+    return counter_values(kept | moved)
 
 
-def _with_slots(pieces: Iterable[Piece]) -> set[str]:
+def _optimizers_with_slots(pieces: Iterable[ShardPiece]) -> set[str]:
     """Return the names of optimizers that have slots."""
     return {slot.rpartition("/")[0] for piece in pieces for slot in piece.slot_firsts}

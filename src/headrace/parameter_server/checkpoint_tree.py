@@ -35,35 +35,35 @@ from headrace.parameter_server.checkpoint_format import (
     TableEntry,
     ValueEntry,
     VariableEntry,
-    checksum_of,
+    compute_checksum,
 )
 from headrace.parameter_server.optimizer import Optimizer
-from headrace.parameter_server.specs import dtype_named, name_of
+from headrace.parameter_server.specs import name_of, parse_dtype
 from headrace.parameter_server.table import EmbeddingTable
 from headrace.parameter_server.variable import ServerVariable
 
 __all__ = [
     "Leaf",
-    "array_like",
-    "array_of",
+    "as_local_array",
     "assign",
-    "changes_in_place",
     "decode_state",
     "describe",
+    "describe_holders",
     "describe_state_dict",
     "encode_state",
-    "form_of",
     "has_state",
-    "holders",
     "is_array",
     "is_object",
+    "is_restored_in_place",
     "is_state_dict",
     "is_variable",
-    "leaves",
-    "local_array",
-    "refusal",
+    "list_leaves",
+    "mismatch_reason",
+    "shape_and_dtype",
     "state_mismatch",
-    "write_refusal",
+    "to_array",
+    "to_array_like",
+    "write_mismatch",
 ]
 
 
@@ -81,7 +81,7 @@ class Leaf(NamedTuple):
     replace: Callable[[Any], None]
 
 
-def leaves(objects: dict[str, Any]) -> dict[str, Leaf]:
+def list_leaves(objects: dict[str, Any]) -> dict[str, Leaf]:
     """Return all objects by their paths.
 
     Raises:
@@ -94,7 +94,7 @@ def leaves(objects: dict[str, Any]) -> dict[str, Leaf]:
     return found
 
 
-def holders(objects: dict[str, Any]) -> dict[str, str]:
+def describe_holders(objects: dict[str, Any]) -> dict[str, str]:
     """Return the class and the number of variables of all that is saved by its variables, by path.
 
     Variables are matched by position, so those of another class would be taken for its own.
@@ -105,11 +105,13 @@ def holders(objects: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _walk(path: str, value: Any, within: tuple[int, ...], held: dict[str, str]) -> Iterator[Leaf]:
+def _walk(
+    path: str, value: Any, ancestors: tuple[int, ...], held: dict[str, str]
+) -> Iterator[Leaf]:
     children = _children(value)
     if children is None:
         raise AssertionError(path)
-    if id(value) in within:
+    if id(value) in ancestors:
         raise ValueError(f"{path or 'the checkpoint'} contains itself")
     if not isinstance(value, dict | list | tuple) and not hasattr(value, "checkpoint_objects"):
         held[path] = (
@@ -125,10 +127,10 @@ def _walk(path: str, value: Any, within: tuple[int, ...], held: dict[str, str]) 
                 f"{key!r} in a dict: only one would be saved; rename one of them"
             )
         if _children(child) is not None:
-            yield from _walk(below, child, (*within, id(value)), held)
+            yield from _walk(below, child, (*ancestors, id(value)), held)
         else:
             _check_kind(below, child, value)
-            yield Leaf(below, child, _replacing(value, key))
+            yield Leaf(below, child, _replacer_for(value, key))
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
@@ -144,7 +146,7 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
         value
     ):
         return None
-    variables = variables_of(value)
+    variables = owned_variables(value)
     if variables is None and has_state_dict(value):
         return None
     if variables is None:
@@ -152,7 +154,7 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
     return list(enumerate(variables)) if isinstance(variables, list | tuple) else None
 
 
-def _replacing(container: Any, key: Any) -> Callable[[Any], None]:
+def _replacer_for(container: Any, key: Any) -> Callable[[Any], None]:
     inside = getattr(container, "checkpoint_objects", container)
 
     def replace(value: Any) -> None:
@@ -168,7 +170,7 @@ def _has_state(value: Any) -> bool:
 
 
 def _check_kind(path: str, value: Any, container: Any) -> None:
-    if changes_in_place(value):
+    if is_restored_in_place(value):
         return
     if not (
         value is None
@@ -188,7 +190,7 @@ def _check_kind(path: str, value: Any, container: Any) -> None:
         )
 
 
-def changes_in_place(value: Any) -> bool:
+def is_restored_in_place(value: Any) -> bool:
     """Return whether a value is restored without another one in its place."""
     return (
         isinstance(value, ServerVariable | Variable | EmbeddingTable | Optimizer)
@@ -199,7 +201,7 @@ def changes_in_place(value: Any) -> bool:
     )
 
 
-def local_array(value: Any) -> NDArray[Any] | None:
+def as_local_array(value: Any) -> NDArray[Any] | None:
     """Return what is saved of an object as an array here; None: it is saved otherwise."""
     if isinstance(value, ServerVariable | EmbeddingTable | Optimizer):
         return None
@@ -213,7 +215,7 @@ def local_array(value: Any) -> NDArray[Any] | None:
         return None
     if has_state_dict(value):
         return None
-    found = array_of(value)
+    found = to_array(value)
     name_of(found.dtype)
     return found
 
@@ -229,8 +231,10 @@ def describe_state_dict(leaf: Leaf) -> tuple[StateDictEntry, dict[str, NDArray[A
         return key
 
     state = encode_state(leaf.path, leaf.value.state_dict(), add)
-    sums = {key: checksum_of({key: array}) for key, array in arrays.items()}
-    entry = StateDictEntry(state, sums, kind_of_state(leaf.value), parameters_of(leaf.value))
+    sums = {key: compute_checksum({key: array}) for key, array in arrays.items()}
+    entry = StateDictEntry(
+        state, sums, state_class_name(leaf.value), describe_parameters(leaf.value)
+    )
     return entry, arrays
 
 
@@ -245,7 +249,7 @@ def describe(leaf: Leaf, counters: dict[str, int]) -> Entry:
         case Optimizer():
             taken = counters.get(f"{value.name}/iterations", 0)
             return OptimizerEntry(value.name, type(value).__name__, taken)
-    array = local_array(value)
+    array = as_local_array(value)
     if array is not None:
         return ArrayEntry(leaf.path, array.shape, name_of(array.dtype))
     if _has_state(value):
@@ -268,7 +272,7 @@ def is_state_dict(leaf: Leaf) -> bool:
     return _kind(leaf.value) == _STATE_DICT
 
 
-def refusal(leaf: Leaf, entry: Entry) -> str:
+def mismatch_reason(leaf: Leaf, entry: Entry) -> str:
     """Return why an object cannot be restored from what was saved; "": it can."""
     value = leaf.value
     here, saved = _kind(value), _KINDS[type(entry)]
@@ -284,7 +288,7 @@ def refusal(leaf: Leaf, entry: Entry) -> str:
     if isinstance(entry, VariableEntry | ArrayEntry) and (
         here in (_VARIABLE, _LOCAL) or isinstance(value, np.ndarray) or is_array(value)
     ):
-        shape, dtype = form_of(value)
+        shape, dtype = shape_and_dtype(value)
         if shape != entry.shape:
             return f"{leaf.path!r} has shape {shape} here, and {entry.shape} in the checkpoint"
         if dtype != entry.dtype:
@@ -334,7 +338,7 @@ def _kind(value: Any) -> str:
 _WIDE_INTEGER = 2**63
 
 
-def _is_a(value: Any, module: str, *names: str) -> bool:
+def _is_instance_of(value: Any, module: str, *names: str) -> bool:
     """Return whether a value is of one of the classes of a module, if that is loaded."""
     found: Any = sys.modules.get(module)
     kinds = tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type))
@@ -343,12 +347,12 @@ def _is_a(value: Any, module: str, *names: str) -> bool:
 
 def is_variable(value: Any) -> bool:
     """Return whether a value is a variable of a framework, which is restored in place."""
-    return _is_a(value, "torch", "Tensor") or _is_a(value, "keras", "Variable")
+    return _is_instance_of(value, "torch", "Tensor") or _is_instance_of(value, "keras", "Variable")
 
 
 def is_array(value: Any) -> bool:
     """Return whether a value is an array of a framework that cannot be changed."""
-    return _is_a(value, "jax", "Array")
+    return _is_instance_of(value, "jax", "Array")
 
 
 def has_state_dict(value: Any) -> bool:
@@ -357,18 +361,18 @@ def has_state_dict(value: Any) -> bool:
         callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))
         and not isinstance(value, type)
-        and variables_of(value) is None
+        and owned_variables(value) is None
     )
 
 
-def variables_of(value: Any) -> Sequence[Any] | None:
+def owned_variables(value: Any) -> Sequence[Any] | None:
     """Return the variables of a Keras model, layer, optimizer or metric; None: it is none.
 
     Raises:
         ValueError: It does not have all of its variables yet.
     """
-    is_optimizer = _is_a(value, "keras.optimizers", "Optimizer")
-    if not is_optimizer and not _is_a(value, "keras", "Layer", "Metric"):
+    is_optimizer = _is_instance_of(value, "keras.optimizers", "Optimizer")
+    if not is_optimizer and not _is_instance_of(value, "keras", "Layer", "Metric"):
         return None
     if "_headrace_placed" in vars(value):
         raise ValueError(
@@ -385,25 +389,25 @@ def variables_of(value: Any) -> Sequence[Any] | None:
     return list(value.variables)
 
 
-def form_of(value: Any) -> tuple[tuple[int, ...], str]:
+def shape_and_dtype(value: Any) -> tuple[tuple[int, ...], str]:
     """Return the shape of an array or variable, and the name of its dtype."""
-    if _is_a(value, "torch", "Tensor"):
+    if _is_instance_of(value, "torch", "Tensor"):
         return tuple(value.shape), str(value.dtype).removeprefix("torch.")
     return tuple(value.shape), name_of(np.dtype(_dtype_of(value)))
 
 
 def _dtype_of(value: Any) -> Any:
-    return dtype_named(value.dtype) if isinstance(value.dtype, str) else value.dtype
+    return parse_dtype(value.dtype) if isinstance(value.dtype, str) else value.dtype
 
 
-def array_of(value: Any) -> NDArray[Any]:
+def to_array(value: Any) -> NDArray[Any]:
     """Return the numbers of an array or variable of any framework."""
-    return as_array(value.value if _is_a(value, "keras", "Variable") else value)
+    return as_array(value.value if _is_instance_of(value, "keras", "Variable") else value)
 
 
 def assign(value: Any, array: NDArray[Any]) -> None:
     """Change a variable of a framework in place."""
-    if _is_a(value, "keras", "Variable"):
+    if _is_instance_of(value, "keras", "Variable"):
         value.assign(array)
         return
     torch: Any = sys.modules["torch"]
@@ -411,9 +415,9 @@ def assign(value: Any, array: NDArray[Any]) -> None:
         value.copy_(_tensor(array))
 
 
-def write_refusal(value: Any) -> str:
+def write_mismatch(value: Any) -> str:
     """Return why a tensor of PyTorch cannot be written into; "": it can, or is none."""
-    if not _is_a(value, "torch", "Tensor"):
+    if not _is_instance_of(value, "torch", "Tensor"):
         return ""
     torch: Any = sys.modules["torch"]
     if value.is_inference() and not torch.is_inference_mode_enabled():
@@ -428,7 +432,7 @@ def write_refusal(value: Any) -> str:
     return ""
 
 
-def array_like(value: Any, array: NDArray[Any]) -> Any:
+def to_array_like(value: Any, array: NDArray[Any]) -> Any:
     """Return an array of JAX on the devices of another one."""
     return sys.modules["jax"].device_put(np.array(array), value.sharding)
 
@@ -461,7 +465,7 @@ def encode_state(path: str, value: Any, add: Callable[[NDArray[Any]], str]) -> A
     if type(value) in (list, tuple):
         parts = [encode_state(f"{path}/{number}", of, add) for number, of in enumerate(value)]
         return {type(value).__name__: parts}
-    if _is_a(value, "torch", "Tensor"):
+    if _is_instance_of(value, "torch", "Tensor"):
         return {"tensor": add(as_array(value))}
     if isinstance(value, np.ndarray | np.generic) or is_array(value):
         return {"array": add(as_array(value))}
@@ -503,23 +507,23 @@ def decode_state(saved: Any, array: Callable[[str], NDArray[Any]]) -> Any:
             return inside
 
 
-def kind_of_state(value: Any) -> str:
+def state_class_name(value: Any) -> str:
     """Return the class of an object with a `state_dict`, and of the schedulers in it."""
     inside = getattr(value, "_schedulers", None)
     if not isinstance(inside, list | tuple):
         return type(value).__name__
-    return f"{type(value).__name__} of {', '.join(map(kind_of_state, inside))}"
+    return f"{type(value).__name__} of {', '.join(map(state_class_name, inside))}"
 
 
-def parameters_of(value: Any) -> tuple[str, ...]:
+def describe_parameters(value: Any) -> tuple[str, ...]:
     """Return dtype and shape of each parameter that an optimizer of PyTorch changes."""
-    if not _is_a(value, "torch.optim", "Optimizer"):
+    if not _is_instance_of(value, "torch.optim", "Optimizer"):
         return ()
     return tuple(_form_text(each) for group in value.param_groups for each in group["params"])
 
 
 def _form_text(value: Any) -> str:
-    shape, dtype = form_of(value)
+    shape, dtype = shape_and_dtype(value)
     return f"{dtype} {shape}"
 
 
@@ -529,14 +533,14 @@ def state_mismatch(value: Any, state: Any, kind: str, parameters: Sequence[str])
     Args:
         value: The object.
         state: What was saved.
-        kind: What `kind_of_state` returned when it was saved; "": it is not known.
-        parameters: Likewise of `parameters_of`; empty: they are not known.
+        kind: What `state_class_name` returned when it was saved; "": it is not known.
+        parameters: Likewise of `describe_parameters`; empty: they are not known.
     """
-    if _is_a(value, "torch.nn", "Module"):
+    if _is_instance_of(value, "torch.nn", "Module"):
         return _module_mismatch(value.state_dict(), state)
-    is_optimizer = _is_a(value, "torch.optim", "Optimizer")
-    if is_optimizer or _is_a(value, "torch.optim.lr_scheduler", *_SCHEDULERS):
-        here = kind_of_state(value)
+    is_optimizer = _is_instance_of(value, "torch.optim", "Optimizer")
+    if is_optimizer or _is_instance_of(value, "torch.optim.lr_scheduler", *_SCHEDULERS):
+        here = state_class_name(value)
         if kind and kind != here:
             return f"it is {here} here, and {kind} in the checkpoint"
     if not is_optimizer:
@@ -547,7 +551,9 @@ def state_mismatch(value: Any, state: Any, kind: str, parameters: Sequence[str])
     ]
     if sizes[0] != sizes[1]:
         return f"its groups have {sizes[0]} parameters here, and {sizes[1]} in the checkpoint"
-    for number, (mine, saved) in enumerate(zip(parameters_of(value), parameters, strict=False)):
+    for number, (mine, saved) in enumerate(
+        zip(describe_parameters(value), parameters, strict=False)
+    ):
         if mine != saved:
             return f"parameter {number} is {mine} here, and {saved} in the checkpoint"
     return ""
@@ -562,13 +568,15 @@ def _module_mismatch(here: Any, there: Any) -> str:
             where = "here" if name in here else "in the checkpoint"
             return f"{name!r} is only {where}"
         mine, saved = here[name], there[name]
-        if not _is_a(mine, "torch", "Tensor"):
+        if not _is_instance_of(mine, "torch", "Tensor"):
             continue
-        if _is_a(mine, "torch.nn.parameter", "UninitializedTensorMixin"):
+        if _is_instance_of(mine, "torch.nn.parameter", "UninitializedTensorMixin"):
             return f"{name!r} has no shape yet: run the module once before"
-        if not _is_a(saved, "torch", "Tensor"):
+        if not _is_instance_of(saved, "torch", "Tensor"):
             return f"{name!r} is a tensor here, and {type(saved).__name__} in the checkpoint"
-        for what, one, other in zip(("shape", "dtype"), form_of(mine), form_of(saved), strict=True):
+        for what, one, other in zip(
+            ("shape", "dtype"), shape_and_dtype(mine), shape_and_dtype(saved), strict=True
+        ):
             if one != other:
                 return f"{name!r} has {what} {one} here, and {other} in the checkpoint"
     return ""

@@ -34,39 +34,44 @@ from headrace.errors import (
     describe_error,
 )
 from headrace.parameter_server.checkpoint_format import (
-    Read,
+    LoadedCheckpoint,
     TableEntry,
     VariableEntry,
-    checkpoint_names,
-    delete,
-    increments_of,
-    names_up_to,
-    place_of,
+    delete_checkpoint,
+    delete_unfinished,
+    list_checkpoints,
+    list_increments,
+    list_up_to,
     read_checkpoint,
-    sweep,
+    split_path,
 )
 from headrace.parameter_server.checkpoint_objects import (
-    Mark,
-    SavedNow,
-    answers_on,
-    on_servers_of,
-    renamed_counters,
-    renames,
+    SavedUpTo,
+    SaveResult,
+    answers_for_server,
+    find_optimizer_renames,
+    find_server_objects,
+    is_checkpoint_writer,
+    rename_counters,
     restore_objects,
     restore_on_servers,
     save_objects,
-    writes_here,
 )
-from headrace.parameter_server.checkpoint_tree import holders, is_object, leaves, refusal
-from headrace.parameter_server.current import Cluster
+from headrace.parameter_server.checkpoint_tree import (
+    describe_holders,
+    is_object,
+    list_leaves,
+    mismatch_reason,
+)
+from headrace.parameter_server.cluster_registry import ServerCluster
 from headrace.storage.names import FileName
 
 __all__ = ["Checkpoint", "CheckpointManager", "CheckpointStatus", "checkpoints_iterator"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
-_QUIET_SECONDS, _WORDS_SECONDS = 10.0, 60.0
+_CHECK_SECONDS = 1.0
+_FIRST_WARNING_SECONDS, _REPEAT_WARNING_SECONDS = 10.0, 60.0
 
 
 class Checkpoint:
@@ -100,7 +105,7 @@ class Checkpoint:
     def __init__(self, **objects: Any) -> None:
         object.__setattr__(self, "checkpoint_objects", dict(objects))
         object.__setattr__(self, "_status", None)
-        leaves(self.checkpoint_objects)
+        list_leaves(self.checkpoint_objects)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -129,13 +134,13 @@ class Checkpoint:
             TypeError: An object is of a kind that is not saved.
             UnavailableError: A server, or the place to save to, cannot be reached.
         """
-        folder, name = place_of(path)
+        folder, name = split_path(path)
         try:
             save_objects(self.checkpoint_objects, folder, name)
         finally:
             # Also after one that failed, which else would take the room of the next.
-            if writes_here(leaves(self.checkpoint_objects).values()):
-                sweep(folder, lambda of: of == name)
+            if is_checkpoint_writer(list_leaves(self.checkpoint_objects).values()):
+                delete_unfinished(folder, lambda of: of == name)
         return folder.path(name)
 
     write = save
@@ -154,7 +159,7 @@ class Checkpoint:
         Where an object raises another error when it is given its value, the others get back what
         they had, except iterators that came before it.
         """
-        status = CheckpointStatus(self, read_checkpoint(*place_of(path)))
+        status = CheckpointStatus(self, read_checkpoint(*split_path(path)))
         status.restore_new()
         object.__setattr__(self, "_status", status)
         return status
@@ -173,27 +178,28 @@ class CheckpointStatus:
         read: From what.
     """
 
-    def __init__(self, checkpoint: Checkpoint, read: Read) -> None:
+    def __init__(self, checkpoint: Checkpoint, read: LoadedCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._read = read
-        self._done: dict[str, Any] = {}
+        self._loaded = read
+        self._restored_paths: dict[str, Any] = {}
         #: Names of optimizers here, by those in the checkpoint, whose slots were restored.
         self._restored_optimizers: dict[str, str] = {}
 
     def restore_new(self) -> None:
         """Restore what has come since the last time."""
-        found = leaves(self._checkpoint.checkpoint_objects)
-        entries = self._read.manifest.entries
-        if found and entries and not self._done and not found.keys() & entries.keys():
+        found = list_leaves(self._checkpoint.checkpoint_objects)
+        entries = self._loaded.manifest.entries
+        if found and entries and not self._restored_paths and not found.keys() & entries.keys():
             raise InvalidArgumentError(
-                f"the checkpoint {self._read.path!r} is of another model: it has "
-                f"{_listed(entries)}, and here is {_listed(found)}"
+                f"the checkpoint {self._loaded.path!r} is of another model: it has "
+                f"{_format_names(entries)}, and here is {_format_names(found)}"
             )
-        saved_holders = self._read.manifest.holders
-        for path, holder in holders(self._checkpoint.checkpoint_objects).items():
+        saved_holders = self._loaded.manifest.holders
+        for path, holder in describe_holders(self._checkpoint.checkpoint_objects).items():
             if saved_holders.get(path, holder) != holder:
                 raise InvalidArgumentError(
-                    f"the checkpoint {self._read.path!r} is of another model: {path!r} is {holder} "
+                    f"the checkpoint {self._loaded.path!r} is of another model: {path!r} is "
+                    f"{holder} "
                     f"here, and {saved_holders[path]} in the checkpoint"
                 )
         due = [
@@ -201,25 +207,28 @@ class CheckpointStatus:
             for path, leaf in found.items()
             if path in entries
             # A number or an array that a program has set since is its own.
-            and (path not in self._done or (is_object(leaf) and self._done[path] is not leaf.value))
+            and (
+                path not in self._restored_paths
+                or (is_object(leaf) and self._restored_paths[path] is not leaf.value)
+            )
         ]
         for leaf in due:
-            why = refusal(leaf, entries[leaf.path])
+            why = mismatch_reason(leaf, entries[leaf.path])
             if why:
                 raise InvalidArgumentError(
-                    f"the checkpoint {self._read.path!r} is of another model: {why}"
+                    f"the checkpoint {self._loaded.path!r} is of another model: {why}"
                 )
         try:
-            restore_objects(self._read, found, due, self._restored_optimizers)
+            restore_objects(self._loaded, found, due, self._restored_optimizers)
         except DataLossError as error:
-            if self._read.exists():
+            if self._loaded.exists():
                 raise
             raise NotFoundError(
-                f"the checkpoint {self._read.path!r} was deleted while it was read"
+                f"the checkpoint {self._loaded.path!r} was deleted while it was read"
             ) from error
-        for path, leaf in leaves(self._checkpoint.checkpoint_objects).items():
+        for path, leaf in list_leaves(self._checkpoint.checkpoint_objects).items():
             if path in entries:
-                self._done[path] = leaf.value
+                self._restored_paths[path] = leaf.value
 
     def assert_existing_objects_matched(self) -> CheckpointStatus:
         """Check that each object that is here was restored.
@@ -228,10 +237,12 @@ class CheckpointStatus:
             AssertionError: One was not saved.
         """
         self.restore_new()
-        missing = leaves(self._checkpoint.checkpoint_objects).keys() - self._done.keys()
+        missing = (
+            list_leaves(self._checkpoint.checkpoint_objects).keys() - self._restored_paths.keys()
+        )
         if missing:
             raise AssertionError(
-                f"the checkpoint {self._read.path!r} has no value for {_listed(missing)}"
+                f"the checkpoint {self._loaded.path!r} has no value for {_format_names(missing)}"
             )
         return self
 
@@ -242,10 +253,11 @@ class CheckpointStatus:
             AssertionError: One was not saved, or is not here.
         """
         self.assert_existing_objects_matched()
-        unused = self._read.manifest.entries.keys() - self._done.keys()
+        unused = self._loaded.manifest.entries.keys() - self._restored_paths.keys()
         if unused:
             raise AssertionError(
-                f"the checkpoint {self._read.path!r} also has {_listed(unused)}, which this "
+                f"the checkpoint {self._loaded.path!r} also has {_format_names(unused)}, which "
+                "this "
                 "Checkpoint does not have"
             )
         return self
@@ -257,8 +269,8 @@ class CheckpointStatus:
             AssertionError: Nothing was.
         """
         self.restore_new()
-        if not self._done:
-            raise AssertionError(f"nothing was restored from {self._read.path!r}")
+        if not self._restored_paths:
+            raise AssertionError(f"nothing was restored from {self._loaded.path!r}")
         return self
 
     def expect_partial(self) -> CheckpointStatus:
@@ -266,10 +278,10 @@ class CheckpointStatus:
         return self
 
     def __repr__(self) -> str:
-        return f"<{len(self._done)} objects restored from {self._read.path!r}>"
+        return f"<{len(self._restored_paths)} objects restored from {self._loaded.path!r}>"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _format_names(names: Iterable[str]) -> str:
     known = sorted(names)
     text = ", ".join(known[:5])
     return text if len(known) <= 5 else f"{text} and {len(known) - 5} more"
@@ -318,10 +330,10 @@ class CheckpointManager:
             check_seconds("incremental_seconds", incremental_seconds)
         check_flag("save_on_sigterm", save_on_sigterm, or_none=False)
         self.checkpoint = checkpoint
-        self._folder, _ = place_of(f"{os.fspath(directory)!s}/{checkpoint_name}")
+        self._folder, _ = split_path(f"{os.fspath(directory)!s}/{checkpoint_name}")
         self._prefix = checkpoint_name
-        self._keep = max_to_keep
-        self._seconds = incremental_seconds
+        self._max_to_keep = max_to_keep
+        self._incremental_seconds = incremental_seconds
         #: Held while files are written or deleted.
         self._lock = threading.RLock()
         #: What a lost server is restored from; "": nothing was saved or restored yet.
@@ -330,10 +342,10 @@ class CheckpointManager:
         self._full_bytes = 0
         self._increments: list[str] = []
         self._increment_bytes = 0
-        self._marks: dict[int, Mark] = {}
+        self._marks: dict[int, SavedUpTo] = {}
         #: How many writes of each server are in the newest.
         self._saved_writes: dict[int, int] = {}
-        self._unrestored: set[int] = set()
+        self._unrestored_servers: set[int] = set()
         #: What this program saved, and what it was restored from: how many writes of each server
         #: are in it. The newest is the last.
         self._writes_in: dict[str, dict[int, int]] = {}
@@ -342,10 +354,10 @@ class CheckpointManager:
         self.lost_updates = 0
         """How many writes servers had carried out that were lost with them, as far as is known."""
         self._closed = threading.Event()
-        self._cluster: Cluster | None = None
+        self._cluster: ServerCluster | None = None
         self._thread: threading.Thread | None = None
         self._before_sigterm: Any = None
-        self._attach()
+        self._watch_servers()
         if save_on_sigterm:
             self._before_sigterm = signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -359,19 +371,19 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """Paths of the full checkpoints that are there, the oldest first."""
-        return [self._folder.path(name) for name in checkpoint_names(self._folder, self._prefix)]
+        return [self._folder.path(name) for name in list_checkpoints(self._folder, self._prefix)]
 
     @property
     def latest_checkpoint(self) -> str | None:
         """Path of the newest full checkpoint; None: there is none."""
-        names = checkpoint_names(self._folder, self._prefix)
+        names = list_checkpoints(self._folder, self._prefix)
         return self._folder.path(names[-1]) if names else None
 
     @property
     def latest_increment(self) -> str | None:
         """Path of the newest increment of the newest checkpoint, to restore; None: it has none."""
-        names = checkpoint_names(self._folder, self._prefix)
-        increments = increments_of(self._folder, names[-1]) if names else []
+        names = list_checkpoints(self._folder, self._prefix)
+        increments = list_increments(self._folder, names[-1]) if names else []
         return self._folder.path(increments[-1]) if increments else None
 
     def save(self, checkpoint_number: int | None = None) -> str:
@@ -385,9 +397,9 @@ class CheckpointManager:
         """
         if checkpoint_number is not None:
             check_int("checkpoint_number", checkpoint_number, minimum=0)
-        self._attach()
+        self._watch_servers()
         with self._lock:
-            names = checkpoint_names(self._folder, self._prefix)
+            names = list_checkpoints(self._folder, self._prefix)
             number = checkpoint_number
             if number is None:
                 number = 1 + (int(names[-1].rpartition("-")[2]) if names else 0)
@@ -395,16 +407,16 @@ class CheckpointManager:
             # What was removed from tables before is forgotten by servers: no increment goes on
             # from an earlier checkpoint, even if this one comes to nothing.
             self._marks = {}
-            writes = writes_here(leaves(self.checkpoint.checkpoint_objects).values())
-            for old in increments_of(self._folder, name) if writes else []:
+            writes = is_checkpoint_writer(list_leaves(self.checkpoint.checkpoint_objects).values())
+            for old in list_increments(self._folder, name) if writes else []:
                 self._folder.remove(f"{old}.json")
-            saved = self._saved(name)
-            self._take_up(name, saved)
+            saved = self._save_as(name)
+            self._record_saved(name, saved)
             self._is_damaged = False
             self._full = self._newest = name
             self._full_bytes, self._increment_bytes, self._increments = saved.bytes, 0, []
             # All servers had what they hold, whoever brought it: what is written from now on stays.
-            self._unrestored.clear()
+            self._unrestored_servers.clear()
             if writes:
                 self._prune()
         return self._folder.path(name)
@@ -420,37 +432,41 @@ class CheckpointManager:
                 return self.save()
             name = f"{self._full}+{len(self._increments) + 1}"
             before = (self._full, *self._increments)
-            saved = self._saved(name, marks=self._marks, continues=before)
-            self._take_up(name, saved)
+            saved = self._save_as(name, marks=self._marks, continues=before)
+            self._record_saved(name, saved)
             self._increments.append(name)
             self._increment_bytes += saved.bytes
             self._newest = name
         return self._folder.path(name)
 
-    def _saved(self, name: str, **since: Any) -> SavedNow:
+    def _save_as(self, name: str, **since: Any) -> SaveResult:
         objects = self.checkpoint.checkpoint_objects
         try:
-            return save_objects(objects, self._folder, name, forget=True, **since)
+            return save_objects(objects, self._folder, name, forget_earlier_marks=True, **since)
         except Exception:
             with contextlib.suppress(Exception):
-                if writes_here(leaves(objects).values()):
-                    sweep(self._folder, lambda of: of == name)  # it takes the room of the next
+                if is_checkpoint_writer(list_leaves(objects).values()):
+                    delete_unfinished(
+                        self._folder, lambda of: of == name
+                    )  # it takes the room of the next
             raise
 
-    def _take_up(self, name: str, saved: SavedNow) -> None:
+    def _record_saved(self, name: str, saved: SaveResult) -> None:
         self._marks = saved.marks
         self._writes_in.pop(name, None)
         self._writes_in[name] = {server: mark.writes for server, mark in saved.marks.items()}
         self._saved_writes = {server: mark.writes for server, mark in saved.marks.items()}
 
     def _prune(self) -> None:
-        names = checkpoint_names(self._folder, self._prefix)
-        if self._keep is not None:
-            for name in [name for name in names if name != self._full][: -self._keep + 1 or None]:
-                delete(self._folder, name)
-        there = names_up_to(self._folder, self._prefix, self._full)
+        names = list_checkpoints(self._folder, self._prefix)
+        if self._max_to_keep is not None:
+            for name in [name for name in names if name != self._full][
+                : -self._max_to_keep + 1 or None
+            ]:
+                delete_checkpoint(self._folder, name)
+        there = list_up_to(self._folder, self._prefix, self._full)
         self._writes_in = {name: of for name, of in self._writes_in.items() if name in there}
-        sweep(self._folder, lambda name: name.startswith(f"{self._prefix}-"))
+        delete_unfinished(self._folder, lambda name: name.startswith(f"{self._prefix}-"))
 
     # --- restoring ----------------------------------------------------------------------------
 
@@ -463,20 +479,20 @@ class CheckpointManager:
         Raises:
             DataLossError: All of them are damaged.
         """
-        self._attach()
+        self._watch_servers()
         path = self.latest_increment or self.latest_checkpoint
         if path is None:
             return None
-        names = names_up_to(self._folder, self._prefix, path.rpartition("/")[2])
-        name = self._newest_intact(
+        names = list_up_to(self._folder, self._prefix, path.rpartition("/")[2])
+        name = self._restore_newest_intact(
             names, lambda name: self.checkpoint.restore(self._folder.path(name))
         )
-        self._unrestored.clear()
+        self._unrestored_servers.clear()
         self._newest = name
         self._writes_in = {each: {} for each in names[: names.index(name) + 1]}
         return self._folder.path(name)
 
-    def _newest_intact(self, names: Sequence[str], restore: Callable[[str], object]) -> str:
+    def _restore_newest_intact(self, names: Sequence[str], restore: Callable[[str], object]) -> str:
         """Restore from the last of several checkpoints that is not damaged; return its name.
 
         Raises:
@@ -499,9 +515,9 @@ class CheckpointManager:
         assert first is not None
         raise first
 
-    def _recover(self, server: int, writes: int) -> None:
+    def _recover_server(self, server: int, writes: int) -> None:
         """Give a server that was started again what it had."""
-        self._unrestored.add(server)
+        self._unrestored_servers.add(server)
         saved = self._saved_writes.get(server, 0)
         lost = max(0, writes - saved)
         self._saved_writes[server] = 0  # it counts from the beginning
@@ -528,11 +544,11 @@ class CheckpointManager:
                 "this CheckpointManager has saved and restored nothing yet: call save() when the "
                 "variables are made, or give it incremental_seconds"
             )
-        name = self._newest_intact(
+        name = self._restore_newest_intact(
             list(self._writes_in), functools.partial(self._restore_server_from, server)
         )
         self._is_damaged = self._is_damaged or name != self._newest
-        self._unrestored.discard(server)
+        self._unrestored_servers.discard(server)
         return name
 
     def _restore_server_from(self, server: int, name: str) -> None:
@@ -540,35 +556,35 @@ class CheckpointManager:
         assert cluster is not None
         read = read_checkpoint(self._folder, name)
         entries = read.manifest.entries
-        found = leaves(self.checkpoint.checkpoint_objects)
+        found = list_leaves(self.checkpoint.checkpoint_objects)
         placed = [
             (leaf, entry)
-            for leaf in on_servers_of(found.values())[1]
+            for leaf in find_server_objects(found.values())[1]
             if isinstance(entry := entries.get(leaf.path), VariableEntry | TableEntry)
         ]
-        renamed = renames(found.values(), entries)
+        renamed = find_optimizer_renames(found.values(), entries)
         restore_on_servers(
             cluster,
             read,
             placed,
             renamed,
-            renamed_counters(read.manifest.counters, renamed),
+            rename_counters(read.manifest.counters, renamed),
             only=server,
-            answers=answers_on(server, placed, read.manifest.answers),
+            answers=answers_for_server(server, placed, read.manifest.answers),
         )
 
     # --- while the program trains -------------------------------------------------------------
 
-    def _attach(self) -> None:
+    def _watch_servers(self) -> None:
         """Watch the servers of the checkpoint's variables, once it has any."""
         if self._cluster is not None or self._closed.is_set():
             return
-        found = leaves(self.checkpoint.checkpoint_objects)
-        self._cluster, _ = on_servers_of(found.values())
-        if self._cluster is None and self._seconds is None:
+        found = list_leaves(self.checkpoint.checkpoint_objects)
+        self._cluster, _ = find_server_objects(found.values())
+        if self._cluster is None and self._incremental_seconds is None:
             return
         if self._cluster is not None:
-            self._cluster.servers.lives.recover_with(self._recover)
+            self._cluster.servers.states.set_recovery(self._recover_server)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._watch, name="headrace-checkpoints", daemon=True
@@ -580,21 +596,25 @@ class CheckpointManager:
         due, again = time.monotonic(), 0.0
         #: What the last save failed with: messages of the same kind differ by names of files.
         failed: type[Exception] | None = None
-        pause = _LOOK_SECONDS if self._seconds is None else min(_LOOK_SECONDS, self._seconds)
+        pause = (
+            _CHECK_SECONDS
+            if self._incremental_seconds is None
+            else min(_CHECK_SECONDS, self._incremental_seconds)
+        )
         while not self._closed.wait(pause):
             try:
-                self._attach()
+                self._watch_servers()
                 if self._cluster is not None:
-                    self._cluster.servers.greet()
+                    self._cluster.servers.wait_until_reachable()
                     with self._lock:
-                        for server in list(self._unrestored):
+                        for server in list(self._unrestored_servers):
                             self._restore_server(server)
-                if self._seconds is not None and time.monotonic() >= due:
+                if self._incremental_seconds is not None and time.monotonic() >= due:
                     # Also after one that failed, as for want of room: it is not tried at once.
-                    due = time.monotonic() + self._seconds
+                    due = time.monotonic() + self._incremental_seconds
                     self.save_increment()
                     failed = None
-                elif self._seconds is None:
+                elif self._incremental_seconds is None:
                     failed = None
             except CancelledError:
                 return
@@ -603,7 +623,7 @@ class CheckpointManager:
                     return
                 level = logging.DEBUG
                 if type(error) is not failed or time.monotonic() >= again:
-                    failed, again = type(error), time.monotonic() + _WORDS_SECONDS
+                    failed, again = type(error), time.monotonic() + _REPEAT_WARNING_SECONDS
                     level = logging.WARNING
                 words = describe_error(error)
                 _log.log(level, "checkpoints of %s: %s; trying again", self._folder.url, words)
@@ -626,7 +646,7 @@ class CheckpointManager:
         """Save nothing more, and watch the servers no more. May be called twice."""
         self._closed.set()
         if self._cluster is not None:
-            self._cluster.servers.lives.stop_recovering(self._recover)
+            self._cluster.servers.states.clear_recovery(self._recover_server)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2)
 
@@ -666,12 +686,12 @@ def checkpoints_iterator(
     """
     if timeout is not None:
         check_seconds("timeout", timeout)
-    folder, _ = place_of(f"{os.fspath(directory)!s}/any")
+    folder, _ = split_path(f"{os.fspath(directory)!s}/any")
     seen = ""
     since = clock()
     is_quiet = False
     while True:
-        names = checkpoint_names(folder)
+        names = list_checkpoints(folder)
         if names and names[-1] != seen:
             seen = names[-1]
             yield folder.path(seen)
@@ -680,7 +700,7 @@ def checkpoints_iterator(
         waited = clock() - since
         if timeout is not None and waited >= timeout:
             return
-        if waited >= _QUIET_SECONDS and not is_quiet:
+        if waited >= _FIRST_WARNING_SECONDS and not is_quiet:
             is_quiet = True
             _log.warning(
                 "no new checkpoint appeared in %s for %.0f s; the last one was %s",
@@ -688,5 +708,5 @@ def checkpoints_iterator(
                 waited,
                 seen or "none",
             )
-        left = _LOOK_SECONDS if timeout is None else max(0.0, timeout - waited)
-        time.sleep(min(left, 0.02 + waited / 10, _LOOK_SECONDS))
+        left = _CHECK_SECONDS if timeout is None else max(0.0, timeout - waited)
+        time.sleep(min(left, 0.02 + waited / 10, _CHECK_SECONDS))

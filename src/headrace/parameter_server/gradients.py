@@ -20,20 +20,20 @@ from headrace.parameter_server.rules import put_rows
 from headrace.parameter_server.specs import adding_dtype, working_dtype
 
 __all__ = [
-    "Batch",
+    "IdBatch",
     "NonFinite",
-    "are_finite",
+    "assign_shards",
     "check_ids",
     "clip_by_norm",
     "clip_by_value",
-    "distinct_ids",
-    "norm",
+    "global_norm",
+    "is_finite",
     "refuse_non_finite",
-    "shard_of_ids",
     "split_by_hash",
     "split_by_rows",
     "sum_rows",
-    "sum_shared",
+    "sum_shared_rows",
+    "unique_ids",
 ]
 
 
@@ -41,7 +41,7 @@ NonFinite = Literal["raise", "skip", "apply"]
 """What to do when a gradient has a NaN or an infinity."""
 
 
-def are_finite(values: NDArray[Any]) -> bool:
+def is_finite(values: NDArray[Any]) -> bool:
     """Whether there is neither a NaN nor an infinity."""
     # One pass without a mask; only where it overflows is each element looked at.
     return math.isfinite(_sum_of_squares(values)) or bool(np.isfinite(values).all())
@@ -54,7 +54,7 @@ def refuse_non_finite(names: Sequence[str], gradients: Sequence[NDArray[Any]]) -
         InvalidArgumentError: One is not; it names the variable and the place.
     """
     for name, gradient in zip(names, gradients, strict=True):
-        if not are_finite(gradient):
+        if not is_finite(gradient):
             wrong = np.argwhere(~np.isfinite(gradient))
             place = ", ".join(map(str, wrong[0]))
             raise InvalidArgumentError(
@@ -64,28 +64,28 @@ def refuse_non_finite(names: Sequence[str], gradients: Sequence[NDArray[Any]]) -
             )
 
 
-def norm(gradients: Sequence[NDArray[Any]]) -> float:
+def global_norm(gradients: Sequence[NDArray[Any]]) -> float:
     """Return the Euclidean norm of all gradients together."""
     return math.sqrt(sum(map(_sum_of_squares, gradients)))
 
 
-def clip_by_norm(gradients: Sequence[NDArray[Any]], largest: float) -> list[NDArray[Any]]:
-    """Return gradients scaled so that their norm, all together, is at most `largest`.
+def clip_by_norm(gradients: Sequence[NDArray[Any]], max_norm: float) -> list[NDArray[Any]]:
+    """Return gradients scaled so that their norm, all together, is at most `max_norm`.
 
     A norm that is not finite makes them NaN.
     """
-    found = norm(gradients)
-    if found <= largest:
+    found = global_norm(gradients)
+    if found <= max_norm:
         return list(gradients)
-    scale = largest / found if math.isfinite(found) else math.nan
+    scale = max_norm / found if math.isfinite(found) else math.nan
     return [gradient * gradient.dtype.type(scale) for gradient in gradients]
 
 
-def clip_by_value(gradients: Sequence[NDArray[Any]], largest: float) -> list[NDArray[Any]]:
+def clip_by_value(gradients: Sequence[NDArray[Any]], max_value: float) -> list[NDArray[Any]]:
     """Return gradients with each element brought into [-largest, largest]."""
     return [
         # Dtypes of other packages are widened by `clip`.
-        np.clip(gradient, -largest, largest).astype(gradient.dtype, copy=False)
+        np.clip(gradient, -max_value, max_value).astype(gradient.dtype, copy=False)
         for gradient in gradients
     ]
 
@@ -117,38 +117,38 @@ _PIECE = 65_536
 #     split_by_hash(distinct, shards)                    shards of a table: positions
 #
 # Rows of a variable are dealt in order, so answers of its shards, one after another, are in the
-# order of `distinct`.
+# order of `unique`.
 
 Ids = NDArray[np.int64]
 
 
-def distinct_ids(ids: Ids) -> tuple[Ids, Ids]:
+def unique_ids(ids: Ids) -> tuple[Ids, Ids]:
     """Return the ids, rising and each once, and where each of `ids` is among them.
 
     Args:
         ids: Of any shape; the second answer has it too.
     """
-    found = _in_order(ids.reshape(-1))
-    return found.distinct(), found.inverse().reshape(ids.shape)
+    found = _sort_ids_cached(ids.reshape(-1))
+    return found.unique(), found.inverse().reshape(ids.shape)
 
 
-class Batch:
+class IdBatch:
     """Ids, each once, and the way back to all of them.
 
     Args:
         ids: Of any shape.
 
     Attributes:
-        distinct: The ids, rising and each once.
+        unique: The ids, rising and each once.
     """
 
     def __init__(self, ids: Ids) -> None:
         self._shape = ids.shape
         flat = ids.reshape(-1)
-        self._ids = _in_order(flat)
-        self.distinct = self._ids.distinct()
+        self._ids = _sort_ids_cached(flat)
+        self.unique = self._ids.unique()
         #: Whether they were rising, and each there once.
-        self._is_plain = ids.ndim == 1 and np.array_equal(self.distinct, flat)
+        self._is_unique = ids.ndim == 1 and np.array_equal(self.unique, flat)
 
     def pool(
         self,
@@ -160,7 +160,7 @@ class Batch:
         """Return a row for each bag of ids, along their last axis (`distribute.pooling`).
 
         Args:
-            parts: Values of `distinct`, in that order.
+            parts: Values of `unique`, in that order.
             row_shape: Of a value.
             dtype: Of its elements.
             combiner: How the rows of a bag become one.
@@ -173,19 +173,19 @@ class Batch:
         bags = self._ids.inverse().reshape(self._shape)
         return pool_rows(rows, bags, combiner, adding_dtype(dtype))
 
-    def spread(
+    def expand(
         self, parts: Sequence[NDArray[Any]], row_shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> NDArray[Any]:
         """Return a value for each id.
 
         Args:
-            parts: Values of `distinct`, in that order.
+            parts: Values of `unique`, in that order.
             row_shape: Of a value.
             dtype: Of its elements.
         """
-        if self._is_plain and len(parts) == 1:
+        if self._is_unique and len(parts) == 1:
             return parts[0]
-        order, first, homes = self._ids.order, self._ids.first, self._ids.homes
+        order, first, homes = self._ids.order, self._ids.first, self._ids.sorted_positions
         found = np.empty((len(order), *row_shape), dtype)
         if found.size:
             rows = found.reshape(len(order), -1)
@@ -208,16 +208,16 @@ def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
         values: A row for each. Numbers of less than 32 bits are summed, and returned, in float32.
     """
     values = _summable(values)
-    known = _in_order(ids)
+    known = _sort_ids_cached(ids)
     doubled, sums = _sums(known, values)
-    found = values.take(known.homes, axis=0)
+    found = values.take(known.sorted_positions, axis=0)
     if len(doubled):
         found[doubled] = sums
-    return known.distinct(), found
+    return known.unique(), found
 
 
-def sum_shared(
-    ids: Ids, values: NDArray[Any], which: NDArray[np.intp]
+def sum_shared_rows(
+    ids: Ids, values: NDArray[Any], value_indices: NDArray[np.intp]
 ) -> tuple[Ids, NDArray[Any], NDArray[np.intp]]:
     """Return the ids, rising and each once, rows, and which of these is the sum of each id.
 
@@ -226,16 +226,16 @@ def sum_shared(
     Args:
         ids: 1-D.
         values: Rows; as for `sum_rows`.
-        which: Which of them each id has.
+        value_indices: Which of them each id has.
     """
     values = _summable(values)
-    known = _in_order(ids)
-    doubled, sums = _sums(known, values, which)
-    found = which.take(known.homes)
+    known = _sort_ids_cached(ids)
+    doubled, sums = _sums(known, values, value_indices)
+    found = value_indices.take(known.sorted_positions)
     if len(doubled):
         found[doubled] = np.arange(len(values), len(values) + len(doubled))
         values = np.concatenate([values, sums])
-    return known.distinct(), values, found
+    return known.unique(), values, found
 
 
 def _summable(values: NDArray[Any]) -> NDArray[Any]:
@@ -243,7 +243,7 @@ def _summable(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _sums(
-    known: _InOrder, values: NDArray[Any], which: NDArray[np.intp] | None = None
+    known: _SortedIds, values: NDArray[Any], which: NDArray[np.intp] | None = None
 ) -> tuple[Ids, NDArray[Any]]:
     """Return which ids stand there more than once, and their sums of the rows that they have."""
     is_first, first = known.is_first, known.first
@@ -263,14 +263,14 @@ def _sums(
 def _sum_runs(values: NDArray[Any], order: Ids, starts: Ids) -> NDArray[Any]:
     """Return the sum of each run of rows: of those that `order` names, from each start on."""
     product = _sparse_product() if values.dtype.kind == "f" else None
-    if product is None or len(order) < _FEW:
+    if product is None or len(order) < _MIN_IDS_FOR_SPARSE_PRODUCT:
         return np.add.reduceat(values.take(order, axis=0), starts, axis=0)
     flat = values.reshape(len(values), -1)
     sums = product(flat, order, np.append(starts, len(order)))
     return sums.reshape(len(starts), *values.shape[1:])
 
 
-_FEW = 1024
+_MIN_IDS_FOR_SPARSE_PRODUCT = 1024
 """So few rows are summed before SciPy has made its matrix."""
 
 
@@ -290,7 +290,7 @@ def _sparse_product() -> Callable[[NDArray[Any], Ids, Ids], NDArray[Any]] | None
     return product
 
 
-class _InOrder(NamedTuple):
+class _SortedIds(NamedTuple):
     """Ids in their order. Its arrays are shared: nobody writes to them, or hands them out.
 
     Attributes:
@@ -299,7 +299,7 @@ class _InOrder(NamedTuple):
         order: Where each of `ordered` stood; of equal ones the first comes first.
         is_first: Whether each of `ordered` is the first of its id.
         first: Where each id begins in `ordered`.
-        homes: Where each id stood first.
+        sorted_positions: Where each id stood first.
     """
 
     ids: Ids
@@ -307,9 +307,9 @@ class _InOrder(NamedTuple):
     order: Ids
     is_first: NDArray[np.bool_]
     first: Ids
-    homes: Ids
+    sorted_positions: Ids
 
-    def distinct(self) -> Ids:
+    def unique(self) -> Ids:
         """Return each id once, as an array of the caller's own."""
         return self.ordered.take(self.first)
 
@@ -320,51 +320,51 @@ class _InOrder(NamedTuple):
         return inverse
 
 
-class _Recent:
+class _SortCache:
     """What was put in order of late; replaced whole, so that threads do no harm to each other."""
 
-    batches: tuple[_InOrder, ...] = ()
+    batches: tuple[_SortedIds, ...] = ()
 
 
-_recent = _Recent()
+_sort_cache = _SortCache()
 
-_MOST_BATCHES = 8
-_MOST_IDS = 1 << 18
+_MAX_CACHED_BATCHES = 8
+_MAX_CACHED_IDS = 1 << 18
 """Ids that are remembered, all batches together: 41 bytes each."""
 
 
-def _in_order(ids: Ids) -> _InOrder:
+def _sort_ids_cached(ids: Ids) -> _SortedIds:
     """Return ids in their order.
 
     What a step reads it mostly pushes too, so a few batches are remembered: to compare ids takes a
     thirtieth of the time of a sort.
     """
     count = len(ids)
-    if not 0 < count <= _MOST_IDS:
-        return _put_in_order(ids)
-    batches = _recent.batches
+    if not 0 < count <= _MAX_CACHED_IDS:
+        return _sort_ids(ids)
+    batches = _sort_cache.batches
     for known in batches:
         if len(known.ids) == count and known.ids[0] == ids[0] and (known.ids == ids).all():
             return known
-    made = _put_in_order(ids.copy())
-    kept, room = [made], _MOST_IDS - count
-    for known in batches[: _MOST_BATCHES - 1]:
+    made = _sort_ids(ids.copy())
+    kept, room = [made], _MAX_CACHED_IDS - count
+    for known in batches[: _MAX_CACHED_BATCHES - 1]:
         room -= len(known.ids)
         if room >= 0:
             kept.append(known)
-    _recent.batches = tuple(kept)
+    _sort_cache.batches = tuple(kept)
     return made
 
 
-def _put_in_order(ids: Ids) -> _InOrder:
-    ordered, order = _sorted(ids)
+def _sort_ids(ids: Ids) -> _SortedIds:
+    ordered, order = _stable_sort(ids)
     is_first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     (first,) = is_first.nonzero()
-    return _InOrder(ids, ordered, order, is_first, first, order.take(first))
+    return _SortedIds(ids, ordered, order, is_first, first, order.take(first))
 
 
-def _sorted(ids: Ids) -> tuple[Ids, Ids]:
+def _stable_sort(ids: Ids) -> tuple[Ids, Ids]:
     """Return the ids in order, and where each stood; of equal ones the first comes first."""
     if len(ids) == 0:
         return ids.astype(np.int64), np.zeros(0, np.int64)
@@ -413,18 +413,18 @@ def split_by_rows(rows: Ids, ranges: Sequence[range]) -> list[slice]:
     return [slice(first, last) for first, last in zip([0, *edges], edges, strict=False)]
 
 
-def shard_of_ids(ids: Ids, shards: int) -> NDArray[np.int64]:
+def assign_shards(ids: Ids, shards: int) -> NDArray[np.int64]:
     """Return the shard of a table that each id falls to: by a hash, so that strides do no harm."""
-    high = (ids.view(np.uint64) * _ODD) >> np.uint64(32)
+    high = (ids.view(np.uint64) * _HASH_MULTIPLIER) >> np.uint64(32)
     return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
 
 
-_ODD = np.uint64(0xD6E8FEB86659FD93)
+_HASH_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 
 
 def split_by_hash(ids: Ids, shards: int) -> list[Ids]:
     """Return the positions of the ids that fall to each shard, in order."""
     if shards == 1:
         return [np.arange(len(ids))]
-    owner = shard_of_ids(ids, shards)
+    owner = assign_shards(ids, shards)
     return [np.flatnonzero(owner == shard) for shard in range(shards)]

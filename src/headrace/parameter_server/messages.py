@@ -1,6 +1,7 @@
 """What goes between a parameter server and those who ask it.
 
-    CarryOut(life, operations, arrays)  ->  CarriedOut(answers, arrays), or Reborn(life)
+    ExecuteOperations(state_id, operations, arrays)
+        ->  OperationResults(answers, arrays), or StateLost(state_id)
 
 One request carries operations on any number of shards and tables. They are carried out in their
 order; the first that fails ends it, and its error is the answer. Arrays travel as buffers, those of
@@ -22,27 +23,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.checkpoint_format import Answers, Piece
+from headrace.parameter_server.checkpoint_format import Answers, ShardPiece
 from headrace.parameter_server.operations import Answer, Operation
-from headrace.parameter_server.saved import SavedServer, SavedShard, SavedTable
-from headrace.parameter_server.seats import START, Position
-from headrace.parameter_server.specs import ShardSpec, TableSpec, dtype_named, name_of
+from headrace.parameter_server.replica_state import INITIAL_POSITION, Position
+from headrace.parameter_server.shard_values import SavedServer, SavedShard, SavedTable
+from headrace.parameter_server.specs import ShardSpec, TableSpec, name_of, parse_dtype
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.transport.channel import Buffer
 from headrace.versions import Versions, own_versions
 
 __all__ = [
     "ArrayForm",
-    "CarriedOut",
-    "CarryOut",
-    "Elsewhere",
-    "Fill",
-    "Follow",
-    "Lead",
-    "Mirror",
-    "OutOfTurn",
-    "Phase",
-    "Reborn",
+    "ExecuteOperations",
+    "FollowLeader",
+    "GetServerStatus",
+    "LeadEmptyStore",
+    "NotLeader",
+    "OperationResults",
+    "PreviousRequestFailed",
+    "ReplicateOperations",
+    "RestorePhase",
     "RestoreShards",
     "SaveShards",
     "ServerReply",
@@ -50,9 +50,10 @@ __all__ = [
     "ServerStatus",
     "ShardsRestored",
     "ShardsSaved",
-    "Status",
+    "StateLost",
+    "TransferShard",
+    "as_contiguous",
     "buffer_of",
-    "contiguous",
     "form_of",
     "read_arrays",
 ]
@@ -65,94 +66,95 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
-class CarriedOut(Message, frozen=True):
+class OperationResults(Message, frozen=True):
     """An answer for each operation, and the forms of the arrays that it has.
 
     Attributes:
-        life: Of the server.
+        state_id: Of the server.
         answers: One an operation.
-        arrays: The forms, for each operation.
+        array_forms: The forms, for each operation.
         writes: How many writes the server has carried out, these among them.
         position: Of a replicated store, with these operations.
     """
 
-    life: str
+    state_id: str
     answers: tuple[Answer, ...]
-    arrays: tuple[tuple[ArrayForm, ...], ...]
+    array_forms: tuple[tuple[ArrayForm, ...], ...]
     writes: int = 0
-    position: Position = START
+    position: Position = INITIAL_POSITION
 
 
-class Reborn(Message, frozen=True):
+class StateLost(Message, frozen=True):
     """Nothing was carried out: the server was started again, and this is its life."""
 
-    life: str
+    state_id: str
 
 
-class Elsewhere(Message, frozen=True):
+class NotLeader(Message, frozen=True):
     """Nothing was carried out that lasts: this seat of a replicated store does not lead it.
 
     Attributes:
-        is_vacant: It has nothing of the store, or not all.
-        outdated_at: How many writes it had when it dropped what it had, because it lacked writes
-            that were acknowledged; -1: it did not.
+        is_empty: It has nothing of the store, or not all.
+        discarded_writes: How many writes it had when it dropped what it had, because it lacked
+            writes that were acknowledged; -1: it did not.
     """
 
-    is_vacant: bool
-    outdated_at: int = -1
+    is_empty: bool
+    discarded_writes: int = -1
 
 
-class OutOfTurn(Message, frozen=True):
+class PreviousRequestFailed(Message, frozen=True):
     """Nothing was carried out: it follows what its sender asked before, which was not either."""
 
 
-class CarryOut(Question[CarriedOut], frozen=True):
+class ExecuteOperations(Question[OperationResults], frozen=True):
     """Carry out operations.
 
     Attributes:
         operations: What to do, in this order.
-        arrays: Forms of the arrays of each operation.
-        life: Whom it is meant for; "": whoever listens there.
+        array_forms: Forms of the arrays of each operation.
+        state_id: Whom it is meant for; "": whoever listens there.
         store: Which replicated store; -1: the server's own, which has no replica.
-        insists: The other seat of the store is gone, or vacant.
-        seen: Up to where operations are known to be acknowledged; a replica that lacks one of them
-            must not answer.
-        follows: It is not to be carried out where the last one of the same channel was not.
+        peer_unavailable: The other seat of the store is gone, or vacant.
+        required_position: Up to where operations are known to be acknowledged; a replica that lacks
+            one of them must not answer.
+        requires_previous: It is not to be carried out where the last one of the same channel was
+            not.
     """
 
     operations: tuple[Operation, ...]
-    arrays: tuple[tuple[ArrayForm, ...], ...]
-    life: str = ""
+    array_forms: tuple[tuple[ArrayForm, ...], ...]
+    state_id: str = ""
     store: int = -1
-    insists: bool = False
-    seen: Position = START
-    follows: bool = False
+    peer_unavailable: bool = False
+    required_position: Position = INITIAL_POSITION
+    requires_previous: bool = False
 
 
 class ShardsSaved(Message, frozen=True):
     """What a server wrote; see `shard_writer.Written`.
 
     Attributes:
-        life: Of the server.
+        state_id: Of the server.
         pieces: In their order.
         mark: What was written before it is in the pieces.
         counters: What they are at.
-        incarnation: Of the coordinator whose writes `answers` are.
+        coordinator_term: Of the coordinator whose writes `answers` are.
         answers: Keys of writes, by shard.
         bytes: Of the files.
         writes: Writes that the server had carried out when it was done.
-        position: As in `CarriedOut`.
+        position: As in `OperationResults`.
     """
 
-    life: str
-    pieces: tuple[Piece, ...]
+    state_id: str
+    pieces: tuple[ShardPiece, ...]
     mark: int
     counters: dict[str, int]
-    incarnation: int
+    coordinator_term: int
     answers: Answers
     bytes: int
     writes: int
-    position: Position = START
+    position: Position = INITIAL_POSITION
 
 
 class SaveShards(Question[ShardsSaved], frozen=True):
@@ -160,37 +162,37 @@ class SaveShards(Question[ShardsSaved], frozen=True):
 
     Attributes:
         url: Of the folder.
-        stem: What the names of the files begin with.
+        file_prefix: What the names of the files begin with.
         shards: Of variables: their names.
         tables: Likewise.
         since: A mark: write what changed after it. None: write all.
-        forget: Nobody will ask for what changed after an earlier mark.
-        life: Whom it is meant for; "": whoever listens there.
-        store: As in `CarryOut`.
-        insists: As in `CarryOut`.
-        seen: As in `CarryOut`.
+        forget_earlier_marks: Nobody will ask for what changed after an earlier mark.
+        state_id: Whom it is meant for; "": whoever listens there.
+        store: As in `ExecuteOperations`.
+        peer_unavailable: As in `ExecuteOperations`.
+        required_position: As in `ExecuteOperations`.
     """
 
     url: str
-    stem: str
+    file_prefix: str
     shards: tuple[str, ...]
     tables: tuple[str, ...]
     since: int | None = None
-    forget: bool = False
-    life: str = ""
+    forget_earlier_marks: bool = False
+    state_id: str = ""
     store: int = -1
-    insists: bool = False
-    seen: Position = START
+    peer_unavailable: bool = False
+    required_position: Position = INITIAL_POSITION
 
 
 class ShardsRestored(Message, frozen=True):
     """The shards are in place."""
 
-    life: str
-    position: Position = START
+    state_id: str
+    position: Position = INITIAL_POSITION
 
 
-Phase: TypeAlias = Literal["prepare", "commit", "discard"]
+RestorePhase: TypeAlias = Literal["prepare", "commit", "discard"]
 """Steps of a restore on several servers; see `RestoreShards`."""
 
 
@@ -204,106 +206,106 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
         shards: Each with the name of its variable in the checkpoint.
         tables: Likewise.
         pieces: What is in the files.
-        renamed: New names of optimizers.
+        optimizer_renames: New names of optimizers.
         counters: What they are to be at.
-        incarnation: Of the coordinator whose writes `answers` are.
+        coordinator_term: Of the coordinator whose writes `answers` are.
         answers: Keys of writes that are in the shards.
-        life: Whom it is meant for; "": whoever listens there.
-        recovers: The server lost what it had; what it has counted since then counts as well.
+        state_id: Whom it is meant for; "": whoever listens there.
+        is_recovery: The server lost what it had; what it has counted since then counts as well.
         phase: "prepare": only read and check. "commit": put in place what was prepared, or else
             read it now. "discard": forget what was prepared.
         token: The same in all phases of one restore.
-        store: As in `CarryOut`.
-        insists: As in `CarryOut`.
-        seen: As in `CarryOut`.
+        store: As in `ExecuteOperations`.
+        peer_unavailable: As in `ExecuteOperations`.
+        required_position: As in `ExecuteOperations`.
     """
 
     url: str
     shards: tuple[tuple[ShardSpec, str], ...]
     tables: tuple[tuple[TableSpec, str], ...]
-    pieces: tuple[Piece, ...]
-    renamed: dict[str, str]
+    pieces: tuple[ShardPiece, ...]
+    optimizer_renames: dict[str, str]
     counters: dict[str, int]
-    incarnation: int
+    coordinator_term: int
     answers: Answers
-    life: str = ""
-    recovers: bool = False
-    phase: Phase = "commit"
+    state_id: str = ""
+    is_recovery: bool = False
+    phase: RestorePhase = "commit"
     token: str = ""
     store: int = -1
-    insists: bool = False
-    seen: Position = START
+    peer_unavailable: bool = False
+    required_position: Position = INITIAL_POSITION
 
 
 class ServerStatus(Message, frozen=True):
     """What a server has done so far.
 
     Attributes:
-        life: Which life of the server this is.
+        state_id: Which life of the server this is.
         index: Its number in the cluster.
-        seconds: How long it has been there.
+        uptime_seconds: How long it has been there.
         requests: Requests that were carried out, and operations in them.
         operations: Operations by name.
         bytes_in: Of arrays that came.
         bytes_out: Of arrays that went.
         busy_seconds: Spent on operations.
         failed: Requests that ended with an error.
-        waiting: Requests that came and were not begun.
+        waiting_requests: Requests that came and were not begun.
         shards: Of variables, that it keeps.
         tables: Shards of tables that it keeps.
         rows: Of tables.
-        bytes_kept: Of values, slots and tables.
-        seats: What it does for each replicated store that it has: "leads", "leads alone",
+        bytes_stored: Of values, slots and tables.
+        replicas: What it does for each replicated store that it has: "leads", "leads alone",
             "follows", "is filled", "is vacant".
         versions: Of its process.
     """
 
-    life: str
+    state_id: str
     index: int
-    seconds: float
+    uptime_seconds: float
     requests: int
     operations: dict[str, int]
     bytes_in: int
     bytes_out: int
     busy_seconds: float
     failed: int
-    waiting: int
+    waiting_requests: int
     shards: int = 0
     tables: int = 0
     rows: int = 0
-    bytes_kept: int = 0
-    seats: dict[int, str] = msgspec.field(default_factory=dict)
+    bytes_stored: int = 0
+    replicas: dict[int, str] = msgspec.field(default_factory=dict)
     versions: Versions = msgspec.field(default_factory=own_versions)
 
 
-class Status(Question[ServerStatus], frozen=True):
+class GetServerStatus(Question[ServerStatus], frozen=True):
     """What have you done? Answered at once, whatever waits to be carried out."""
 
 
 # --- between the seats of a replicated store ----------------------------------------------------
 
 
-class Lead(Question[Done], frozen=True):
+class LeadEmptyStore(Question[Done], frozen=True):
     """Both seats of a store are vacant: begin it, if the other one agrees. Said to the first.
 
     Attributes:
         store: Its number.
-        seats: Addresses of the two.
+        replica_addresses: Addresses of the two.
     """
 
     store: int
-    seats: tuple[str, str]
+    replica_addresses: tuple[str, str]
 
 
-class Follow(Question[Done], frozen=True):
-    """Give up what you have of a store, and follow; answered with `Elsewhere` if that is not due.
+class FollowLeader(Question[Done], frozen=True):
+    """Give up what you have of a store, and follow; answered with `NotLeader` if that is not due.
 
     Attributes:
         store: Its number.
-        seats: Addresses of the two.
-        seat: Which of them is asked.
-        epoch: Of the leading seat.
-        life: Of the contents.
+        replica_addresses: Addresses of the two.
+        replica_index: Which of them is asked.
+        term: Of the leading seat.
+        state_id: Of the contents.
         server: Counters and keys as they are now.
         is_restored: Whether the contents came from a checkpoint: clients have seen later counts.
         writes: How many writes are in the contents.
@@ -311,69 +313,84 @@ class Follow(Question[Done], frozen=True):
     """
 
     store: int
-    seats: tuple[str, str]
-    seat: int
-    epoch: int
-    life: str
+    replica_addresses: tuple[str, str]
+    replica_index: int
+    term: int
+    state_id: str
     server: SavedServer
     is_restored: bool = False
     writes: int = 0
-    position: Position = START
+    position: Position = INITIAL_POSITION
 
 
-class Fill(Question[Done], frozen=True):
+class TransferShard(Question[Done], frozen=True):
     """Take one shard or table of a store, as it is now, with the keys of its writes.
 
     Attributes:
         store: Its number.
-        epoch: Of the leading seat.
-        life: Of the contents.
+        term: Of the leading seat.
+        state_id: Of the contents.
         saved: What it is.
-        names: Of its arrays.
-        arrays: Their forms.
-        incarnation: Of the coordinator whose writes `answers` are.
+        array_names: Of its arrays.
+        array_forms: Their forms.
+        coordinator_term: Of the coordinator whose writes `answers` are.
         answers: Keys of writes that are in it.
     """
 
     store: int
-    epoch: int
-    life: str
+    term: int
+    state_id: str
     saved: SavedShard | SavedTable
-    names: tuple[str, ...]
-    arrays: tuple[ArrayForm, ...]
-    incarnation: int
+    array_names: tuple[str, ...]
+    array_forms: tuple[ArrayForm, ...]
+    coordinator_term: int
     answers: Answers
 
 
-class Mirror(Question[Done], frozen=True):
+class ReplicateOperations(Question[Done], frozen=True):
     """Carry out what the leading seat of a store has carried out.
 
     Attributes:
         store: Its number.
-        epoch: Of the leading seat.
-        life: Of the contents.
+        term: Of the leading seat.
+        state_id: Of the contents.
         operations: In their order.
-        arrays: Forms of the arrays of each.
-        is_whole: You have all of the store now, before these.
+        array_forms: Forms of the arrays of each.
+        is_complete: You have all of the store now, before these.
         writes: How many writes are in the contents, with these.
         position: Of the contents, with these.
     """
 
     store: int
-    epoch: int
-    life: str
+    term: int
+    state_id: str
     operations: tuple[Operation, ...] = ()
-    arrays: tuple[tuple[ArrayForm, ...], ...] = ()
-    is_whole: bool = False
+    array_forms: tuple[tuple[ArrayForm, ...], ...] = ()
+    is_complete: bool = False
     writes: int = 0
-    position: Position = START
+    position: Position = INITIAL_POSITION
 
 
 ServerRequest: TypeAlias = (
-    CarryOut | SaveShards | RestoreShards | Lead | Follow | Fill | Mirror | Status | Ping
+    ExecuteOperations
+    | SaveShards
+    | RestoreShards
+    | LeadEmptyStore
+    | FollowLeader
+    | TransferShard
+    | ReplicateOperations
+    | GetServerStatus
+    | Ping
 )
 ServerReply: TypeAlias = (
-    CarriedOut | Reborn | Elsewhere | OutOfTurn | ShardsSaved | ShardsRestored | ServerStatus | Done
+    OperationResults
+    | StateLost
+    | NotLeader
+    | PreviousRequestFailed
+    | ShardsSaved
+    | ShardsRestored
+    | ServerStatus
+    | Done
 )
 
 
@@ -386,7 +403,7 @@ def form_of(array: NDArray[Any]) -> ArrayForm:
     return ArrayForm(name_of(array.dtype), array.shape)
 
 
-def contiguous(array: NDArray[Any]) -> NDArray[Any]:
+def as_contiguous(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array of the same shape whose memory is in one piece: itself, if it is."""
     return array if array.flags.c_contiguous else array.copy()
 
@@ -421,7 +438,7 @@ def read_arrays(
 
 
 def _array(form: ArrayForm, buffer: Buffer) -> NDArray[Any]:
-    dtype = dtype_named(form.dtype)
+    dtype = parse_dtype(form.dtype)
     due = math.prod(form.shape) * dtype.itemsize
     found = memoryview(buffer).nbytes
     if found != due or min(form.shape, default=0) < 0:

@@ -21,7 +21,7 @@ from headrace.parameter_server.specs import (
     Initializer,
     OptimizerRule,
     ShardSpec,
-    Step,
+    StepParameters,
     TableSpec,
     WriteKey,
 )
@@ -33,27 +33,27 @@ __all__ = [
     "ApplyIds",
     "Assign",
     "AssignIds",
-    "Count",
     "Counted",
     "Create",
     "CreateTable",
     "Created",
-    "Describe",
-    "Described",
+    "DescribeStore",
     "Evict",
     "Evicted",
     "Export",
     "Exported",
-    "Fence",
-    "Gather",
+    "FenceWrites",
+    "ForgetWriteKeys",
     "GatherIds",
-    "Keyed",
-    "Lookup",
+    "GatherRows",
+    "IncrementCounter",
+    "KeyedOperation",
+    "LookupIds",
     "Operation",
-    "Read",
+    "ReadShard",
     "Scatter",
-    "Settle",
     "ShardDescription",
+    "StoreDescription",
     "TableDescription",
 ]
 
@@ -106,23 +106,23 @@ class TableDescription(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         spec: Of the shard.
         rows: Ids that have a row.
-        waiting: Ids that were looked up, and not yet often enough.
+        waiting_ids: Ids that were looked up, and not yet often enough.
         bytes: In all.
         slots: Their names.
     """
 
     spec: TableSpec
     rows: int
-    waiting: int
+    waiting_ids: int
     bytes: int
     slots: tuple[str, ...]
 
 
-class Described(Message, frozen=True):
+class StoreDescription(Message, frozen=True):
     """What a server holds.
 
     Attributes:
-        incarnation: Of the coordinator that it knows; 0: none.
+        coordinator_term: Of the coordinator that it knows; 0: none.
         shards: Of variables.
         tables: Shards of tables.
         counters: What they are at.
@@ -130,7 +130,7 @@ class Described(Message, frozen=True):
         bytes: Of arrays, in all.
     """
 
-    incarnation: int
+    coordinator_term: int
     shards: tuple[ShardDescription, ...]
     tables: tuple[TableDescription, ...]
     counters: dict[str, int]
@@ -138,7 +138,7 @@ class Described(Message, frozen=True):
     bytes: int
 
 
-Answer: TypeAlias = Done | Created | Counted | Evicted | Exported | Described
+Answer: TypeAlias = Done | Created | Counted | Evicted | Exported | StoreDescription
 
 
 # --- operations on shards ------------------------------------------------------------------------
@@ -155,8 +155,8 @@ class Create(Question[Created], frozen=True):
     initializer: Initializer | None = None
 
 
-class Read(Question[Done], frozen=True):
-    """Arrays out: the whole value, which may be the shard's own memory (see `Store.carry_out`).
+class ReadShard(Question[Done], frozen=True):
+    """Arrays out: the whole value, which may be the shard's own memory (see `Store.execute`).
 
     Attributes:
         shard: Its name.
@@ -168,39 +168,39 @@ class Read(Question[Done], frozen=True):
 
 
 class Assign(Question[Done], frozen=True):
-    """Change the whole value. `how`: assign, add, sub. Arrays in: a value of the shard's shape.
+    """Change the whole value. `mode`: assign, add, sub. Arrays in: a value of the shard's shape.
 
     Attributes:
         shard: Its name.
-        how: What is done.
+        mode: What is done.
         key: Which write.
         slot: Set this slot ("optimizer/name") in place of the value, and make it if it is not
             there; "": the value.
-        first: What the elements of the slot begin with.
+        initial_value: What the elements of the slot begin with.
     """
 
     shard: str
-    how: str = "assign"
+    mode: str = "assign"
     key: WriteKey | None = None
     slot: str = ""
-    first: float = 0.0
+    initial_value: float = 0.0
 
 
-class Gather(Question[Done], frozen=True):
+class GatherRows(Question[Done], frozen=True):
     """Arrays in: rows (integers). Arrays out: their values, in that order."""
 
     shard: str
 
 
 class Scatter(Question[Done], frozen=True):
-    """Change some rows: `how` is add, sub, mul, div, min, max or update.
+    """Change some rows: `mode` is add, sub, mul, div, min, max or update.
 
     Arrays in: rows (int64, 1-D), and a value for each; a row that stands there twice is changed
     twice, and by `update` has the last value.
     """
 
     shard: str
-    how: str = "add"
+    mode: str = "add"
     key: WriteKey | None = None
 
 
@@ -221,24 +221,24 @@ class Apply(Question[Done], frozen=True):
     shard: str
     optimizer: str
     rule: OptimizerRule
-    step: Step
+    step: StepParameters
     key: WriteKey | None = None
 
 
-class Count(Question[Counted], frozen=True):
-    """Move a counter on by `by`, which may be 0; one that is not there starts from 0.
+class IncrementCounter(Question[Counted], frozen=True):
+    """Move a counter on by `delta`, which may be 0; one that is not there starts from 0.
 
     Attributes:
         counter: Its name.
-        by: How far.
+        delta: How far.
         key: Which write.
-        seen: Who asks has seen it there: a server where it is less has lost it.
+        last_seen: Who asks has seen it there: a server where it is less has lost it.
     """
 
     counter: str
-    by: int = 1
+    delta: int = 1
     key: WriteKey | None = None
-    seen: int = 0
+    last_seen: int = 0
 
 
 # --- operations on tables ------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class CreateTable(Question[Created], frozen=True):
     table: TableSpec
 
 
-class Lookup(Question[Done], frozen=True):
+class LookupIds(Question[Done], frozen=True):
     """Count ids, admit those that are due, and read their rows.
 
     Arrays in: ids (int64, each once), and how often each was asked for (int64; optional: once).
@@ -285,7 +285,7 @@ class ApplyIds(Question[Done], frozen=True):
     table: str
     optimizer: str
     rule: OptimizerRule
-    step: Step
+    step: StepParameters
     key: WriteKey | None = None
 
 
@@ -320,33 +320,33 @@ class Export(Question[Exported], frozen=True):
 # --- closures, and all of it ---------------------------------------------------------------------
 
 
-class Settle(Question[Done], frozen=True):
+class ForgetWriteKeys(Question[Done], frozen=True):
     """These closures will not be tried again: forget their keys, and refuse what still comes.
 
     Attributes:
-        incarnation: Of the coordinator that says so; an older one's are passed over.
+        coordinator_term: Of the coordinator that says so; an older one's are passed over.
         closures: Their numbers.
         below: All closures from 0 to below this number have settled too.
     """
 
-    incarnation: int
+    coordinator_term: int
     closures: tuple[int, ...] = ()
     below: int = 0
 
 
-class Fence(Question[Done], frozen=True):
+class FenceWrites(Question[Done], frozen=True):
     """Refuse writes of older incarnations from now on, and those of one worker.
 
     Attributes:
-        incarnation: Of the coordinator that says so.
+        coordinator_term: Of the coordinator that says so.
         worker: The number that it had given the worker; None: no worker is meant.
     """
 
-    incarnation: int
+    coordinator_term: int
     worker: int | None = None
 
 
-class Describe(Question[Described], frozen=True):
+class DescribeStore(Question[StoreDescription], frozen=True):
     """What do you hold? `variable`: of this one alone, where that is what matters."""
 
     variable: str | None = None
@@ -354,24 +354,26 @@ class Describe(Question[Described], frozen=True):
 
 Operation: TypeAlias = (
     Create
-    | Read
+    | ReadShard
     | Assign
-    | Gather
+    | GatherRows
     | Scatter
     | Apply
-    | Count
+    | IncrementCounter
     | CreateTable
-    | Lookup
+    | LookupIds
     | GatherIds
     | ApplyIds
     | AssignIds
     | Evict
     | Export
-    | Settle
-    | Fence
-    | Describe
+    | ForgetWriteKeys
+    | FenceWrites
+    | DescribeStore
 )
 """All that a store carries out."""
 
-Keyed: TypeAlias = Assign | Scatter | Apply | Count | Lookup | ApplyIds | AssignIds
+KeyedOperation: TypeAlias = (
+    Assign | Scatter | Apply | IncrementCounter | LookupIds | ApplyIds | AssignIds
+)
 """Those that change something, and may have a key."""

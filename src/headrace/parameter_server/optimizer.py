@@ -5,8 +5,8 @@
     optimizer.prepare(names, ...)   clipped gradients, or None for a step to pass over
 
 `apply_gradients` is one call of `push_gradients` on the first variable: variables know their
-servers, optimizers do not. `Counter` reads and advances the count of steps, which is on a server.
-`InBackground` pushes the steps of an optimizer while the training loop goes on:
+servers, optimizers do not. `IterationCounter` reads and advances the count of steps, which is on a
+server. `InBackground` pushes the steps of an optimizer while the training loop goes on:
 
     later = InBackground(optimizer, in_flight=2)
     later.apply_gradients(pairs)    # returns at once, unless two steps are in flight
@@ -31,40 +31,45 @@ from headrace.arguments import check_flag, check_instance, check_int, check_stri
 from headrace.distribute.context import OnReplica, here
 from headrace.distribute.current import get_strategy
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.current import (
-    Cluster,
-    Work,
-    cluster_of,
-    clusters_here,
+from headrace.parameter_server.cluster_registry import (
+    BackgroundTask,
+    ServerCluster,
+    find_cluster,
     naming_clusters,
+    registered_cluster_ids,
 )
 from headrace.parameter_server.gradients import (
     NonFinite,
-    are_finite,
     clip_by_norm,
     clip_by_value,
+    is_finite,
     refuse_non_finite,
 )
-from headrace.parameter_server.operations import Answer, Count, Counted
-from headrace.parameter_server.origin import Attempt, beginning, in_closure, next_key
+from headrace.parameter_server.operations import Answer, Counted, IncrementCounter
+from headrace.parameter_server.server_requests import OperationRequest
 from headrace.parameter_server.specs import OptimizerRule
+from headrace.parameter_server.write_context import (
+    WriteContext,
+    current_background_context,
+    current_closure_run,
+    next_key,
+)
 
 if TYPE_CHECKING:  # it imports this module
-    from headrace.parameter_server.pushing import BegunStep
+    from headrace.parameter_server.optimizer_steps import PendingStep
 
 __all__ = [
     "COUNTING_SERVER",
-    "Counter",
     "InBackground",
+    "IterationCounter",
     "Optimizer",
+    "OptimizerOptions",
+    "OptimizerOptionsWithoutDecay",
     "Rate",
-    "Shared",
-    "SharedButDecay",
+    "can_write_in_background",
     "check_number",
-    "counters_of",
-    "may_work_in_background",
-    "steps_of",
+    "counter_values",
+    "step_counts",
 ]
 
 
@@ -74,7 +79,7 @@ COUNTING_SERVER = 0
 _SUFFIX = "/iterations"
 
 
-def steps_of(counters: Mapping[str, int]) -> dict[str, int]:
+def step_counts(counters: Mapping[str, int]) -> dict[str, int]:
     """Return the steps of optimizers among the counters of a server, by their names."""
     return {
         name.removesuffix(_SUFFIX): count
@@ -83,12 +88,12 @@ def steps_of(counters: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def counters_of(steps: Mapping[str, int]) -> dict[str, int]:
+def counter_values(steps: Mapping[str, int]) -> dict[str, int]:
     """Return the counters of a server, by their names, for the steps of optimizers."""
     return {f"{name}{_SUFFIX}": count for name, count in steps.items()}
 
 
-class Counter:
+class IterationCounter:
     """The steps of all optimizers of one name in one cluster; a handle.
 
     Args:
@@ -102,23 +107,29 @@ class Counter:
 
     def __call__(self) -> int:
         """Ask the server that counts."""
-        cluster = cluster_of(self._cluster_id, f"the counter {self.name!r}")
+        cluster = find_cluster(self._cluster_id, f"the counter {self.name!r}")
         seen = cluster.counters.get(self.name, 0)
-        answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self.name, 0, seen=seen))
-        return self.counted(cluster, answer).after
+        answer, _ = cluster.servers.execute(
+            COUNTING_SERVER, IncrementCounter(self.name, 0, last_seen=seen)
+        )
+        return self.record_count(cluster, answer).after
 
-    def advance(self, cluster: Cluster, steps: int) -> None:
+    def advance(self, cluster: ServerCluster, steps: int) -> None:
         """Count so many steps more."""
-        operation = Count(self.name, steps, next_key(self.name), cluster.counters.get(self.name, 0))
-        answer, _ = cluster.servers.ask(COUNTING_SERVER, operation)
-        self.counted(cluster, answer)
+        operation = IncrementCounter(
+            self.name, steps, next_key(self.name), cluster.counters.get(self.name, 0)
+        )
+        answer, _ = cluster.servers.execute(COUNTING_SERVER, operation)
+        self.record_count(cluster, answer)
 
-    def step(self, cluster: Cluster) -> Ask:
+    def increment_request(self, cluster: ServerCluster) -> OperationRequest:
         """Return what is to be asked for one more step."""
         seen = cluster.counters.get(self.name, 0)
-        return Ask(COUNTING_SERVER, Count(self.name, 1, next_key(self.name), seen))
+        return OperationRequest(
+            COUNTING_SERVER, IncrementCounter(self.name, 1, next_key(self.name), seen)
+        )
 
-    def counted(self, cluster: Cluster, answer: Answer) -> Counted:
+    def record_count(self, cluster: ServerCluster, answer: Answer) -> Counted:
         """Take note of an answer, and return it."""
         assert isinstance(answer, Counted)
         cluster.counters[self.name] = answer.after
@@ -128,7 +139,7 @@ class Counter:
 Rate: TypeAlias = float | Callable[[int], float]
 
 
-class SharedButDecay(TypedDict, total=False):
+class OptimizerOptionsWithoutDecay(TypedDict, total=False):
     """Arguments that all optimizers take, but weight decay; see `Optimizer`."""
 
     clipnorm: float | None
@@ -141,7 +152,7 @@ class SharedButDecay(TypedDict, total=False):
     ema_overwrite_frequency: int | None
 
 
-class Shared(SharedButDecay, total=False):
+class OptimizerOptions(OptimizerOptionsWithoutDecay, total=False):
     """Arguments that all optimizers take; see `Optimizer`."""
 
     weight_decay: float | None
@@ -250,7 +261,7 @@ class Optimizer:
         self.non_finite = non_finite
         made_for = getattr(get_strategy(), "cluster", None)
         clusters = naming_clusters() if made_for is None else [made_for]
-        if len(clusters) == 1 and in_closure() is None:
+        if len(clusters) == 1 and current_closure_run() is None:
             self.name_in(clusters[0])
 
     @property
@@ -260,7 +271,7 @@ class Optimizer:
             return self._given_name
         return self._names.get(self._home or "", type(self).__name__)
 
-    def name_in(self, cluster: Cluster) -> str:
+    def name_in(self, cluster: ServerCluster) -> str:
         """Return its name in a cluster, which a handle without one is given now.
 
         Raises:
@@ -269,22 +280,22 @@ class Optimizer:
         self._home = cluster.cluster_id
         kind = type(self).__name__
         if self._given_name is not None:
-            if cluster.optimizers.numbers:
-                cluster.optimizers.claim(self._given_name, kind)
+            if cluster.optimizers.assigns_numbers:
+                cluster.optimizers.claim_name(self._given_name, kind)
             return self._given_name
         with _naming:
             name = self._names.get(cluster.cluster_id)
             if name is None:
-                is_numbered = cluster.optimizers.numbers and in_closure() is None
-                name = cluster.optimizers.give(kind) if is_numbered else kind + _IN_FUNCTIONS
+                is_numbered = cluster.optimizers.assigns_numbers and current_closure_run() is None
+                name = cluster.optimizers.assign_name(kind) if is_numbered else kind + _IN_FUNCTIONS
                 self._names[cluster.cluster_id] = name
         return name
 
-    def counter_in(self, cluster: Cluster) -> Counter:
+    def counter_in(self, cluster: ServerCluster) -> IterationCounter:
         """Return what counts its steps in a cluster."""
-        return Counter(cluster.cluster_id, self.name_in(cluster))
+        return IterationCounter(cluster.cluster_id, self.name_in(cluster))
 
-    def use_in(self, cluster: Cluster, trains: Sequence[str], *, counts: bool) -> str:
+    def begin_step_in(self, cluster: ServerCluster, trains: Sequence[str], *, counts: bool) -> str:
         """Return its name in a cluster for one more step there.
 
         Args:
@@ -299,13 +310,13 @@ class Optimizer:
         name = self.name_in(cluster)
         if counts and self._given_name is None and name.endswith(_IN_FUNCTIONS):
             cluster.optimizers.check_in_function(type(self).__name__, trains, is_first)
-        if in_closure() is None:
+        if current_closure_run() is None:
             cluster.optimizers.warn_of_earlier_steps(name)
         return name
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is the same optimizer, on whichever worker of whichever strategy it is used.
-        if in_closure() is None:
+        if current_closure_run() is None:
             home = self._home
             for cluster in naming_clusters():
                 cluster.optimizers.warn_of_earlier_steps(self.name_in(cluster))
@@ -320,7 +331,7 @@ class Optimizer:
             FailedPreconditionError: There are several clusters, and nothing says which is meant.
         """
         if self._home is None:
-            clusters = clusters_here()
+            clusters = registered_cluster_ids()
             if len(clusters) > 1:
                 raise FailedPreconditionError(
                     f"optimizer {self.name!r} has taken no step in this process, which takes part "
@@ -331,7 +342,7 @@ class Optimizer:
                 return 0
             # Functions may have taken steps on workers.
             self._home = clusters[0]
-        return self.counter_in(cluster_of(self._home, f"the optimizer {self.name!r}"))()
+        return self.counter_in(find_cluster(self._home, f"the optimizer {self.name!r}"))()
 
     def rate(self, iteration: int) -> float:
         """Return the learning rate of a step, of which so many were taken before."""
@@ -364,7 +375,7 @@ class Optimizer:
         return self.rule
 
     @property
-    def clips_norms(self) -> bool:
+    def clips_by_norm(self) -> bool:
         """Whether it clips by the norm of a gradient, for which all of its elements count."""
         return bool(self.clipnorm or self.global_clipnorm)
 
@@ -383,7 +394,7 @@ class Optimizer:
         """
         if self.non_finite == "raise":
             refuse_non_finite(names, gradients)
-        elif self.non_finite == "skip" and not all(map(are_finite, gradients)):
+        elif self.non_finite == "skip" and not all(map(is_finite, gradients)):
             return None
         if self.clipnorm:
             return [clip_by_norm([one], self.clipnorm)[0] for one in gradients]
@@ -404,21 +415,21 @@ class Optimizer:
             ValueError: There is no gradient.
             InvalidArgumentError: A gradient is not finite, or does not fit its variable.
         """
-        kept = _kept(grads_and_vars)
+        kept = _drop_missing_gradients(grads_and_vars)
         push: Callable[..., int] = kept[0][1].push_gradients
         return push(self, kept)
 
-    def begin_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> BegunStep:
+    def begin_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> PendingStep:
         """Begin such a step in a scheduled function; for `InBackground`."""
-        kept = _kept(grads_and_vars)
-        begin: Callable[..., BegunStep] = kept[0][1].begin_gradients
+        kept = _drop_missing_gradients(grads_and_vars)
+        begin: Callable[..., PendingStep] = kept[0][1].begin_gradients
         return begin(self, kept)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(learning_rate={self.learning_rate!r}, name={self.name!r})"
 
 
-def _kept(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _drop_missing_gradients(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return the pairs that have a gradient."""
     pairs = _pairs(grads_and_vars)
     kept = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
@@ -495,7 +506,7 @@ class InBackground:
         check_instance("optimizer", optimizer, Optimizer)
         self.optimizer = optimizer
         self.in_flight = check_int("in_flight", in_flight, minimum=0)
-        self._under_way: deque[Work[int]] = deque()
+        self._pending_steps: deque[BackgroundTask[int]] = deque()
 
     @property
     def name(self) -> str:
@@ -515,20 +526,20 @@ class InBackground:
                 begun.
         """
         pairs = list(grads_and_vars)
-        attempt = beginning()
+        attempt = current_background_context()
         if attempt is not None and self.in_flight:
-            self._begin_in(attempt, pairs)
+            self._begin_in_closure(attempt, pairs)
             return
-        while self._under_way and (
-            len(self._under_way) >= max(1, self.in_flight) or self._under_way[0].done()
+        while self._pending_steps and (
+            len(self._pending_steps) >= max(1, self.in_flight) or self._pending_steps[0].done()
         ):
             self._finish_first()
         cluster = next((target.cluster for _, target in pairs if hasattr(target, "cluster")), None)
         step = functools.partial(self.optimizer.apply_gradients, pairs)
-        if cluster is None or not self.in_flight or not may_work_in_background():
+        if cluster is None or not self.in_flight or not can_write_in_background():
             step()
         else:
-            self._under_way.append(cluster.background.submit(step))
+            self._pending_steps.append(cluster.background.submit(step))
 
     def flush(self) -> None:
         """Wait until all steps are on the servers.
@@ -536,40 +547,40 @@ class InBackground:
         Raises:
             Exception: What one failed with; call again for the others.
         """
-        attempt = beginning()
+        attempt = current_background_context()
         if attempt is not None:
-            for each in self._begun_in(attempt):
-                attempt.result_of(each)
-        while self._under_way:
+            for each in self._pending_in_closure(attempt):
+                attempt.finish_step(each)
+        while self._pending_steps:
             self._finish_first()
 
-    def _begin_in(self, attempt: Attempt, pairs: list[tuple[Any, Any]]) -> None:
+    def _begin_in_closure(self, context: WriteContext, pairs: list[tuple[Any, Any]]) -> None:
         """Begin a step in a closure, whose thread finishes it."""
-        mine = self._begun_in(attempt)
+        mine = self._pending_in_closure(context)
         for each in mine[: len(mine) + 1 - self.in_flight]:
-            attempt.result_of(each)
+            context.finish_step(each)
         step = self.optimizer.begin_gradients(pairs)
         step.owner = self
-        attempt.begun.append(step)
+        context.pending_steps.append(step)
 
-    def _begun_in(self, attempt: Attempt) -> list[BegunStep]:
-        return [each for each in attempt.begun if each.owner is self]
+    def _pending_in_closure(self, context: WriteContext) -> list[PendingStep]:
+        return [each for each in context.pending_steps if each.owner is self]
 
     def _finish_first(self) -> None:
         # It waits for servers, with `server_timeout`, and says so.
-        self._under_way[0].wait()
-        self._under_way.popleft().result()
+        self._pending_steps[0].wait()
+        self._pending_steps.popleft().result()
 
     def __repr__(self) -> str:
         return f"InBackground({self.optimizer!r}, in_flight={self.in_flight})"
 
 
-def may_work_in_background() -> bool:
+def can_write_in_background() -> bool:
     """Whether another thread may write for the code that runs here.
 
     Writes of a closure are told apart by their order, and those of several replicas become one.
     """
     place = here.get()
-    return in_closure() is None and not (
+    return current_closure_run() is None and not (
         isinstance(place, OnReplica) and place.strategy.num_replicas_in_sync > 1
     )

@@ -14,9 +14,9 @@ from headrace.parameter_server import schedules
 from headrace.parameter_server.optimizer import (
     InBackground,
     Optimizer,
+    OptimizerOptions,
+    OptimizerOptionsWithoutDecay,
     Rate,
-    Shared,
-    SharedButDecay,
     check_number,
 )
 from headrace.parameter_server.specs import (
@@ -74,7 +74,7 @@ class SGD(Optimizer):
         learning_rate: Rate = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         check_number("momentum", momentum, maximum=1.0)
         check_flag("nesterov", nesterov, or_none=False)
@@ -102,7 +102,7 @@ class Adagrad(Optimizer):
         learning_rate: Rate = 0.001,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-7,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         check_number("initial_accumulator_value", initial_accumulator_value)
         check_number("epsilon", epsilon)
@@ -141,7 +141,7 @@ class Adadelta(Optimizer):
         learning_rate: Rate = 0.001,
         rho: float = 0.95,
         epsilon: float = 1e-7,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         check_number("rho", rho, maximum=1.0)
         check_number("epsilon", epsilon)
@@ -170,7 +170,7 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         epsilon: float = 1e-7,
         centered: bool = False,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         check_number("rho", rho, maximum=1.0)
         check_number("momentum", momentum)
@@ -204,7 +204,7 @@ class Adam(Optimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         _check_betas(beta_1, beta_2)
         check_number("epsilon", epsilon)
@@ -239,7 +239,7 @@ class AdamW(Adam):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        **shared: Unpack[SharedButDecay],
+        **shared: Unpack[OptimizerOptionsWithoutDecay],
     ) -> None:
         check_number("weight_decay", weight_decay)
         super().__init__(
@@ -267,7 +267,7 @@ class Adamax(Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         _check_betas(beta_1, beta_2)
         check_number("epsilon", epsilon)
@@ -295,7 +295,7 @@ class Nadam(Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         _check_betas(beta_1, beta_2)
         check_number("epsilon", epsilon)
@@ -321,7 +321,7 @@ class Lion(Optimizer):
         learning_rate: Rate = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.99,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         check_number("beta_1", beta_1, maximum=1.0)
         if beta_1 == 0:
@@ -356,7 +356,7 @@ class Ftrl(Optimizer):
         l2_regularization_strength: float = 0.0,
         l2_shrinkage_regularization_strength: float = 0.0,
         beta: float = 0.0,
-        **shared: Unpack[Shared],
+        **shared: Unpack[OptimizerOptions],
     ) -> None:
         check_number(
             "learning_rate_power", learning_rate_power, minimum=-sys.float_info.max, maximum=0.0

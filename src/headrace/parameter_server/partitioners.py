@@ -22,8 +22,8 @@ __all__ = [
     "MinSizePartitioner",
     "Partitioner",
     "count_shards",
-    "placement",
-    "ranges_of_rows",
+    "make_placement",
+    "split_rows",
 ]
 
 
@@ -160,7 +160,7 @@ def count_shards(partitions: object, shape: Sequence[int]) -> int:
     return max(1, min(int(partitions[0]), shape[0]))
 
 
-def ranges_of_rows(rows: int, shards: int) -> list[range]:
+def split_rows(rows: int, shards: int) -> list[range]:
     """Return the rows of each shard: in order, and the first ones have one more.
 
     >>> import headrace as hr
@@ -192,7 +192,7 @@ def _positive(name: str, value: int) -> int:
 # --- on which server the next shard goes: arithmetic that each process repeats alike --------------
 
 
-class RoundRobin:
+class RoundRobinPlacement:
     """The k-th shard goes to server k modulo their number."""
 
     def __init__(self, servers: int) -> None:
@@ -206,7 +206,7 @@ class RoundRobin:
         return server
 
 
-class ByBytes:
+class LeastBytesPlacement:
     """A shard goes to the server that has the fewest bytes.
 
     So no server has more than the mean and the largest shard, and none more than 1.05 times the
@@ -229,10 +229,13 @@ class ByBytes:
         return server
 
 
-_KINDS: dict[str, type[RoundRobin] | type[ByBytes]] = {"round_robin": RoundRobin, "bytes": ByBytes}
+_PLACEMENTS: dict[str, type[RoundRobinPlacement] | type[LeastBytesPlacement]] = {
+    "round_robin": RoundRobinPlacement,
+    "bytes": LeastBytesPlacement,
+}
 
 
-def placement(kind: str, servers: int) -> RoundRobin | ByBytes:
+def make_placement(kind: str, servers: int) -> RoundRobinPlacement | LeastBytesPlacement:
     """Return what deals shards to so many servers, one after another.
 
     >>> hr.distribute.partitioners.placement("in turn", 2)
@@ -242,6 +245,8 @@ def placement(kind: str, servers: int) -> RoundRobin | ByBytes:
     Raises:
         ValueError: There is no placement of this name.
     """
-    if kind not in _KINDS:
-        raise ValueError(f"`placement` must be one of {', '.join(_KINDS)}, but got {kind!r}")
-    return _KINDS[kind](servers)
+    if kind not in _PLACEMENTS:
+        raise ValueError(
+            f"`make_placement` must be one of {', '.join(_PLACEMENTS)}, but got {kind!r}"
+        )
+    return _PLACEMENTS[kind](servers)

@@ -14,60 +14,64 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.parameter_server.connection import Answered, Ask, Servers
+from headrace.parameter_server.server_requests import (
+    OperationReply,
+    OperationRequest,
+    ParameterServerClient,
+)
 
 if TYPE_CHECKING:  # they import this module
-    from headrace.parameter_server.creation import Sharded
     from headrace.parameter_server.table import TablePull
+    from headrace.parameter_server.variable_shards import VariableShards
 
 __all__ = [
-    "Reads",
-    "ask_together",
+    "ReadCache",
     "cache_variable_reads",
-    "cached_reads",
+    "current_read_cache",
+    "execute_with_prefetch",
     "read_together",
     "read_with_rows",
 ]
 
 
-class Reads:
+class ReadCache:
     """What was read in a scope, by variable, and what comes with the next that is.
 
     Args:
-        named: Variables of which all is to be read, each once.
+        prefetched: Variables of which all is to be read, each once.
     """
 
-    def __init__(self, named: Sequence[Sharded] = ()) -> None:
-        self._values: dict[Sharded, NDArray[Any]] = {}
-        self._named = frozenset(named)
+    def __init__(self, prefetched: Sequence[VariableShards] = ()) -> None:
+        self._values: dict[VariableShards, NDArray[Any]] = {}
+        self._prefetched = frozenset(prefetched)
         #: Those that come with the next read.
-        self._due = tuple(dict.fromkeys(named))
+        self._pending = tuple(dict.fromkeys(prefetched))
 
-    def has(self, whole: Sharded) -> bool:
+    def has(self, variable: VariableShards) -> bool:
         """Whether all of a variable was read, or is to be."""
-        return whole in self._values or whole in self._named
+        return variable in self._values or variable in self._prefetched
 
-    def value_of(self, whole: Sharded) -> NDArray[Any]:
+    def read(self, variable: VariableShards) -> NDArray[Any]:
         """Return the value of a variable, which nobody may change."""
-        if whole not in self._values:
-            self._due = tuple(each for each in self._due if each is not whole)
-            answers = ask_together(whole.servers, whole.reads())
-            self.keep(whole, answers)
-        return self._values[whole]
+        if variable not in self._values:
+            self._pending = tuple(each for each in self._pending if each is not variable)
+            answers = execute_with_prefetch(variable.servers, variable.read_requests())
+            self.store(variable, answers)
+        return self._values[variable]
 
-    def keep(self, whole: Sharded, answers: Sequence[Answered]) -> None:
+    def store(self, variable: VariableShards, answers: Sequence[OperationReply]) -> None:
         """Keep what was read; of two who read at a time the first one counts."""
-        self._values.setdefault(whole, whole.joined(answers))
+        self._values.setdefault(variable, variable.join_value(answers))
 
-    def take_named(self, servers: Servers) -> list[Sharded]:
+    def take_pending(self, servers: ParameterServerClient) -> list[VariableShards]:
         """Return the variables on these servers that are still to be read; they are read now."""
-        found = [each for each in self._due if each.servers is servers]
+        found = [each for each in self._pending if each.servers is servers]
         if found:
-            self._due = tuple(each for each in self._due if each.servers is not servers)
+            self._pending = tuple(each for each in self._pending if each.servers is not servers)
         return found
 
 
-_reads: ContextVar[Reads | None] = ContextVar("headrace_reads", default=None)
+_read_cache: ContextVar[ReadCache | None] = ContextVar("headrace_reads", default=None)
 
 
 @contextmanager
@@ -98,37 +102,39 @@ def cache_variable_reads(*variables: Any) -> Iterator[None]:
                 f"(*variables), but got a value of type {type(each).__name__}"
             )
         named.append(whole)
-    if _reads.get() is not None:
+    if _read_cache.get() is not None:
         raise ValueError("cache_variable_reads scope cannot be nested")
-    token = _reads.set(Reads(named))
+    token = _read_cache.set(ReadCache(named))
     try:
         yield
     finally:
-        _reads.reset(token)
+        _read_cache.reset(token)
 
 
-def cached_reads() -> Reads | None:
+def current_read_cache() -> ReadCache | None:
     """Return what was read in this scope; None: it is read each time."""
-    return _reads.get()
+    return _read_cache.get()
 
 
-def ask_together(servers: Servers, asks: Sequence[Ask]) -> list[Answered]:
+def execute_with_prefetch(
+    servers: ParameterServerClient, requests: Sequence[OperationRequest]
+) -> list[OperationReply]:
     """Ask servers, and in the same requests for what the scope is to read from them.
 
     Raises:
-        HeadraceError: As of `Servers.ask_all`.
+        HeadraceError: As of `ParameterServerClient.execute_all`.
     """
-    reads = _reads.get()
-    named = [] if reads is None else reads.take_named(servers)
+    reads = _read_cache.get()
+    named = [] if reads is None else reads.take_pending(servers)
     if reads is None or not named:
-        return servers.ask_all(asks)
-    parts = [each.reads() for each in named]
-    answers = servers.ask_all([*asks, *(ask for part in parts for ask in part)])
-    start = len(asks)
+        return servers.execute_all(requests)
+    parts = [each.read_requests() for each in named]
+    answers = servers.execute_all([*requests, *(ask for part in parts for ask in part)])
+    start = len(requests)
     for each, part in zip(named, parts, strict=True):
-        reads.keep(each, answers[start : start + len(part)])
+        reads.store(each, answers[start : start + len(part)])
         start += len(part)
-    return answers[: len(asks)]
+    return answers[: len(requests)]
 
 
 def read_together(variables: Sequence[Any]) -> list[NDArray[Any]]:
@@ -141,7 +147,7 @@ def read_together(variables: Sequence[Any]) -> list[NDArray[Any]]:
         Arrays that belong to the caller, in the order of the variables.
 
     Raises:
-        HeadraceError: As of `Servers.ask_all`.
+        HeadraceError: As of `ParameterServerClient.execute_all`.
     """
     return read_with_rows(variables, [])[0]
 
@@ -163,19 +169,19 @@ def read_with_rows(
         of the requests. All arrays belong to the caller.
 
     Raises:
-        HeadraceError: As of `Servers.ask_all`.
+        HeadraceError: As of `ParameterServerClient.execute_all`.
     """
-    wholes: list[Sharded] = [each.sharded for each in variables]
-    of_rows: list[Sharded] = [each.sharded for each, _ in rows]
-    parts = [each.reads() for each in wholes]
-    parts += [each.row_reads(ids) for each, (_, ids) in zip(of_rows, rows, strict=True)]
-    parts += [each.asks for each in pulls]
+    wholes: list[VariableShards] = [each.sharded for each in variables]
+    of_rows: list[VariableShards] = [each.sharded for each, _ in rows]
+    parts = [each.read_requests() for each in wholes]
+    parts += [each.row_requests(ids) for each, (_, ids) in zip(of_rows, rows, strict=True)]
+    parts += [each.requests for each in pulls]
     asks = [ask for part in parts for ask in part]
     servers = [each.servers for each in (*wholes, *of_rows)] + [each.servers for each in pulls]
-    given = iter(servers[0].ask_all(asks) if asks else ())
+    given = iter(servers[0].execute_all(asks) if asks else ())
     answers = iter([[next(given) for _ in part] for part in parts])
     return (
-        [each.joined(next(answers)) for each in wholes],
-        [each.joined_rows(next(answers)) for each in of_rows],
+        [each.join_value(next(answers)) for each in wholes],
+        [each.join_rows(next(answers)) for each in of_rows],
         [each.rows(next(answers)) for each in pulls],
     )

@@ -35,19 +35,19 @@ from headrace.parameter_server.specs import (
     RMSpropRule,
     RowWiseAdagradRule,
     SgdRule,
-    Step,
+    StepParameters,
     working_dtype,
 )
 
 __all__ = [
     "AVERAGE",
     "BLOCK_ELEMENTS",
-    "Slot",
+    "OptimizerSlot",
     "apply_dense",
     "apply_sparse",
     "nadam_product",
     "put_rows",
-    "slots_of",
+    "slots_for_rule",
     "update_average",
 ]
 
@@ -62,32 +62,32 @@ Change: TypeAlias = Callable[[Array, Array, list[Array], Array, Array], None]
 """Changes values and slots by a gradient, all of one block; two blocks are scratch."""
 
 
-class Slot(NamedTuple):
+class OptimizerSlot(NamedTuple):
     """An array that an optimizer keeps beside a shard.
 
     Attributes:
         name: As Keras calls it.
-        first: What its elements are at first.
-        by_row: Whether it has one element a row, rather than one an element.
+        initial_value: What its elements are at first.
+        is_per_row: Whether it has one element a row, rather than one an element.
     """
 
     name: str
-    first: float = 0.0
-    by_row: bool = False
+    initial_value: float = 0.0
+    is_per_row: bool = False
 
 
-AVERAGE = Slot("average")
+AVERAGE = OptimizerSlot("average")
 """The running average of values, of rules that have an `ema_momentum`."""
 
 
 # --- the formulas --------------------------------------------------------------------------------
 
 
-def _sgd_slots(rule: SgdRule) -> tuple[Slot, ...]:
-    return (Slot("momentum"),) if rule.momentum else ()
+def _sgd_slots(rule: SgdRule) -> tuple[OptimizerSlot, ...]:
+    return (OptimizerSlot("momentum"),) if rule.momentum else ()
 
 
-def _sgd(rule: SgdRule, step: Step, held: np.dtype[Any]) -> Change:
+def _sgd(rule: SgdRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     rate, momentum = step.learning_rate, rule.momentum
 
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
@@ -108,11 +108,11 @@ def _sgd(rule: SgdRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-def _adagrad_slots(rule: AdagradRule) -> tuple[Slot, ...]:
-    return (Slot("accumulator", rule.initial_accumulator_value),)
+def _adagrad_slots(rule: AdagradRule) -> tuple[OptimizerSlot, ...]:
+    return (OptimizerSlot("accumulator", rule.initial_accumulator_value),)
 
 
-def _adagrad(rule: AdagradRule, step: Step, held: np.dtype[Any]) -> Change:
+def _adagrad(rule: AdagradRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         (accumulator,) = slots
         np.multiply(gradient, gradient, out=a)
@@ -126,11 +126,13 @@ def _adagrad(rule: AdagradRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-def _row_wise_adagrad_slots(rule: RowWiseAdagradRule) -> tuple[Slot, ...]:
-    return (Slot("accumulator", rule.initial_accumulator_value, by_row=True),)
+def _row_wise_adagrad_slots(rule: RowWiseAdagradRule) -> tuple[OptimizerSlot, ...]:
+    return (OptimizerSlot("accumulator", rule.initial_accumulator_value, is_per_row=True),)
 
 
-def _row_wise_adagrad(rule: RowWiseAdagradRule, step: Step, held: np.dtype[Any]) -> Change:
+def _row_wise_adagrad(
+    rule: RowWiseAdagradRule, step: StepParameters, held: np.dtype[Any]
+) -> Change:
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         (accumulator,) = slots
         np.multiply(gradient, gradient, out=a)
@@ -143,11 +145,11 @@ def _row_wise_adagrad(rule: RowWiseAdagradRule, step: Step, held: np.dtype[Any])
     return change
 
 
-def _adadelta_slots(rule: AdadeltaRule) -> tuple[Slot, ...]:
-    return (Slot("accumulated_grad"), Slot("accumulated_delta_var"))
+def _adadelta_slots(rule: AdadeltaRule) -> tuple[OptimizerSlot, ...]:
+    return (OptimizerSlot("accumulated_grad"), OptimizerSlot("accumulated_delta_var"))
 
 
-def _adadelta(rule: AdadeltaRule, step: Step, held: np.dtype[Any]) -> Change:
+def _adadelta(rule: AdadeltaRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         gradients, deltas = slots
         gradients *= rule.rho
@@ -170,12 +172,16 @@ def _adadelta(rule: AdadeltaRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-def _rmsprop_slots(rule: RMSpropRule) -> tuple[Slot, ...]:
-    momentum = (Slot("momentum"),) if rule.momentum > 0 else ()
-    return (Slot("velocity"), *momentum, *((Slot("average_gradient"),) if rule.centered else ()))
+def _rmsprop_slots(rule: RMSpropRule) -> tuple[OptimizerSlot, ...]:
+    momentum = (OptimizerSlot("momentum"),) if rule.momentum > 0 else ()
+    return (
+        OptimizerSlot("velocity"),
+        *momentum,
+        *((OptimizerSlot("average_gradient"),) if rule.centered else ()),
+    )
 
 
-def _rmsprop(rule: RMSpropRule, step: Step, held: np.dtype[Any]) -> Change:
+def _rmsprop(rule: RMSpropRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         velocity = slots[0]
         velocity *= rule.rho
@@ -208,12 +214,12 @@ def _rmsprop(rule: RMSpropRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-def _adam_slots(rule: AdamRule) -> tuple[Slot, ...]:
-    largest = (Slot("velocity_hat"),) if rule.amsgrad else ()
-    return (Slot("momentum"), Slot("velocity"), *largest)
+def _adam_slots(rule: AdamRule) -> tuple[OptimizerSlot, ...]:
+    largest = (OptimizerSlot("velocity_hat"),) if rule.amsgrad else ()
+    return (OptimizerSlot("momentum"), OptimizerSlot("velocity"), *largest)
 
 
-def _adam(rule: AdamRule, step: Step, held: np.dtype[Any]) -> Change:
+def _adam(rule: AdamRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     count = step.iteration + 1
     # Before it corrects the bias, Keras rounds the betas to the variable's dtype, and
     # torch.optim.SparseAdam does not: 6e-6 of each step apart. A dense step goes with the one, a
@@ -243,11 +249,11 @@ def _adam(rule: AdamRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-def _adamax_slots(rule: AdamaxRule) -> tuple[Slot, ...]:
-    return (Slot("momentum"), Slot("norm"))
+def _adamax_slots(rule: AdamaxRule) -> tuple[OptimizerSlot, ...]:
+    return (OptimizerSlot("momentum"), OptimizerSlot("norm"))
 
 
-def _adamax(rule: AdamaxRule, step: Step, held: np.dtype[Any]) -> Change:
+def _adamax(rule: AdamaxRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     corrected = 1 - float(held.type(rule.beta_1)) ** (step.iteration + 1)
 
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
@@ -267,8 +273,8 @@ def _adamax(rule: AdamaxRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-def _nadam_slots(rule: NadamRule) -> tuple[Slot, ...]:
-    return (Slot("momentum"), Slot("velocity"))
+def _nadam_slots(rule: NadamRule) -> tuple[OptimizerSlot, ...]:
+    return (OptimizerSlot("momentum"), OptimizerSlot("velocity"))
 
 
 _NADAM_DECAY = 0.96
@@ -290,7 +296,7 @@ def nadam_product(beta_1: float, count: int) -> float:
     return beta_1**count * float(products[min(count, len(products) - 1)])
 
 
-def _nadam(rule: NadamRule, step: Step, held: np.dtype[Any]) -> Change:
+def _nadam(rule: NadamRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     count = step.iteration + 1
     # Keras rounds both betas to the variable's dtype, also where it takes them from 1.
     first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
@@ -322,11 +328,11 @@ def _nadam(rule: NadamRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-def _lion_slots(rule: LionRule) -> tuple[Slot, ...]:
-    return (Slot("momentum"),)
+def _lion_slots(rule: LionRule) -> tuple[OptimizerSlot, ...]:
+    return (OptimizerSlot("momentum"),)
 
 
-def _lion(rule: LionRule, step: Step, held: np.dtype[Any]) -> Change:
+def _lion(rule: LionRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
 
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
@@ -344,11 +350,11 @@ def _lion(rule: LionRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-def _ftrl_slots(rule: FtrlRule) -> tuple[Slot, ...]:
-    return (Slot("accumulator", rule.initial_accumulator_value), Slot("linear"))
+def _ftrl_slots(rule: FtrlRule) -> tuple[OptimizerSlot, ...]:
+    return (OptimizerSlot("accumulator", rule.initial_accumulator_value), OptimizerSlot("linear"))
 
 
-def _ftrl(rule: FtrlRule, step: Step, held: np.dtype[Any]) -> Change:
+def _ftrl(rule: FtrlRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     rate, power = step.learning_rate, -rule.learning_rate_power
     l1, shrinkage = rule.l1_regularization_strength, rule.l2_shrinkage_regularization_strength
 
@@ -381,9 +387,9 @@ def _ftrl(rule: FtrlRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
-_Maker: TypeAlias = Callable[[Any, Step, np.dtype[Any]], Change]
+_Maker: TypeAlias = Callable[[Any, StepParameters, np.dtype[Any]], Change]
 
-_RULES: dict[type[Any], tuple[Callable[[Any], tuple[Slot, ...]], _Maker]] = {
+_RULES: dict[type[Any], tuple[Callable[[Any], tuple[OptimizerSlot, ...]], _Maker]] = {
     SgdRule: (_sgd_slots, _sgd),
     AdagradRule: (_adagrad_slots, _adagrad),
     RowWiseAdagradRule: (_row_wise_adagrad_slots, _row_wise_adagrad),
@@ -397,12 +403,12 @@ _RULES: dict[type[Any], tuple[Callable[[Any], tuple[Slot, ...]], _Maker]] = {
 }
 
 
-def slots_of(rule: OptimizerRule) -> tuple[Slot, ...]:
+def slots_for_rule(rule: OptimizerRule) -> tuple[OptimizerSlot, ...]:
     """Return the slots that a rule keeps for each shard."""
     return _RULES[type(rule)][0](rule)
 
 
-def _change(rule: OptimizerRule, step: Step, held: np.dtype[Any]) -> Change:
+def _change(rule: OptimizerRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     """Return what a rule does to a block; its numbers were held in a dtype."""
     change = _RULES[type(rule)][1](rule, step, held)
     if rule.weight_decay is None:
@@ -423,7 +429,7 @@ def _change(rule: OptimizerRule, step: Step, held: np.dtype[Any]) -> Change:
 
 def apply_dense(
     rule: OptimizerRule,
-    step: Step,
+    step: StepParameters,
     values: Array,
     gradient: Array,
     slots: Mapping[str, Array],
@@ -437,18 +443,18 @@ def apply_dense(
         step: Which step.
         values: C-contiguous; of any shape and floating dtype.
         gradient: Of the shape of `values`.
-        slots: Those of `slots_of(rule)`, in the working dtype.
+        slots: Those of `slots_for_rule(rule)`, in the working dtype.
         block_elements: How much is changed at a time.
     """
     if values.size == 0:
         return
-    wanted = slots_of(rule)
+    wanted = slots_for_rule(rule)
     # One element after another, unless a slot wants to see whole rows.
-    by_row = any(slot.by_row for slot in wanted)
+    by_row = any(slot.is_per_row for slot in wanted)
     columns = values.size // len(values) if by_row and values.ndim else 1
     flat = values.reshape(-1, columns)
     steps = gradient.reshape(-1, columns)
-    kept = [slots[slot.name].reshape(-1, 1 if slot.by_row else columns) for slot in wanted]
+    kept = [slots[slot.name].reshape(-1, 1 if slot.is_per_row else columns) for slot in wanted]
     dtype = working_dtype(values.dtype)
     rows = min(len(flat), max(1, block_elements // columns))
     scratch = np.empty((2, rows, columns), dtype)
@@ -465,7 +471,7 @@ def apply_dense(
 
 
 def update_average(
-    rule: OptimizerRule, step: Step, values: Array, average: Array, *, is_first: bool
+    rule: OptimizerRule, step: StepParameters, values: Array, average: Array, *, is_first: bool
 ) -> None:
     """Bring `average` up to date after a dense step, and make it the value if that is due.
 
@@ -495,12 +501,12 @@ def update_average(
 
 def apply_sparse(
     rule: OptimizerRule,
-    step: Step,
+    step: StepParameters,
     values: Array,
     rows: NDArray[np.int64],
     gradient: Array,
     slots: Mapping[str, Array],
-    which: Array | None = None,
+    value_indices: Array | None = None,
     *,
     block_elements: int = BLOCK_ELEMENTS,
 ) -> None:
@@ -512,8 +518,8 @@ def apply_sparse(
         values: C-contiguous, of one dimension or more.
         rows: 1-D, each of them in range, and none twice.
         gradient: A row for each; or what they share.
-        slots: Those of `slots_of(rule)`, in the working dtype.
-        which: Which row of the gradient each has; None: each has its own, in order.
+        slots: Those of `slots_for_rule(rule)`, in the working dtype.
+        value_indices: Which row of the gradient each has; None: each has its own, in order.
         block_elements: How much is changed at a time.
     """
     if not len(rows) or not values.size:
@@ -521,13 +527,16 @@ def apply_sparse(
     columns = values.size // len(values)
     table = values.reshape(-1, columns)
     steps = gradient.reshape(-1, columns)
-    kept = [slots[slot.name].reshape(-1, 1 if slot.by_row else columns) for slot in slots_of(rule)]
+    kept = [
+        slots[slot.name].reshape(-1, 1 if slot.is_per_row else columns)
+        for slot in slots_for_rule(rule)
+    ]
     dtype = working_dtype(values.dtype)
     size = min(len(rows), max(1, block_elements // columns))
     wholes = (table, *kept)
     parts = [np.empty((size, whole.shape[1]), whole.dtype) for whole in wholes]
-    shared = np.empty((0 if which is None else size, columns), steps.dtype)
-    places = None if which is None else which.astype(np.intp, copy=False)
+    shared = np.empty((0 if value_indices is None else size, columns), steps.dtype)
+    places = None if value_indices is None else value_indices.astype(np.intp, copy=False)
     a, b = np.empty((2, size, columns), dtype)
     tables, items = list(map(_as_items, wholes)), list(map(_as_items, parts))
     # `_adam` says why its numbers are held in float64.

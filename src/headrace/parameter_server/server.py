@@ -6,11 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headrace.arguments import check_int, check_metrics, check_string
-from headrace.parameter_server.applying import AnswerRoom, Applying, metrics_of
-from headrace.parameter_server.messages import ServerRequest, ServerStatus, Status
-from headrace.parameter_server.replica import Replicas
-from headrace.parameter_server.saving import Saving
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.checkpoint_thread import CheckpointThread
+from headrace.parameter_server.messages import GetServerStatus, ServerRequest, ServerStatus
+from headrace.parameter_server.operation_executor import (
+    OperationExecutor,
+    ReplyAllocator,
+    collect_metrics,
+)
+from headrace.parameter_server.store import ShardStore
+from headrace.parameter_server.store_replica import StoreReplicas
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq
@@ -20,7 +24,7 @@ from headrace.transport.security import Security, check_security
 
 __all__ = ["ParameterServer"]
 
-_LIMITS = ServerLimits(request_bytes=16 << 30, unread_bytes=1 << 30)
+_LIMITS = ServerLimits(request_bytes=16 << 30, pending_reply_bytes=1 << 30)
 """A request holds a whole shard at most; the rest bounds what slow readers make a server keep."""
 
 
@@ -103,22 +107,22 @@ class ParameterServer(LifeCycle):
         return self._status()
 
     def _open(self) -> None:
-        room = AnswerRoom()
-        store = Store(room.make)
-        applying = Applying(store, self._index, room)
-        saving = Saving(store, applying)
-        replicas = Replicas(
+        room = ReplyAllocator()
+        store = ShardStore(room.allocate)
+        applying = OperationExecutor(store, self._index, room)
+        saving = CheckpointThread(store, applying)
+        replicas = StoreReplicas(
             self._index, None if self._security is None else self._security.as_client()
         )
         self._keep(replicas.close)
 
         def status() -> ServerStatus:
-            return replicas.added_to(applying.status())
+            return replicas.add_to_status(applying.status())
 
         def handle(requests: Sequence[Request]) -> None:
             others: list[Request] = []
             for request in replicas.handle(requests):
-                if isinstance(request.message, Status):
+                if isinstance(request.message, GetServerStatus):
                     request.reply(status())
                 else:
                     others.append(request)
@@ -131,7 +135,7 @@ class ParameterServer(LifeCycle):
             endpoint = Endpoint(
                 host,
                 port,
-                metrics=lambda: metrics_of(status()),
+                metrics=lambda: collect_metrics(status()),
                 why_not_ready=lambda: "" if is_open.is_set() else "it does not listen yet",
             )
             self._keep(endpoint.close)

@@ -28,16 +28,16 @@ __all__ = [
     "RowWiseAdagradRule",
     "SgdRule",
     "ShardSpec",
-    "Step",
+    "StepParameters",
     "TableSpec",
     "Uniform",
     "WriteKey",
     "Zeros",
     "adding_dtype",
     "as_dtype",
-    "dtype_named",
-    "filled",
+    "fill_array",
     "name_of",
+    "parse_dtype",
     "working_dtype",
 ]
 
@@ -150,23 +150,23 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
 class WriteKey(msgspec.Struct, frozen=True, kw_only=True):
     """Which write of which closure this is; a shard carries it out once.
 
-    Another attempt at the closure writes with the same keys but for `worker`.
+    Another attempt at the closure writes with the same keys but for `worker_session`.
 
     Attributes:
-        incarnation: Of the coordinator; one that starts again has a higher one.
+        coordinator_term: Of the coordinator; one that starts again has a higher one.
         closure: Number of the closure.
-        worker: Number that the coordinator gave this worker when it greeted it. A worker that was
-            lost and returns gets another: a fence keeps out a number for ever.
+        worker_session: Number that the coordinator gave this worker when it greeted it. A worker
+            that was lost and returns gets another: a fence keeps out a number for ever.
         number: Counts the writes of this closure to this shard, table or counter, from 0.
     """
 
-    incarnation: int
+    coordinator_term: int
     closure: int
-    worker: int
+    worker_session: int
     number: int
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class StepParameters(msgspec.Struct, frozen=True, kw_only=True):
     """One step of an optimizer.
 
     Attributes:
@@ -292,13 +292,13 @@ OptimizerRule: TypeAlias = (
 
 # --- names of dtypes, as specs carry them: "float32", "bool", "bfloat16" --------------------------
 
-_PLAIN = {
+_NUMPY_DTYPE_NAMES = {
     np.dtype(kind).name
     for kind in (*np.typecodes["AllInteger"], *np.typecodes["Float"], *np.typecodes["Complex"], "?")
 }
 
 
-def filled(shape: tuple[int, ...], first: float, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def fill_array(shape: tuple[int, ...], first: float, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Return an array full of one number; zeros take no memory or time until they are touched."""
     return np.full(shape, first, dtype) if first else np.zeros(shape, dtype)
 
@@ -316,7 +316,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         if not isinstance(dtype, str):
             raise
     try:
-        return dtype_named(dtype)
+        return parse_dtype(dtype)
     except ValueError:
         raise TypeError(f"`dtype` must be the name of a dtype, but got {dtype!r}") from None
 
@@ -334,7 +334,7 @@ def name_of(dtype: Any) -> str:
 def _name_of(found: np.dtype[Any]) -> str:
     name: str = found.name
     # Those that another package has registered (ml_dtypes) are "built in" with number 2.
-    if name not in _PLAIN and found.isbuiltin != 2:
+    if name not in _NUMPY_DTYPE_NAMES and found.isbuiltin != 2:
         raise TypeError(
             f"a variable on parameter servers holds numbers or bools, but got dtype {found}"
         )
@@ -342,14 +342,14 @@ def _name_of(found: np.dtype[Any]) -> str:
 
 
 @lru_cache(256)
-def dtype_named(name: str) -> np.dtype[Any]:
+def parse_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a name.
 
     Raises:
         ValueError: There is none.
         FailedPreconditionError: It needs a package that is not installed here.
     """
-    return np.dtype(name) if name in _PLAIN else decode_dtype(name)
+    return np.dtype(name) if name in _NUMPY_DTYPE_NAMES else decode_dtype(name)
 
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

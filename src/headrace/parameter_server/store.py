@@ -3,9 +3,9 @@
     answer, arrays = store.carry_out(operation, arrays)
 
 Rule 1: an operation is carried out whole, or an error is raised and nothing has changed.
-Rule 2: arrays that come in belong to the caller again once `carry_out` has returned.
-Rule 3: arrays that go out are new, but for `Read`: they are the shard's own memory, read-only, and
-        hold until the next operation. Who needs them longer copies them.
+Rule 2: arrays that come in belong to the caller again once `execute` has returned.
+Rule 3: arrays that go out are new, but for `ReadShard`: they are the shard's own memory, read-only,
+        and hold until the next operation. Who needs them longer copies them.
 Rule 4: a key is carried out once (`write_keys`).
 
 A snapshot is taken between two operations, so each shard in it is consistent. Its arrays are the
@@ -31,57 +31,57 @@ from numpy.typing import NDArray
 
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server import operations as ops
-from headrace.parameter_server.array_shard import ArrayShard, check_place, check_value
-from headrace.parameter_server.saved import (
-    Changes,
-    Saved,
+from headrace.parameter_server.array_shard import ArrayShard, check_row_range, check_value
+from headrace.parameter_server.shard_values import (
+    DirtyRows,
     SavedServer,
     SavedShard,
     SavedTable,
-    Touched,
+    ShardChanges,
+    ShardSnapshot,
 )
-from headrace.parameter_server.specs import dtype_named
-from headrace.parameter_server.table_rows import fill
+from headrace.parameter_server.specs import parse_dtype
+from headrace.parameter_server.table_rows import fill_initial_values
 from headrace.parameter_server.table_shard import TableShard, slot_column
 from headrace.parameter_server.write_keys import WriteKeys
 from headrace.serving.call import Done
 
 __all__ = [
-    "Holding",
-    "Store",
-    "changes_of",
-    "forget_removed",
-    "holdings",
-    "mark",
-    "part_of",
-    "part_of_saved",
-    "put",
-    "restore",
-    "rows_of",
-    "snapshot_of",
-    "snapshot_of_server",
-    "touched_bytes",
+    "ShardStore",
+    "StoredShard",
+    "build_shard",
+    "forget_removed_ids",
+    "list_shards",
+    "measure_dirty_bytes",
+    "measure_rows",
+    "put_shard",
+    "restore_snapshot",
+    "set_mark",
+    "snapshot_changes",
+    "snapshot_rows",
+    "snapshot_server",
+    "snapshot_shard",
 ]
 
 
 Arrays = Sequence[NDArray[Any]]
-Carried = tuple[ops.Answer, Arrays]
+OperationOutcome = tuple[ops.Answer, Arrays]
 
 _DONE = Done()
 
 
-class Store:
+class ShardStore:
     """Shards, tables and counters of one server.
 
     Args:
-        allocate: Makes the arrays that answer `Gather`, `Lookup` and `GatherIds`, from a shape and
-            a dtype; it may return memory from which they are sent.
+        allocate: Makes the arrays that answer `GatherRows`, `LookupIds` and `GatherIds`, from a
+            shape and a dtype; it may return memory from which they are sent.
 
     Attributes:
         shards: Of variables, by name.
         tables: Shards of tables, by name.
         counters: By name.
-        keys: Writes that were carried out.
+        write_keys: Writes that were carried out.
         period: How many marks were set (`marks`).
         is_restored: Whether it was filled from a checkpoint: what is not there was not saved.
     """
@@ -90,12 +90,12 @@ class Store:
         self.shards: dict[str, ArrayShard] = {}
         self.tables: dict[str, TableShard] = {}
         self.counters: dict[str, int] = {}
-        self.keys = WriteKeys()
+        self.write_keys = WriteKeys()
         self.period = 0
         self.is_restored = False
         self._allocate = allocate
 
-    def carry_out(self, operation: ops.Operation, arrays: Arrays = ()) -> Carried:
+    def execute(self, operation: ops.Operation, arrays: Arrays = ()) -> OperationOutcome:
         """Carry out one operation, and return its answer and the arrays that go with it.
 
         Raises:
@@ -105,7 +105,7 @@ class Store:
             AbortedError: Its key is refused.
         """
         kind = type(operation)
-        carry_out, fewest, most = _OPERATIONS[kind]
+        carry_out, fewest, most = _HANDLERS[kind]
         if not fewest <= len(arrays) <= most:
             wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
             raise InvalidArgumentError(
@@ -115,24 +115,24 @@ class Store:
         if key is None:
             return carry_out(self, operation, arrays)
         target = _target(operation)
-        answer = self.keys.known(key, target)
+        answer = self.write_keys.find_answer(key, target)
         if answer is not None:
-            return self._repeat(operation, arrays, answer)
+            return self._repeat_reply(operation, arrays, answer)
         answered, out = carry_out(self, operation, arrays)
         assert isinstance(answered, Done | ops.Counted)
-        self.keys.remember(key, target, answered)
+        self.write_keys.record(key, target, answered)
         return answered, out
 
-    def _repeat(
+    def _repeat_reply(
         self, operation: ops.Operation, arrays: Arrays, answer: Done | ops.Counted
-    ) -> Carried:
-        if isinstance(operation, ops.Lookup):
+    ) -> OperationOutcome:
+        if isinstance(operation, ops.LookupIds):
             return self._lookup(operation, arrays, count=False)
         return answer, ()
 
     # --- variables -------------------------------------------------------------------------------
 
-    def _create(self, operation: ops.Create, arrays: Arrays) -> Carried:
+    def _create(self, operation: ops.Create, arrays: Arrays) -> OperationOutcome:
         spec = operation.shard
         found = self.shards.get(spec.name)
         if found is not None:
@@ -145,7 +145,7 @@ class Store:
                     f"{spec.variable_shape}: use another name"
                 )
             return ops.Created(existed=True), ()
-        check_place(spec)
+        check_row_range(spec)
         if (operation.initializer is None) != (len(arrays) == 1):
             raise InvalidArgumentError(
                 f"shard {spec.name} is made from a value or from an initializer, but got "
@@ -155,54 +155,54 @@ class Store:
             check_value(spec, arrays[0])
             value = np.array(arrays[0], order="C", copy=True)
         else:
-            value = np.empty(spec.shape, dtype_named(spec.dtype))
-            fill(value, operation.initializer, spec.row)
+            value = np.empty(spec.shape, parse_dtype(spec.dtype))
+            fill_initial_values(value, operation.initializer, spec.row)
         self.shards[spec.name] = ArrayShard(spec, value, self.period)
         return ops.Created(existed=False), ()
 
-    def _read(self, operation: ops.Read, arrays: Arrays) -> Carried:
+    def _read(self, operation: ops.ReadShard, arrays: Arrays) -> OperationOutcome:
         shard = self._shard(operation.shard)
         value = (shard.read_slot(operation.slot) if operation.slot else shard.value).view()
         value.flags.writeable = False
         return _DONE, (value,)
 
-    def _assign(self, operation: ops.Assign, arrays: Arrays) -> Carried:
+    def _assign(self, operation: ops.Assign, arrays: Arrays) -> OperationOutcome:
         shard = self._shard(operation.shard)
         if operation.slot:
-            shard.assign_slot(operation.slot, operation.first, arrays[0])
+            shard.assign_slot(operation.slot, operation.initial_value, arrays[0])
         else:
-            shard.assign(operation.how, arrays[0])
+            shard.assign(operation.mode, arrays[0])
         return _DONE, ()
 
-    def _gather(self, operation: ops.Gather, arrays: Arrays) -> Carried:
+    def _gather(self, operation: ops.GatherRows, arrays: Arrays) -> OperationOutcome:
         return _DONE, (self._shard(operation.shard).gather(arrays[0], self._allocate),)
 
-    def _scatter(self, operation: ops.Scatter, arrays: Arrays) -> Carried:
-        self._shard(operation.shard).scatter(operation.how, arrays[0], arrays[1])
+    def _scatter(self, operation: ops.Scatter, arrays: Arrays) -> OperationOutcome:
+        self._shard(operation.shard).scatter(operation.mode, arrays[0], arrays[1])
         return _DONE, ()
 
-    def _apply(self, operation: ops.Apply, arrays: Arrays) -> Carried:
+    def _apply(self, operation: ops.Apply, arrays: Arrays) -> OperationOutcome:
         shard = self._shard(operation.shard)
         shard.apply(operation.optimizer, operation.rule, operation.step, list(arrays))
         return _DONE, ()
 
-    def _count(self, operation: ops.Count, arrays: Arrays) -> Carried:
-        if operation.by < 0:
+    def _count(self, operation: ops.IncrementCounter, arrays: Arrays) -> OperationOutcome:
+        if operation.delta < 0:
             raise InvalidArgumentError(
-                f"the counter {operation.counter} only grows, but got {operation.by}"
+                f"the counter {operation.counter} only grows, but got {operation.delta}"
             )
         before = self.counters.get(operation.counter, 0)
-        if before < operation.seen and not self.is_restored:
+        if before < operation.last_seen and not self.is_restored:
             raise NotFoundError(
                 f"the counter {operation.counter} is at {before} on this server, and was at "
-                f"{operation.seen}"
+                f"{operation.last_seen}"
             )
-        self.counters[operation.counter] = after = before + operation.by
+        self.counters[operation.counter] = after = before + operation.delta
         return ops.Counted(before=before, after=after), ()
 
     # --- tables ----------------------------------------------------------------------------------
 
-    def _create_table(self, operation: ops.CreateTable, arrays: Arrays) -> Carried:
+    def _create_table(self, operation: ops.CreateTable, arrays: Arrays) -> OperationOutcome:
         spec = operation.table
         found = self.tables.get(spec.name)
         if found is None:
@@ -219,33 +219,35 @@ class Store:
             )
         return ops.Created(existed=found is not None), ()
 
-    def _lookup(self, operation: ops.Lookup, arrays: Arrays, *, count: bool = True) -> Carried:
+    def _lookup(
+        self, operation: ops.LookupIds, arrays: Arrays, *, count: bool = True
+    ) -> OperationOutcome:
         counts = arrays[1] if len(arrays) > 1 else None
         table = self._table(operation.table)
         rows = table.lookup(arrays[0], counts, count, self._allocate)
-        return _DONE, (self._sent(rows, operation.dtype),)
+        return _DONE, (self._cast_for_sending(rows, operation.dtype),)
 
-    def _gather_ids(self, operation: ops.GatherIds, arrays: Arrays) -> Carried:
+    def _gather_ids(self, operation: ops.GatherIds, arrays: Arrays) -> OperationOutcome:
         table = self._table(operation.table)
         rows = table.gather(arrays[0], self._allocate, initialize=operation.initialize)
-        return _DONE, (self._sent(rows, operation.dtype),)
+        return _DONE, (self._cast_for_sending(rows, operation.dtype),)
 
-    def _sent(self, rows: NDArray[Any], dtype: str) -> NDArray[Any]:
-        return rows.astype(dtype_named(dtype), copy=False) if dtype else rows
+    def _cast_for_sending(self, rows: NDArray[Any], dtype: str) -> NDArray[Any]:
+        return rows.astype(parse_dtype(dtype), copy=False) if dtype else rows
 
-    def _apply_ids(self, operation: ops.ApplyIds, arrays: Arrays) -> Carried:
+    def _apply_ids(self, operation: ops.ApplyIds, arrays: Arrays) -> OperationOutcome:
         table = self._table(operation.table)
         table.apply(operation.optimizer, operation.rule, operation.step, *arrays)
         return _DONE, ()
 
-    def _assign_ids(self, operation: ops.AssignIds, arrays: Arrays) -> Carried:
+    def _assign_ids(self, operation: ops.AssignIds, arrays: Arrays) -> OperationOutcome:
         self._table(operation.table).assign(arrays[0], arrays[1])
         return _DONE, ()
 
-    def _evict(self, operation: ops.Evict, arrays: Arrays) -> Carried:
+    def _evict(self, operation: ops.Evict, arrays: Arrays) -> OperationOutcome:
         return ops.Evicted(rows=self._table(operation.table).evict(operation.older_than)), ()
 
-    def _export(self, operation: ops.Export, arrays: Arrays) -> Carried:
+    def _export(self, operation: ops.Export, arrays: Arrays) -> OperationOutcome:
         if operation.limit < 1:
             raise InvalidArgumentError(
                 f"a part of the table {operation.table} has at least 1 row, but got "
@@ -257,15 +259,17 @@ class Store:
 
     # --- closures, and all of it -----------------------------------------------------------------
 
-    def _settle(self, operation: ops.Settle, arrays: Arrays) -> Carried:
-        self.keys.settle(operation.incarnation, operation.closures, operation.below)
+    def _settle(self, operation: ops.ForgetWriteKeys, arrays: Arrays) -> OperationOutcome:
+        self.write_keys.forget_closures(
+            operation.coordinator_term, operation.closures, operation.below
+        )
         return _DONE, ()
 
-    def _fence(self, operation: ops.Fence, arrays: Arrays) -> Carried:
-        self.keys.fence(operation.incarnation, operation.worker)
+    def _fence(self, operation: ops.FenceWrites, arrays: Arrays) -> OperationOutcome:
+        self.write_keys.fence(operation.coordinator_term, operation.worker)
         return _DONE, ()
 
-    def _describe(self, operation: ops.Describe, arrays: Arrays) -> Carried:
+    def _describe(self, operation: ops.DescribeStore, arrays: Arrays) -> OperationOutcome:
         shards = tuple(
             ops.ShardDescription(spec=shard.spec, bytes=shard.nbytes, slots=tuple(shard.slots))
             for shard in self.shards.values()
@@ -275,18 +279,18 @@ class Store:
             ops.TableDescription(
                 spec=table.spec,
                 rows=len(table.rows),
-                waiting=len(table.waiting),
+                waiting_ids=len(table.waiting_ids),
                 bytes=table.nbytes,
                 slots=tuple(table.slots),
             )
             for table in self.tables.values()
         )
-        described = ops.Described(
-            incarnation=self.keys.incarnation,
+        described = ops.StoreDescription(
+            coordinator_term=self.write_keys.coordinator_term,
             shards=shards,
             tables=tables,
             counters=dict(self.counters),
-            keys=len(self.keys),
+            keys=len(self.write_keys),
             bytes=sum(part.bytes for part in shards) + sum(part.bytes for part in tables),
         )
         return described, ()
@@ -309,24 +313,26 @@ class Store:
 
 
 #: How each operation is carried out, and how many arrays come with it, at least and at most.
-_OPERATIONS: dict[type[Any], tuple[Callable[[Store, Any, Arrays], Carried], int, int]] = {
-    ops.Create: (Store._create, 0, 1),
-    ops.Read: (Store._read, 0, 0),
-    ops.Assign: (Store._assign, 1, 1),
-    ops.Gather: (Store._gather, 1, 1),
-    ops.Scatter: (Store._scatter, 2, 2),
-    ops.Apply: (Store._apply, 1, 3),
-    ops.Count: (Store._count, 0, 0),
-    ops.CreateTable: (Store._create_table, 0, 0),
-    ops.Lookup: (Store._lookup, 1, 2),
-    ops.GatherIds: (Store._gather_ids, 1, 1),
-    ops.ApplyIds: (Store._apply_ids, 2, 3),
-    ops.AssignIds: (Store._assign_ids, 2, 2),
-    ops.Evict: (Store._evict, 0, 0),
-    ops.Export: (Store._export, 0, 0),
-    ops.Settle: (Store._settle, 0, 0),
-    ops.Fence: (Store._fence, 0, 0),
-    ops.Describe: (Store._describe, 0, 0),
+_HANDLERS: dict[
+    type[Any], tuple[Callable[[ShardStore, Any, Arrays], OperationOutcome], int, int]
+] = {
+    ops.Create: (ShardStore._create, 0, 1),
+    ops.ReadShard: (ShardStore._read, 0, 0),
+    ops.Assign: (ShardStore._assign, 1, 1),
+    ops.GatherRows: (ShardStore._gather, 1, 1),
+    ops.Scatter: (ShardStore._scatter, 2, 2),
+    ops.Apply: (ShardStore._apply, 1, 3),
+    ops.IncrementCounter: (ShardStore._count, 0, 0),
+    ops.CreateTable: (ShardStore._create_table, 0, 0),
+    ops.LookupIds: (ShardStore._lookup, 1, 2),
+    ops.GatherIds: (ShardStore._gather_ids, 1, 1),
+    ops.ApplyIds: (ShardStore._apply_ids, 2, 3),
+    ops.AssignIds: (ShardStore._assign_ids, 2, 2),
+    ops.Evict: (ShardStore._evict, 0, 0),
+    ops.Export: (ShardStore._export, 0, 0),
+    ops.ForgetWriteKeys: (ShardStore._settle, 0, 0),
+    ops.FenceWrites: (ShardStore._fence, 0, 0),
+    ops.DescribeStore: (ShardStore._describe, 0, 0),
 }
 
 
@@ -348,28 +354,28 @@ def _listed(names: Any) -> str:
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-class Holding(NamedTuple):
+class StoredShard(NamedTuple):
     """One thing that a store holds: `kind` is shard or table."""
 
     kind: str
     name: str
 
 
-def holdings(store: Store) -> list[Holding]:
-    """Return what there is to save, beside what `snapshot_of_server` has."""
+def list_shards(store: ShardStore) -> list[StoredShard]:
+    """Return what there is to save, beside what `snapshot_server` has."""
     return [
-        *(Holding("shard", name) for name in store.shards),
-        *(Holding("table", name) for name in store.tables),
+        *(StoredShard("shard", name) for name in store.shards),
+        *(StoredShard("table", name) for name in store.tables),
     ]
 
 
-def snapshot_of_server(store: Store) -> Saved[SavedServer]:
+def snapshot_server(store: ShardStore) -> ShardSnapshot[SavedServer]:
     """Return counters and keys."""
-    record = SavedServer(counters=dict(store.counters), keys=store.keys.state())
-    return Saved(record, {})
+    record = SavedServer(counters=dict(store.counters), keys=store.write_keys.state())
+    return ShardSnapshot(record, {})
 
 
-def snapshot_of(store: Store, holding: Holding) -> Saved[Any]:
+def snapshot_shard(store: ShardStore, holding: StoredShard) -> ShardSnapshot[Any]:
     """Return a shard or table as it is now.
 
     Raises:
@@ -377,12 +383,14 @@ def snapshot_of(store: Store, holding: Holding) -> Saved[Any]:
     """
     part = _find(store, holding)
     if isinstance(part, ArrayShard):
-        return Saved(_shard_record(part), {"value": part.value, **part.slots})
+        return ShardSnapshot(_shard_record(part), {"value": part.value, **part.slots})
     rows = part.rows.index.rows()
-    return Saved(_table_record(part), {**_rows(part, rows), **_waiting(part)})
+    return ShardSnapshot(
+        _table_record(part), {**_table_columns(part, rows), **_waiting_columns(part)}
+    )
 
 
-def rows_of(store: Store, holding: Holding) -> tuple[int, int]:
+def measure_rows(store: ShardStore, holding: StoredShard) -> tuple[int, int]:
     """Return how many rows a shard or table has, and the bytes of one with its slots.
 
     Of a table, rows that ids lost are counted as well.
@@ -397,14 +405,18 @@ def rows_of(store: Store, holding: Holding) -> tuple[int, int]:
     )
 
 
-def touched_bytes(store: Store, holding: Holding, since: int | None) -> tuple[int, bool]:
+def measure_dirty_bytes(
+    store: ShardStore, holding: StoredShard, since: int | None
+) -> tuple[int, bool]:
     """Return how many bytes were written since a mark (None: ever), and whether that is all."""
-    rows, row_bytes = rows_of(store, holding)
-    touched = None if since is None else _find(store, holding).touched.since(since)
+    rows, row_bytes = measure_rows(store, holding)
+    touched = None if since is None else _find(store, holding).dirty_rows.rows_since(since)
     return (rows if touched is None else len(touched)) * row_bytes, touched is None
 
 
-def part_of(store: Store, holding: Holding, start: int, stop: int) -> Saved[Any]:
+def snapshot_rows(
+    store: ShardStore, holding: StoredShard, start: int, stop: int
+) -> ShardSnapshot[Any]:
     """Return some rows of a shard or table as they are now.
 
     Of a table, ids that wait for admission are left out.
@@ -412,60 +424,66 @@ def part_of(store: Store, holding: Holding, start: int, stop: int) -> Saved[Any]
     part = _find(store, holding)
     if isinstance(part, ArrayShard):
         arrays = {"value": part.value, **part.slots}
-        return Saved(
+        return ShardSnapshot(
             _shard_record(part), {name: array[start:stop] for name, array in arrays.items()}
         )
     rows = part.rows.index.rows()
     first, last = np.searchsorted(rows, (start, stop))
-    return Saved(_table_record(part), _rows(part, rows[first:last]))
+    return ShardSnapshot(_table_record(part), _table_columns(part, rows[first:last]))
 
 
-def mark(store: Store) -> int:
+def set_mark(store: ShardStore) -> int:
     """Begin another period, and return the one that ended: what is written now comes after it."""
     ended = store.period
     store.period += 1
     for shard in store.shards.values():
-        shard.touched.begin(store.period)
+        shard.dirty_rows.begin_period(store.period)
     for table in store.tables.values():
-        table.begin(store.period)
+        table.begin_period(store.period)
     return ended
 
 
-def changes_of(store: Store, holding: Holding, since: int) -> Changes[Any]:
+def snapshot_changes(store: ShardStore, holding: StoredShard, since: int) -> ShardChanges[Any]:
     """Return what was written of a shard or table after a mark.
 
     Args:
         store: Which store.
         holding: What of it.
-        since: What `mark` returned.
+        since: What `set_mark` returned.
     """
     part = _find(store, holding)
-    rows = part.touched.since(since)
+    rows = part.dirty_rows.rows_since(since)
     if isinstance(part, ArrayShard):
         arrays = {"value": part.value, **part.slots}
         if rows is None:
-            return Changes(_shard_record(part), True, None, None, arrays)
+            return ShardChanges(_shard_record(part), True, None, None, arrays)
         # A single number is written whole: here none of it was.
         written = {name: np.atleast_1d(array)[rows] for name, array in arrays.items()}
-        return Changes(_shard_record(part), False, rows, None, written)
+        return ShardChanges(_shard_record(part), False, rows, None, written)
     record = _table_record(part)
     live = part.rows.index.rows()
     if rows is None:
-        return Changes(record, True, None, None, {**_rows(part, live), **_waiting(part)})
+        return ShardChanges(
+            record, True, None, None, {**_table_columns(part, live), **_waiting_columns(part)}
+        )
     # A row that was freed was written before that.
     rows = rows[np.isin(rows, live, assume_unique=True)]
-    return Changes(
-        record, False, None, part.removed_since(since), {**_rows(part, rows), **_waiting(part)}
+    return ShardChanges(
+        record,
+        False,
+        None,
+        part.removed_since(since),
+        {**_table_columns(part, rows), **_waiting_columns(part)},
     )
 
 
-def forget_removed(store: Store, until: int) -> None:
+def forget_removed_ids(store: ShardStore, until: int) -> None:
     """Forget which ids were removed in periods up to a mark: no increment will ask for them."""
     for table in store.tables.values():
-        table.removed = [(period, ids) for period, ids in table.removed if period > until]
+        table.removed_ids = [(period, ids) for period, ids in table.removed_ids if period > until]
 
 
-def restore(store: Store, saved: Saved[Any]) -> None:
+def restore_snapshot(store: ShardStore, saved: ShardSnapshot[Any]) -> None:
     """Put back what was saved; what is there under its name is replaced.
 
     Arrays are copied.
@@ -476,15 +494,15 @@ def restore(store: Store, saved: Saved[Any]) -> None:
     record, arrays = saved
     if isinstance(record, SavedServer):
         store.counters = dict(record.counters)
-        store.keys = WriteKeys(record.keys)
+        store.write_keys = WriteKeys(record.keys)
     elif isinstance(record, SavedShard):
         copies = {name: np.array(array, order="C", copy=True) for name, array in arrays.items()}
-        put(store, part_of_saved(Saved(record, copies)))
+        put_shard(store, build_shard(ShardSnapshot(record, copies)))
     else:
-        put(store, part_of_saved(saved))
+        put_shard(store, build_shard(saved))
 
 
-def part_of_saved(saved: Saved[Any]) -> ArrayShard | TableShard:
+def build_shard(saved: ShardSnapshot[Any]) -> ArrayShard | TableShard:
     """Return what was saved as it is kept; a shard of a variable takes the arrays as they are.
 
     Raises:
@@ -492,7 +510,7 @@ def part_of_saved(saved: Saved[Any]) -> ArrayShard | TableShard:
     """
     record, arrays = saved
     if isinstance(record, SavedTable):
-        return _table_of(record, arrays)
+        return _build_table(record, arrays)
     value = arrays["value"]
     check_value(record.spec, value)
     shard = ArrayShard(record.spec, value, 0)
@@ -501,17 +519,17 @@ def part_of_saved(saved: Saved[Any]) -> ArrayShard | TableShard:
     return shard
 
 
-def put(store: Store, part: ArrayShard | TableShard) -> None:
+def put_shard(store: ShardStore, part: ArrayShard | TableShard) -> None:
     """Have a store keep a shard or table, in place of what is there under its name."""
-    part.touched = Touched(store.period)
+    part.dirty_rows = DirtyRows(store.period)
     if isinstance(part, ArrayShard):
         store.shards[part.spec.name] = part
     else:
-        part.begin(store.period)
+        part.begin_period(store.period)
         store.tables[part.spec.name] = part
 
 
-def _table_of(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> TableShard:
+def _build_table(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> TableShard:
     table = TableShard(record.spec, 0)
     table.step = record.step
     for name, first in record.slot_firsts.items():
@@ -520,9 +538,9 @@ def _table_of(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> TableSh
     rows, _ = table.rows.find_or_add(np.ascontiguousarray(arrays["ids"]))
     for name in table.rows.columns:
         table.rows[name][rows] = arrays[name]
-    waiting, _ = table.waiting.find_or_add(np.ascontiguousarray(arrays["waiting_ids"]))
-    for name in table.waiting.columns:
-        table.waiting[name][waiting] = arrays[f"waiting_{name}"]
+    waiting, _ = table.waiting_ids.find_or_add(np.ascontiguousarray(arrays["waiting_ids"]))
+    for name in table.waiting_ids.columns:
+        table.waiting_ids[name][waiting] = arrays[f"waiting_{name}"]
     return table
 
 
@@ -531,22 +549,24 @@ def _shard_record(shard: ArrayShard) -> SavedShard:
 
 
 def _table_record(table: TableShard) -> SavedTable:
-    firsts = {name: table.rows.first(name) for name in table.slots}
+    firsts = {name: table.rows.initial_value(name) for name in table.slots}
     return SavedTable(spec=table.spec, step=table.step, slot_firsts=firsts)
 
 
-def _rows(table: TableShard, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+def _table_columns(table: TableShard, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     columns = {name: column[rows] for name, column in table.rows.columns.items()}
     return {"ids": table.rows.index.ids_of(rows), **columns}
 
 
-def _waiting(table: TableShard) -> dict[str, NDArray[Any]]:
-    rows = table.waiting.index.rows()
-    columns = {f"waiting_{name}": column[rows] for name, column in table.waiting.columns.items()}
-    return {"waiting_ids": table.waiting.index.ids_of(rows), **columns}
+def _waiting_columns(table: TableShard) -> dict[str, NDArray[Any]]:
+    rows = table.waiting_ids.index.rows()
+    columns = {
+        f"waiting_{name}": column[rows] for name, column in table.waiting_ids.columns.items()
+    }
+    return {"waiting_ids": table.waiting_ids.index.ids_of(rows), **columns}
 
 
-def _find(store: Store, holding: Holding) -> ArrayShard | TableShard:
+def _find(store: ShardStore, holding: StoredShard) -> ArrayShard | TableShard:
     kind, name = holding
     found = store.shards.get(name) if kind == "shard" else store.tables.get(name)
     if found is None:

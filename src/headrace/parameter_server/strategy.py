@@ -29,17 +29,28 @@ from headrace.distribute.context import check_cross_replica
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Extended, Strategy
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.creation import Initial, PlacedShard, VariableRecord, cut, make
-from headrace.parameter_server.current import Cluster, cluster_of, enter, numbered
-from headrace.parameter_server.operations import Describe, Described
-from headrace.parameter_server.optimizer import COUNTING_SERVER, steps_of
-from headrace.parameter_server.origin import in_closure
-from headrace.parameter_server.partitioners import placement as placement_named
+from headrace.parameter_server.cluster_registry import (
+    ServerCluster,
+    find_cluster,
+    number_name,
+    register_cluster,
+)
+from headrace.parameter_server.operations import DescribeStore, StoreDescription
+from headrace.parameter_server.optimizer import COUNTING_SERVER, step_counts
+from headrace.parameter_server.partitioners import make_placement as placement_named
 from headrace.parameter_server.pickling import PerWorkerInput
+from headrace.parameter_server.server_requests import ParameterServerClient
 from headrace.parameter_server.specs import TableSpec, name_of
 from headrace.parameter_server.table import PlacedTable, TableRecord
 from headrace.parameter_server.variable import ServerVariable
+from headrace.parameter_server.variable_shards import (
+    InitialValue,
+    PlacedShard,
+    VariableRecord,
+    create_shards,
+    place_shards,
+)
+from headrace.parameter_server.write_context import current_closure_run
 from headrace.transport.security import Security, check_security
 
 __all__ = [
@@ -49,17 +60,17 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_NOT_SCHEDULED = (
+_NOT_SCHEDULED_MESSAGE = (
     "A `ParameterServerStrategy` method is invoked without using `ClusterCoordinator.schedule`: it "
     "runs here, in the coordinator's process, and not on a worker"
 )
 
-_READ_HERE = (
+_READ_IN_PROGRAM_MESSAGE = (
     "To use this dataset, you need to pass this dataset to "
     "ClusterCoordinator.create_per_worker_dataset."
 )
 
-_READ_HERE_FUNCTION = (
+_READ_FUNCTION_IN_PROGRAM_MESSAGE = (
     "You need to use this dataset in ClusterCoordinator.create_per_worker_dataset."
 )
 
@@ -140,42 +151,44 @@ class ParameterServerStrategy(Strategy):
         self._resolver: ClusterResolver | None = resolver
         self._partitioner = variable_partitioner
         self.security = security
-        servers = Servers(
+        servers = ParameterServerClient(
             addresses,
             security=None if security is None else security.as_client(),
             timeout=server_timeout,
             replication=replication,
         )
-        self._begin(Cluster(secrets.token_hex(8), servers), settings)
+        self._begin(ServerCluster(secrets.token_hex(8), servers), settings)
         self._spec = spec
-        servers.greet()
-        self._cluster.optimizers.numbers = True
+        servers.wait_until_reachable()
+        self._cluster.optimizers.assigns_numbers = True
         self._find_earlier_steps()
-        enter(self._cluster)
+        register_cluster(self._cluster)
         users = getattr(resolver, "users", None)
         if users is not None:
             users.add(self)
 
     def _find_earlier_steps(self) -> None:
         """Ask what the servers counted for an earlier program, which optimizers would continue."""
-        answer, _ = self._cluster.servers.ask(COUNTING_SERVER, Describe())
-        assert isinstance(answer, Described)
-        self._cluster.optimizers.found(steps_of(answer.counters))
+        answer, _ = self._cluster.servers.execute(COUNTING_SERVER, DescribeStore())
+        assert isinstance(answer, StoreDescription)
+        self._cluster.optimizers.record_earlier_counts(step_counts(answer.counters))
 
-    def _begin(self, cluster: Cluster, settings: StrategySettings) -> None:
+    def _begin(self, cluster: ServerCluster, settings: StrategySettings) -> None:
         super().__init__([f"cpu:{number}" for number in range(settings.replicas)])
         self._cluster = cluster
         self._settings = settings
         self._lock = threading.Lock()
         #: Of variables and tables.
-        self._names = Names()
+        self._names = UniqueNames()
         #: Names of variables that the servers had before this program made them.
         self.existing: set[str] = set()
         self._warned = False
-        cluster.keep("strategy", "", self)
+        cluster.register("strategy", "", self)
 
     @classmethod
-    def at_worker(cls, cluster: Cluster, settings: StrategySettings) -> ParameterServerStrategy:
+    def at_worker(
+        cls, cluster: ServerCluster, settings: StrategySettings
+    ) -> ParameterServerStrategy:
         """Return a strategy's handle in a process that takes part in its cluster."""
         made = cls.__new__(cls)
         made._resolver = None
@@ -207,7 +220,7 @@ class ParameterServerStrategy(Strategy):
         return self.make_per_worker_variable(*args, **kwargs)
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ServerCluster:
         """The cluster as this process sees it: its id, and its servers."""
         return self._cluster
 
@@ -274,35 +287,39 @@ class ParameterServerStrategy(Strategy):
 
     def unused_name(self, name: str) -> str:
         """Return a name for a variable or table, with a number behind it if there is one so."""
-        return self._names.unused(name)
+        return self._names.find_unused(name)
 
     def reserve_name(self, name: str) -> str:
         """Return such a name, which nothing else gets from now on."""
-        return self._names.give(name)
+        return self._names.assign_name(name)
 
     def make_variable(
-        self, first: Initial, name: str | None, trainable: bool, aggregation: str
-    ) -> tuple[Cluster, VariableRecord]:
+        self, initial: InitialValue, name: str | None, trainable: bool, aggregation: str
+    ) -> tuple[ServerCluster, VariableRecord]:
         """Cut a variable into shards and have the servers make them."""
         with contextlib.ExitStack() as undo:
             with self._lock:  # the n-th name has the n-th place, in each program alike
-                own_name = self._names.give("Variable", name)
-                undo.callback(self._names.take_back, own_name)
-                beside = _beside.get()
+                own_name = self._names.assign_name("Variable", name)
+                undo.callback(self._names.release, own_name)
+                beside = _colocated_with.get()
                 if beside is None:
-                    shards = cut(own_name, first, self._partitioner, self._placement.place)
+                    shards = place_shards(
+                        own_name, initial, self._partitioner, self._placement.place
+                    )
                 else:
                     server = beside.placed[0].server
-                    shards = cut(own_name, first, None, lambda size: server)
-            self._make_shards(own_name, first, shards)
+                    shards = place_shards(own_name, initial, None, lambda size: server)
+            self._create_shards(own_name, initial, shards)
             undo.pop_all()
         record = VariableRecord(
-            own_name, first.shape, name_of(first.dtype), trainable, aggregation, shards
+            own_name, initial.shape, name_of(initial.dtype), trainable, aggregation, shards
         )
         return self._cluster, record
 
-    def _make_shards(self, name: str, first: Initial, shards: Sequence[PlacedShard]) -> None:
-        if make(self._cluster.servers, shards, first):
+    def _create_shards(
+        self, name: str, initial: InitialValue, shards: Sequence[PlacedShard]
+    ) -> None:
+        if create_shards(self._cluster.servers, shards, initial):
             self.existing.add(name)
             _log.warning(
                 "the parameter servers had a variable %r already, of another program or of this "
@@ -310,9 +327,9 @@ class ParameterServerStrategy(Strategy):
                 name,
             )
 
-    def place_table(self, spec: TableSpec) -> tuple[Cluster, TableRecord]:
+    def place_table(self, spec: TableSpec) -> tuple[ServerCluster, TableRecord]:
         """Deal a table to all servers."""
-        self._names.give("EmbeddingTable", spec.name)
+        self._names.assign_name("EmbeddingTable", spec.name)
         count = len(self._cluster.servers)
         capacity = None if spec.capacity is None else -(-spec.capacity // count)
         shards = tuple(
@@ -353,10 +370,10 @@ class ParameterServerStrategy(Strategy):
 
     def _warn_once(self, method: str, instead: str = "merge_call()") -> None:
         check_cross_replica(self, method, instead)
-        if self._warned or in_closure() is not None:
+        if self._warned or current_closure_run() is not None:
             return
         self._warned = True
-        warnings.warn(_NOT_SCHEDULED, stacklevel=3)
+        warnings.warn(_NOT_SCHEDULED_MESSAGE, stacklevel=3)
 
     # --- input --------------------------------------------------------------------------------
 
@@ -367,7 +384,8 @@ class ParameterServerStrategy(Strategy):
         check_cross_replica(self, "distribute_dataset")
         super().distribute_dataset(dataset, options)  # refuses what no worker could build
         return PerWorkerInput(
-            functools.partial(_build, self, "distribute_dataset", dataset, options), _READ_HERE
+            functools.partial(_build, self, "distribute_dataset", dataset, options),
+            _READ_IN_PROGRAM_MESSAGE,
         )
 
     def distribute_datasets_from_function(  # type: ignore[override]
@@ -382,7 +400,7 @@ class ParameterServerStrategy(Strategy):
             functools.partial(
                 _build, self, "distribute_datasets_from_function", dataset_fn, options
             ),
-            _READ_HERE_FUNCTION,
+            _READ_FUNCTION_IN_PROGRAM_MESSAGE,
         )
 
     experimental_distribute_dataset = distribute_dataset  # type: ignore[assignment]
@@ -394,7 +412,7 @@ def _build(strategy: ParameterServerStrategy, method: str, *args: Any) -> Any:
 
 
 def _resolve(cluster_id: str, settings: StrategySettings) -> ParameterServerStrategy:
-    cluster = cluster_of(cluster_id, "the ParameterServerStrategy")
+    cluster = find_cluster(cluster_id, "the ParameterServerStrategy")
     return cluster.resolve(
         "strategy", "", lambda: ParameterServerStrategy.at_worker(cluster, settings)
     )
@@ -443,7 +461,7 @@ def _checked_settings(
 
 # --- `strategy.extended`, where variables are on servers ------------------------------------------
 
-_beside: ContextVar[ServerVariable | None] = ContextVar("headrace_beside", default=None)
+_colocated_with: ContextVar[ServerVariable | None] = ContextVar("headrace_beside", default=None)
 
 
 class _ServerExtended(Extended):
@@ -463,11 +481,11 @@ class _ServerExtended(Extended):
                 "`colocate_vars_with` must only be passed a variable created in this "
                 f"Strategy.scope(), but got {colocate_with_variable!r:.80}"
             )
-        token = _beside.set(colocate_with_variable)
+        token = _colocated_with.set(colocate_with_variable)
         try:
             yield
         finally:
-            _beside.reset(token)
+            _colocated_with.reset(token)
 
 
 # --- what a cluster must have, so that parameter servers can train in it --------------------------
@@ -538,16 +556,16 @@ def _server_addresses(spec: ClusterSpec) -> list[str]:
         raise ValueError(
             f"parameter servers must be numbered from 0 without gaps, but have {numbers}"
         )
-    return [_plain(spec.task_address(PS, number)) for number in numbers]
+    return [_strip_scheme(spec.task_address(PS, number)) for number in numbers]
 
 
 def _worker_addresses(spec: ClusterSpec) -> list[str]:
     """Return where the workers are, in the order of their numbers."""
     numbers = spec.task_indices(WORKER) if WORKER in spec.jobs else []
-    return [_plain(spec.task_address(WORKER, number)) for number in numbers]
+    return [_strip_scheme(spec.task_address(WORKER, number)) for number in numbers]
 
 
-def _plain(address: str) -> str:
+def _strip_scheme(address: str) -> str:
     """Return "host:port" of what some resolvers write: "grpc://host:port"."""
     return address.rpartition("://")[2]
 
@@ -555,35 +573,35 @@ def _plain(address: str) -> str:
 # --- names that a strategy gives: unique, and the same ones whenever the same program runs --------
 
 
-class Names:
+class UniqueNames:
     """Names of one sort of thing that were given."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given: set[str] = set()
+        self._used: set[str] = set()
 
-    def give(self, kind: str, name: str | None = None) -> str:
+    def assign_name(self, kind: str, name: str | None = None) -> str:
         """Return `name`; or, if it is None, the kind, with a number from the second one on.
 
         Raises:
             ValueError: It was given before.
         """
         with self._lock:
-            if name in self._given:
+            if name in self._used:
                 raise ValueError(
                     "`name` must be unique in a strategy, and there is a variable or table "
                     f"{name!r}"
                 )
-            free = name or numbered(kind, self._given)
-            self._given.add(free)
+            free = name or number_name(kind, self._used)
+            self._used.add(free)
             return free
 
-    def unused(self, name: str) -> str:
+    def find_unused(self, name: str) -> str:
         """Return a name, with a number behind it if it was given already."""
         with self._lock:
-            return numbered(name, self._given)
+            return number_name(name, self._used)
 
-    def take_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Forget a name: what was to have it could not be made."""
         with self._lock:
-            self._given.discard(name)
+            self._used.discard(name)

@@ -25,10 +25,9 @@ from headrace.distribute.current import get_strategy
 from headrace.distribute.pooling import as_ids, check_combiner, pool_rows
 from headrace.distribute.scattering import cast_exactly, is_floating
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.arrays import IndexedSlices, as_array, refuse_while_tracing
-from headrace.parameter_server.connection import Answered, Ask, Servers
-from headrace.parameter_server.current import Cluster, Handle
-from headrace.parameter_server.gradients import check_ids, distinct_ids, split_by_hash
+from headrace.parameter_server.arrays import IndexedSlices, as_array, raise_if_tracing
+from headrace.parameter_server.cluster_registry import Handle, ServerCluster
+from headrace.parameter_server.gradients import check_ids, split_by_hash, unique_ids
 from headrace.parameter_server.operations import (
     ApplyIds,
     AssignIds,
@@ -36,36 +35,41 @@ from headrace.parameter_server.operations import (
     Export,
     Exported,
     GatherIds,
-    Lookup,
+    LookupIds,
 )
-from headrace.parameter_server.origin import in_closure, next_key
-from headrace.parameter_server.pushing import (
+from headrace.parameter_server.optimizer_steps import (
     Gradient,
     begin_gradients,
     push_gradients,
 )
-from headrace.parameter_server.read_cache import ask_together
+from headrace.parameter_server.read_cache import execute_with_prefetch
+from headrace.parameter_server.server_requests import (
+    OperationReply,
+    OperationRequest,
+    ParameterServerClient,
+)
 from headrace.parameter_server.specs import (
     Constant,
     Initializer,
     Normal,
     OptimizerRule,
-    Step,
+    StepParameters,
     TableSpec,
     Uniform,
     Zeros,
     adding_dtype,
     as_dtype,
-    dtype_named,
     name_of,
+    parse_dtype,
     working_dtype,
 )
+from headrace.parameter_server.write_context import current_closure_run, next_key
 from headrace.saved.arrow import pyarrow
 
 __all__ = [
     "EmbeddingTable",
     "PlacedTable",
-    "Pulled",
+    "PulledRows",
     "TablePull",
     "TableRecord",
     "pull",
@@ -160,7 +164,7 @@ class EmbeddingTable(Handle[TableRecord]):
         found = _floating("dtype", dtype)
         wire = found if wire_dtype is None else _floating("wire_dtype", wire_dtype)
         strategy = get_strategy()
-        if in_closure() is not None or not hasattr(strategy, "place_table"):
+        if current_closure_run() is not None or not hasattr(strategy, "place_table"):
             raise FailedPreconditionError(
                 f"EmbeddingTable {name!r} must be made in the scope of a ParameterServerStrategy, "
                 "and outside of functions that a coordinator schedules"
@@ -176,16 +180,16 @@ class EmbeddingTable(Handle[TableRecord]):
             capacity=capacity,
         )
         cluster, record = strategy.place_table(spec)
-        cluster.servers.ask_all(
-            [Ask(shard.server, CreateTable(shard.spec)) for shard in record.shards]
+        cluster.servers.execute_all(
+            [OperationRequest(shard.server, CreateTable(shard.spec)) for shard in record.shards]
         )
         if wire != found:
             record = msgspec.structs.replace(record, wire=name_of(wire))
         self._become(cluster, record)
 
-    def _become(self, cluster: Cluster, record: TableRecord) -> None:
+    def _become(self, cluster: ServerCluster, record: TableRecord) -> None:
         self.dim = record.dim
-        self.dtype = dtype_named(record.dtype)
+        self.dtype = parse_dtype(record.dtype)
         self.wire_name = record.wire
         super()._become(cluster, record)
 
@@ -221,42 +225,44 @@ class EmbeddingTable(Handle[TableRecord]):
     def _read(self, ids: Any, combiner: str | None, *, counts: bool) -> NDArray[Any]:
         if combiner is not None:
             whose = f"EmbeddingTable {self.name!r}"
-            refuse_while_tracing(whose)
-            ids = self.checked_ids(ids)
+            raise_if_tracing(whose)
+            ids = self.check_ids(ids)
             check_combiner(combiner, ids, whose, kind="f")
         (found,) = pull([self], [ids], counts=counts)
-        return found.spread() if combiner is None else found.pool(combiner)
+        return found.expand() if combiner is None else found.pool(combiner)
 
-    def pulls(
+    def pull_requests(
         self,
-        distinct: NDArray[np.int64],
-        often: NDArray[np.int64] | None,
+        unique_ids: NDArray[np.int64],
+        counts: NDArray[np.int64] | None,
         *,
         initialize: bool = False,
-    ) -> tuple[list[Ask], list[NDArray[np.int64]]]:
-        """Return what to ask of which server for rows, and which of `distinct` each answers for.
+    ) -> tuple[list[OperationRequest], list[NDArray[np.int64]]]:
+        """Return what to ask of which server for rows, and which of `unique_ids` each answers for.
 
         Args:
-            distinct: Ids, each once.
-            often: How often each was asked for; None: nothing is counted or made.
-            initialize: Without `often`, return first values for rows that do not exist, not zeros.
+            unique_ids: Ids, each once.
+            counts: How often each was asked for; None: nothing is counted or made.
+            initialize: Without `counts`, return first values for rows that do not exist, not zeros.
         """
         asks, places = [], []
         shards = self._record.shards
-        for shard, part in zip(shards, split_by_hash(distinct, len(shards)), strict=True):
+        for shard, part in zip(shards, split_by_hash(unique_ids, len(shards)), strict=True):
             if not len(part):
                 continue
             name = shard.spec.name
-            if often is None:
+            if counts is None:
                 gather = GatherIds(name, self.wire_name, initialize)
-                asks.append(Ask(shard.server, gather, [distinct[part]]))
+                asks.append(OperationRequest(shard.server, gather, [unique_ids[part]]))
             else:
-                operation = Lookup(name, next_key(name), self.wire_name)
-                asks.append(Ask(shard.server, operation, [distinct[part], often[part]]))
+                operation = LookupIds(name, next_key(name), self.wire_name)
+                asks.append(
+                    OperationRequest(shard.server, operation, [unique_ids[part], counts[part]])
+                )
             places.append(part)
         return asks, places
 
-    def checked_ids(self, ids: Any) -> NDArray[np.int64]:
+    def check_ids(self, ids: Any) -> NDArray[np.int64]:
         """Return ids as int64, of any shape.
 
         Raises:
@@ -278,7 +284,7 @@ class EmbeddingTable(Handle[TableRecord]):
         for shard in self._record.shards:
             start: int | None = 0
             while start is not None:
-                answer, arrays = self._cluster.servers.ask(
+                answer, arrays = self._cluster.servers.execute(
                     shard.server, Export(shard.spec.name, start, limit)
                 )
                 assert isinstance(answer, Exported)
@@ -299,7 +305,7 @@ class EmbeddingTable(Handle[TableRecord]):
             ValueError: It ends otherwise.
         """
         target = Path(path)
-        write = _of_ending(target, _WRITERS)
+        write = _choose_by_suffix(target, _WRITERS)
         beside = target.with_name(f"{target.name}.{os.getpid()}.partial")
         try:
             count = write(beside, self)
@@ -319,7 +325,7 @@ class EmbeddingTable(Handle[TableRecord]):
         """
         source = Path(path)
         count = 0
-        for ids, rows in _of_ending(source, _READERS)(source):
+        for ids, rows in _choose_by_suffix(source, _READERS)(source):
             if rows.shape != (len(ids), self.dim) or not is_floating(rows.dtype):
                 raise InvalidArgumentError(
                     f"{source} has rows of shape {rows.shape[1:]} and dtype {rows.dtype}, and "
@@ -333,7 +339,7 @@ class EmbeddingTable(Handle[TableRecord]):
 
     def assign(self, ids: Any, values: Any) -> None:
         """Write rows; their ids are admitted. Of an id that stands there twice the last stays."""
-        wanted = self.checked_ids(ids).reshape(-1)
+        wanted = self.check_ids(ids).reshape(-1)
         rows = np.broadcast_to(as_array(values), (len(wanted), self.dim))
         rows = cast_exactly(rows, self.dtype, f"EmbeddingTable {self.name!r}")
         last, place = np.unique(wanted[::-1], return_index=True)
@@ -343,12 +349,12 @@ class EmbeddingTable(Handle[TableRecord]):
         for shard, part in zip(shards, split_by_hash(last, len(shards)), strict=True):
             if len(part):
                 operation = AssignIds(shard.spec.name, next_key(shard.spec.name))
-                asks.append(Ask(shard.server, operation, [last[part], rows[part]]))
-        self._cluster.servers.ask_all(asks)
+                asks.append(OperationRequest(shard.server, operation, [last[part], rows[part]]))
+        self._cluster.servers.execute_all(asks)
 
     # --- training -----------------------------------------------------------------------------
 
-    counts_steps = True
+    needs_step_number = True
 
     def apply_gradients(self, optimizer: Any, gradients: Any, ids: Any = None) -> int:
         """Take one step of an optimizer with the gradients of some rows.
@@ -362,10 +368,10 @@ class EmbeddingTable(Handle[TableRecord]):
             How many steps the optimizer has taken.
         """
         if ids is not None:
-            gradients = IndexedSlices(gradients, self.checked_ids(ids))
+            gradients = IndexedSlices(gradients, self.check_ids(ids))
         return push_gradients(optimizer, [(gradients, self)])
 
-    def gradient_of(self, gradient: Any) -> Gradient:
+    def convert_gradient(self, gradient: Any) -> Gradient:
         """Bring a gradient into the table's form: each id once.
 
         Raises:
@@ -377,23 +383,23 @@ class EmbeddingTable(Handle[TableRecord]):
                 f"a gradient of EmbeddingTable {self.name!r} must be an IndexedSlices(values, ids),"
                 f" but got a {type(gradient).__name__}"
             )
-        values, which = gradient.shared()
+        values, which = gradient.shared_values()
         if values.shape[1:] != (self.dim,) or not is_floating(values.dtype):
             raise InvalidArgumentError(
                 f"rows of EmbeddingTable {self.name!r} have {self.dim} floating numbers, and those "
                 f"of its gradient have shape {values.shape[1:]} and dtype {values.dtype}"
             )
         found = values.astype(working_dtype(self.dtype), copy=False)
-        return Gradient.of_rows(gradient.indices, found, which)
+        return Gradient.from_rows(gradient.indices, found, which)
 
-    def pushes(
-        self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
-    ) -> list[Ask]:
+    def step_requests(
+        self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
+    ) -> list[OperationRequest]:
         """Return what is to be asked of which server for one step."""
         ids = gradient.rows
         assert ids is not None
         if self.wire_name:
-            sent = gradient.values.astype(dtype_named(self.wire_name), copy=False)
+            sent = gradient.values.astype(parse_dtype(self.wire_name), copy=False)
             gradient = gradient._replace(values=sent)
         asks = []
         shards = self._record.shards
@@ -401,7 +407,7 @@ class EmbeddingTable(Handle[TableRecord]):
             if len(part):
                 name = shard.spec.name
                 operation = ApplyIds(name, optimizer, rule, step, next_key(name))
-                asks.append(Ask(shard.server, operation, gradient.arrays(part)))
+                asks.append(OperationRequest(shard.server, operation, gradient.slice_arrays(part)))
         return asks
 
     #: `Optimizer.apply_gradients` and `Optimizer.begin_gradients` call them.
@@ -440,7 +446,7 @@ def _initializer(given: Any, seed: int) -> Initializer:
 Ids = NDArray[np.int64]
 
 
-class Pulled(NamedTuple):
+class PulledRows(NamedTuple):
     """Rows of one table.
 
     Attributes:
@@ -453,7 +459,7 @@ class Pulled(NamedTuple):
     inverse: Ids
     rows: NDArray[Any]
 
-    def spread(self) -> NDArray[Any]:
+    def expand(self) -> NDArray[Any]:
         """Return a row for each id that was asked for, in its place."""
         is_plain = self.inverse.ndim == 1 and len(self.inverse) == len(self.ids)
         if is_plain and np.array_equal(self.inverse, np.arange(len(self.ids))):
@@ -471,27 +477,27 @@ class TablePull:
     Args:
         table: Whose rows.
         ids: Each once.
-        often: How often each is looked up; None reads rows and changes nothing.
-        initialize: Without `often`, return first values for rows that do not exist, not zeros.
+        counts: How often each is looked up; None reads rows and changes nothing.
+        initialize: Without `counts`, return first values for rows that do not exist, not zeros.
 
     Attributes:
-        asks: What to ask the servers of the table's cluster.
+        requests: What to ask the servers of the table's cluster.
     """
 
     def __init__(
-        self, table: EmbeddingTable, ids: Ids, often: Ids | None, *, initialize: bool = False
+        self, table: EmbeddingTable, ids: Ids, counts: Ids | None, *, initialize: bool = False
     ) -> None:
-        self.asks, self._parts = table.pulls(ids, often, initialize=initialize)
+        self.requests, self._parts = table.pull_requests(ids, counts, initialize=initialize)
         self._table = table
         self._count = len(ids)
 
     @property
-    def servers(self) -> Servers:
+    def servers(self) -> ParameterServerClient:
         """The servers to ask."""
         return self._table.cluster.servers
 
-    def rows(self, answers: Sequence[Answered]) -> NDArray[Any]:
-        """Return the rows in the order of the ids, from the answers to `asks`."""
+    def rows(self, answers: Sequence[OperationReply]) -> NDArray[Any]:
+        """Return the rows in the order of the ids, from the answers to `requests`."""
         arrays = [arrays[0] for _, arrays in answers]
         if len(arrays) == 1:
             return arrays[0].astype(self._table.dtype, copy=False)
@@ -501,7 +507,7 @@ class TablePull:
         return rows
 
 
-def pull(tables: Sequence[EmbeddingTable], ids: Sequence[Any], *, counts: bool) -> list[Pulled]:
+def pull(tables: Sequence[EmbeddingTable], ids: Sequence[Any], *, counts: bool) -> list[PulledRows]:
     """Pull the rows of ids of several tables; each server is asked once.
 
     Args:
@@ -514,37 +520,37 @@ def pull(tables: Sequence[EmbeddingTable], ids: Sequence[Any], *, counts: bool) 
         ValueError: The tables are of several clusters.
     """
     for table in tables:
-        refuse_while_tracing(f"EmbeddingTable {table.name!r}")
+        raise_if_tracing(f"EmbeddingTable {table.name!r}")
     if len({id(table.cluster) for table in tables}) > 1:
         raise ValueError("the tables of one look-up must be in one cluster, and are in several")
     found: list[tuple[Ids, Ids]] = []
     pulls: list[TablePull] = []
     for table, wanted in zip(tables, ids, strict=True):
-        distinct, inverse = distinct_ids(table.checked_ids(wanted))
+        distinct, inverse = unique_ids(table.check_ids(wanted))
         often = None
         if counts:
             often = np.bincount(inverse.reshape(-1), minlength=len(distinct))
             often = often.astype(np.int64, copy=False)
         found.append((distinct, inverse))
         pulls.append(TablePull(table, distinct, often))
-    asks = [ask for each in pulls for ask in each.asks]
-    answers = iter(ask_together(tables[0].cluster.servers, asks) if asks else ())
+    asks = [ask for each in pulls for ask in each.requests]
+    answers = iter(execute_with_prefetch(tables[0].cluster.servers, asks) if asks else ())
     return [
-        Pulled(distinct, inverse, each.rows([next(answers) for _ in each.asks]))
+        PulledRows(distinct, inverse, each.rows([next(answers) for _ in each.requests]))
         for each, (distinct, inverse) in zip(pulls, found, strict=True)
     ]
 
 
 # --- rows in one file: safetensors, or Parquet ----------------------------------------------------
 
-Part = tuple[NDArray[np.int64], NDArray[Any]]
+TableRowsChunk = tuple[NDArray[np.int64], NDArray[Any]]
 
 T = TypeVar("T")
 
-_ROWS = 65_536
+_ROWS_PER_CHUNK = 65_536
 
 
-def _of_ending(path: Path, by_ending: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
+def _choose_by_suffix(path: Path, by_ending: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
     found = by_ending.get(path.suffix)
     if found is None:
         raise ValueError(
@@ -564,7 +570,7 @@ def _write_safetensors(path: Path, table: EmbeddingTable) -> int:
     return len(columns["ids"])
 
 
-def _read_safetensors(path: Path) -> Iterator[Part]:
+def _read_safetensors(path: Path) -> Iterator[TableRowsChunk]:
     with safe_open(path, "numpy") as file:
         if not {"ids", "rows"} <= set(file.keys()):
             raise InvalidArgumentError(
@@ -572,8 +578,8 @@ def _read_safetensors(path: Path) -> Iterator[Part]:
             )
         ids, rows = file.get_slice("ids"), file.get_slice("rows")
         count = ids.get_shape()[0]
-        for start in range(0, count, _ROWS):
-            part = slice(start, min(start + _ROWS, count))
+        for start in range(0, count, _ROWS_PER_CHUNK):
+            part = slice(start, min(start + _ROWS_PER_CHUNK, count))
             yield ids[part], rows[part]
 
 
@@ -592,14 +598,14 @@ def _write_parquet(path: Path, table: EmbeddingTable) -> int:
     return count
 
 
-def _read_parquet(path: Path) -> Iterator[Part]:
+def _read_parquet(path: Path) -> Iterator[TableRowsChunk]:
     _, parquet = _parquet()
     with parquet.ParquetFile(path) as file:
         if not {"id", "row"} <= set(file.schema_arrow.names):
             raise InvalidArgumentError(
                 f"{path} has columns {file.schema_arrow.names}, and a saved table `id` and `row`"
             )
-        for batch in file.iter_batches(_ROWS, columns=["id", "row"]):
+        for batch in file.iter_batches(_ROWS_PER_CHUNK, columns=["id", "row"]):
             ids = batch.column("id").to_numpy(zero_copy_only=False)
             flat = batch.column("row").flatten().to_numpy(zero_copy_only=False)
             yield ids, flat.reshape(len(ids), -1)

@@ -16,31 +16,31 @@ from headrace.parameter_server.specs import (
     Normal,
     Uniform,
     Zeros,
-    filled,
+    fill_array,
     working_dtype,
 )
 
-__all__ = ["Column", "IdTable", "TableRows", "fill", "first_rows"]
+__all__ = ["IdIndex", "RowColumn", "TableRows", "fill_initial_values", "initial_rows"]
 
 
 Ids = NDArray[np.int64]
 
 
-class Column(NamedTuple):
+class RowColumn(NamedTuple):
     """What each row has one of.
 
     Attributes:
         shape: Of the part of a row.
         dtype: Of its elements.
-        first: What a new row begins with.
-        beside_id: Whether it lies beside the row's id, where who looks for that finds it at no
+        initial_value: What a new row begins with.
+        with_id: Whether it lies beside the row's id, where who looks for that finds it at no
             cost; an int64.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    first: float = 0.0
-    beside_id: bool = False
+    initial_value: float = 0.0
+    with_id: bool = False
 
 
 class TableRows:
@@ -50,14 +50,14 @@ class TableRows:
         index: Which row an id has.
     """
 
-    def __init__(self, **columns: Column) -> None:
-        beside = [name for name, column in columns.items() if column.beside_id]
+    def __init__(self, **columns: RowColumn) -> None:
+        beside = [name for name, column in columns.items() if column.with_id]
         #: Columns that the index has, and as which of its numbers.
         self._beside = {name: number for number, name in enumerate(beside)}
-        self.index = IdTable(self._grow, len(beside))
-        self._kinds = dict(columns)
+        self.index = IdIndex(self._grow, len(beside))
+        self._columns = dict(columns)
         self._arrays = {
-            name: _filled(column, 0) for name, column in columns.items() if not column.beside_id
+            name: _filled(column, 0) for name, column in columns.items() if not column.with_id
         }
 
     def __len__(self) -> int:
@@ -65,36 +65,36 @@ class TableRows:
 
     def __getitem__(self, column: str) -> NDArray[Any]:
         number = self._beside.get(column)
-        return self._arrays[column] if number is None else self.index.beside(number)
+        return self._arrays[column] if number is None else self.index.id_column(number)
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, with room for `index.room` rows."""
-        return {name: self[name] for name in self._kinds}
+        return {name: self[name] for name in self._columns}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the index and of all columns."""
         return self.index.nbytes + sum(array.nbytes for array in self._arrays.values())
 
-    def first(self, column: str) -> float:
+    def initial_value(self, column: str) -> float:
         """Return what a new row has in a column."""
-        return self._kinds[column].first
+        return self._columns[column].initial_value
 
-    def add_column(self, name: str, column: Column) -> None:
+    def add_column(self, name: str, column: RowColumn) -> None:
         """Give each row one thing more."""
-        self._kinds[name] = column
-        self._arrays[name] = _filled(column, self.index.room)
+        self._columns[name] = column
+        self._arrays[name] = _filled(column, self.index.capacity)
 
     def find_or_add(self, ids: Ids) -> tuple[Ids, Ids]:
         """Return the row of each id, and those that are new; these have first values."""
         rows, added = self.index.find_or_add(ids)
-        for name, column in self._kinds.items():
+        for name, column in self._columns.items():
             # Rows that were freed are used again.
-            self[name][added] = column.first
+            self[name][added] = column.initial_value
         return rows, added
 
-    def oldest(self, count: int, but: Ids) -> Ids:
+    def least_recently_used(self, count: int, but: Ids) -> Ids:
         """Return so many rows that were "touched" longest ago, in no order.
 
         Of those that were touched at one time, the ones "seen" least go first, then by id: so the
@@ -104,7 +104,7 @@ class TableRows:
             count: How many.
             but: Rows that are not to be among them.
         """
-        spared = np.zeros(self.index.room, bool)
+        spared = np.zeros(self.index.capacity, bool)
         spared[but] = True
         rows = self.index.rows()
         rows = rows[~spared[rows]]
@@ -119,16 +119,16 @@ class TableRows:
         order = np.lexsort((self.index.ids_of(tied), self["seen"][tied]))
         return np.concatenate([surely, tied[order[: count - len(surely)]]])
 
-    def _grow(self, room: int) -> None:
+    def _grow(self, capacity: int) -> None:
         for name, held in self._arrays.items():
-            if len(held) < room:
-                larger = _filled(self._kinds[name], room)
+            if len(held) < capacity:
+                larger = _filled(self._columns[name], capacity)
                 larger[: len(held)] = held
                 self._arrays[name] = larger
 
 
-def _filled(column: Column, room: int) -> NDArray[Any]:
-    return filled((room, *column.shape), column.first, column.dtype)
+def _filled(column: RowColumn, room: int) -> NDArray[Any]:
+    return fill_array((room, *column.shape), column.initial_value, column.dtype)
 
 
 # --- which row an id has: open addressing, for many ids at a time ---------------------------------
@@ -146,12 +146,12 @@ _FEWEST_SLOTS = 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-class IdTable:
+class IdIndex:
     """Rows for int64 ids.
 
     Args:
         grow: Called with the new room before a row is given out for which there was none.
-        beside: How many whole numbers lie beside each id. In a large table no row is in the
+        id_column: How many whole numbers lie beside each id. In a large table no row is in the
             processor's caches: who looks for an id then has these as well.
 
     Attributes:
@@ -174,7 +174,7 @@ class IdTable:
     def _ids(self) -> Ids:
         return self._rows[:, 0]
 
-    def beside(self, number: int) -> Ids:
+    def id_column(self, number: int) -> Ids:
         """Return one of the numbers beside the ids, of all rows, to be read and written.
 
         It is this memory until the room grows.
@@ -182,7 +182,7 @@ class IdTable:
         return self._rows[:, 1 + number]
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many rows arrays beside this should have room for; it grows by doubling."""
         return len(self._rows)
 
@@ -256,7 +256,7 @@ class IdTable:
         self._shift = np.uint64(64 - (count.bit_length() - 1))
 
     def _grow_rows(self, used: int) -> None:
-        if used > self.room:
+        if used > self.capacity:
             room = 1 << max(3, (used - 1).bit_length())
             self._grow_beside(room)
             # Both before either is put in place: there may be memory for one alone.
@@ -269,7 +269,7 @@ class IdTable:
     def _probe(self, ids: Ids) -> tuple[Ids, Ids]:
         """Return for each id the slot where its search ended, and its row or -1."""
         slots = self._home(ids)
-        if not self.room:
+        if not self.capacity:
             return slots, np.full(len(ids), -1, np.int64)
         rows = self._slots.take(slots, mode="clip").astype(np.int64)
         # A slot without a row reads the id of row 0: hence the second condition. `take` wants whole
@@ -315,7 +315,7 @@ def _longer(held: NDArray[Any], room: int) -> NDArray[Any]:
 # many shards there are.
 
 
-def first_rows(
+def initial_rows(
     initializer: Initializer, rows: NDArray[np.int64], columns: int, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
     """Return the first values of rows.
@@ -374,7 +374,7 @@ def _normal(initializer: Normal, rows: NDArray[np.int64], columns: int) -> NDArr
     return spread
 
 
-def fill(values: NDArray[Any], initializer: Initializer, first_row: int) -> None:
+def fill_initial_values(values: NDArray[Any], initializer: Initializer, first_row: int) -> None:
     """Write first values into a shard whose first row has this number in the variable."""
     if not values.size:
         return
@@ -383,7 +383,7 @@ def fill(values: NDArray[Any], initializer: Initializer, first_row: int) -> None
     for start in range(0, len(flat), block):
         part = flat[start : start + block]
         rows = np.arange(first_row + start, first_row + start + len(part))
-        part[...] = first_rows(initializer, rows, flat.shape[1], values.dtype)
+        part[...] = initial_rows(initializer, rows, flat.shape[1], values.dtype)
 
 
 def _bits(seed: int, rows: NDArray[np.int64], columns: int) -> NDArray[np.uint64]:

@@ -18,27 +18,31 @@ from numpy.typing import NDArray
 
 from headrace.distribute.scattering import is_floating
 from headrace.errors import InvalidArgumentError
-from headrace.parameter_server.array_shard import check_gradient, check_which, rising
-from headrace.parameter_server.gradients import distinct_ids, sum_rows
-from headrace.parameter_server.rules import apply_sparse, slots_of
-from headrace.parameter_server.saved import Touched
+from headrace.parameter_server.array_shard import (
+    check_gradient,
+    check_value_indices,
+    is_strictly_increasing,
+)
+from headrace.parameter_server.gradients import sum_rows, unique_ids
+from headrace.parameter_server.rules import apply_sparse, slots_for_rule
+from headrace.parameter_server.shard_values import DirtyRows
 from headrace.parameter_server.specs import (
     OptimizerRule,
-    Step,
+    StepParameters,
     TableSpec,
-    dtype_named,
+    parse_dtype,
     working_dtype,
 )
-from headrace.parameter_server.table_rows import Column, TableRows, first_rows
+from headrace.parameter_server.table_rows import RowColumn, TableRows, initial_rows
 
 __all__ = ["TableShard", "slot_column"]
 
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
 
-_COUNT = _WHEN = Column((), np.dtype(np.int64), beside_id=True)
+_COUNT = _WHEN = RowColumn((), np.dtype(np.int64), with_id=True)
 #: Ids that wait for admission, for each row of the capacity.
-_WAITING = 4
+_WAITING_IDS_PER_ROW = 4
 
 
 class TableShard:
@@ -50,7 +54,7 @@ class TableShard:
     """
 
     def __init__(self, spec: TableSpec, period: int) -> None:
-        self.dtype = dtype_named(spec.dtype)
+        self.dtype = parse_dtype(spec.dtype)
         if not is_floating(self.dtype):
             raise InvalidArgumentError(
                 f"the table {spec.table} needs a floating dtype, but got {spec.dtype}"
@@ -65,13 +69,13 @@ class TableShard:
             )
         self.spec = spec
         #: Columns: "value", "seen", "touched", and slots as "optimizer/name".
-        self.rows = TableRows(value=Column((spec.dim,), self.dtype), seen=_COUNT, touched=_WHEN)
+        self.rows = TableRows(value=RowColumn((spec.dim,), self.dtype), seen=_COUNT, touched=_WHEN)
         #: Ids that were not seen often enough.
-        self.waiting = TableRows(seen=_COUNT, touched=_WHEN)
+        self.waiting_ids = TableRows(seen=_COUNT, touched=_WHEN)
         self.step = 0
-        self.touched = Touched(period)
+        self.dirty_rows = DirtyRows(period)
         #: Ids that lost their row, by period.
-        self.removed: list[tuple[int, Ids]] = []
+        self.removed_ids: list[tuple[int, Ids]] = []
         self._period = period
         self._next_sweep = 0
 
@@ -83,34 +87,42 @@ class TableShard:
     @property
     def nbytes(self) -> int:
         """Bytes of rows, slots and indices."""
-        return self.rows.nbytes + self.waiting.nbytes + self.touched.nbytes
+        return self.rows.nbytes + self.waiting_ids.nbytes + self.dirty_rows.nbytes
 
-    def begin(self, period: int) -> None:
+    def begin_period(self, period: int) -> None:
         """Begin a period of marks."""
         self._period = period
-        self.touched.begin(period)
+        self.dirty_rows.begin_period(period)
 
     def lookup(
-        self, ids: Array, counts: Array | None, count: bool, allocate: Callable[..., Array]
+        self,
+        ids: Array,
+        occurrences: Array | None,
+        is_counted: bool,
+        allocate: Callable[..., Array],
     ) -> Array:
         """Count ids, unless this is a repetition, and return their rows."""
         found = self._checked(ids)
-        if counts is not None and (counts.shape != found.shape or counts.dtype.kind not in "iu"):
+        if occurrences is not None and (
+            occurrences.shape != found.shape or occurrences.dtype.kind not in "iu"
+        ):
             raise InvalidArgumentError(
                 f"counts of the table {self.spec.table} must be integers of shape {found.shape}, "
-                f"but got {counts.dtype} of shape {counts.shape}"
+                f"but got {occurrences.dtype} of shape {occurrences.shape}"
             )
-        if counts is not None and counts.size and counts.min() < 1:
+        if occurrences is not None and occurrences.size and occurrences.min() < 1:
             raise InvalidArgumentError(
                 f"an id of the table {self.spec.table} is looked up at least once, but got a count "
-                f"of {counts.min()}"
+                f"of {occurrences.min()}"
             )
-        if not count:
+        if not is_counted:
             return self._read(self.rows.index.find(found), allocate)
         once, inverse = found, None
-        times = np.ones(len(found), np.int64) if counts is None else counts.astype(np.int64)
-        if not rising(found):
-            once, inverse = distinct_ids(found)
+        times = (
+            np.ones(len(found), np.int64) if occurrences is None else occurrences.astype(np.int64)
+        )
+        if not is_strictly_increasing(found):
+            once, inverse = unique_ids(found)
             sums = np.zeros(len(once), np.int64)
             np.add.at(sums, inverse, times)
             times = sums
@@ -122,7 +134,7 @@ class TableShard:
         kept = rows if there.all() else rows[there]
         self.rows["seen"][kept] += times if kept is rows else times[there]
         self.rows["touched"][kept] = self.step
-        self.touched.write(kept, self.rows.index.room)
+        self.dirty_rows.mark_rows(kept, self.rows.index.capacity)
         return self._read(rows if inverse is None else rows[inverse], allocate)
 
     def gather(
@@ -139,7 +151,7 @@ class TableShard:
         rows = self.rows.index.find(found)
         answer = self._read(rows, allocate)
         if initialize and (absent := np.flatnonzero(rows < 0)).size:
-            answer[absent] = first_rows(
+            answer[absent] = initial_rows(
                 self.spec.initializer, found[absent], self.spec.dim, self.dtype
             )
         return answer
@@ -153,8 +165,8 @@ class TableShard:
                 f"values of dtype {values.dtype} cannot be written to the table {self.spec.table} "
                 f"of dtype {self.spec.dtype}; convert them first"
             )
-        if not rising(found):
-            once, inverse = distinct_ids(found)
+        if not is_strictly_increasing(found):
+            once, inverse = unique_ids(found)
             last = np.zeros(len(once), np.int64)
             # Of equal ids the last one counts.
             last[inverse] = np.arange(len(found))
@@ -167,13 +179,13 @@ class TableShard:
         there = here >= 0
         self.rows["value"][here[there]] = values[there]
         self.rows["touched"][here[there]] = self.step
-        self.touched.write(here[there], self.rows.index.room)
+        self.dirty_rows.mark_rows(here[there], self.rows.index.capacity)
 
     def apply(
         self,
         optimizer: str,
         rule: OptimizerRule,
-        step: Step,
+        step: StepParameters,
         ids: Array,
         gradient: Array,
         which: Array | None = None,
@@ -191,8 +203,8 @@ class TableShard:
         found = self._checked(ids)
         check_gradient(gradient, self.spec.table)
         self._check_values(found if which is None else gradient, gradient, "gradients")
-        check_which(which, found, gradient, self.spec.table)
-        if not rising(found):
+        check_value_indices(which, found, gradient, self.spec.table)
+        if not is_strictly_increasing(found):
             found, gradient = sum_rows(found, gradient if which is None else gradient[which])
             which = None
         rows = self.rows.index.find(found)
@@ -203,12 +215,12 @@ class TableShard:
                 gradient = gradient[there]
             else:
                 which = which[there]
-        slots = self._slots_for(optimizer, rule)
+        slots = self._get_or_create_slots(optimizer, rule)
         self.step = max(self.step, step.iteration + 1)
         if len(rows):
             apply_sparse(rule, step, self.rows["value"], rows, gradient, slots, which)
             self.rows["touched"][rows] = self.step
-            self.touched.write(rows, self.rows.index.room)
+            self.dirty_rows.mark_rows(rows, self.rows.index.capacity)
         if self.spec.evict_after is not None and self.step >= self._next_sweep:
             # All rows are looked at, so not at each step: a row may be a quarter older.
             self.evict(self.spec.evict_after)
@@ -223,10 +235,10 @@ class TableShard:
                 "be"
             )
         last = self.step - age
-        for part in (self.waiting, self.rows):
+        for part in (self.waiting_ids, self.rows):
             rows = part.index.rows()
             ids = part.index.ids_of(rows[part["touched"][rows] <= last])
-            if part is self.waiting:
+            if part is self.waiting_ids:
                 part.index.remove(ids)
             else:
                 self._drop(ids)
@@ -242,7 +254,7 @@ class TableShard:
 
     def removed_since(self, mark: int) -> Ids:
         """Return ids that lost their row in later periods than `mark`, and have none now."""
-        gone = [ids for period, ids in self.removed if period > mark]
+        gone = [ids for period, ids in self.removed_ids if period > mark]
         ids = np.unique(np.concatenate(gone)) if gone else np.zeros(0, np.int64)
         return ids[self.rows.index.find(ids) < 0]
 
@@ -252,21 +264,21 @@ class TableShard:
         seen = times
         due = np.arange(len(ids))
         if self.spec.admission > 1:
-            waiting, _ = self.waiting.find_or_add(ids)
-            self.waiting["seen"][waiting] += times
-            self.waiting["touched"][waiting] = self.step
-            seen = self.waiting["seen"][waiting]
+            waiting, _ = self.waiting_ids.find_or_add(ids)
+            self.waiting_ids["seen"][waiting] += times
+            self.waiting_ids["touched"][waiting] = self.step
+            seen = self.waiting_ids["seen"][waiting]
             due = np.flatnonzero(seen >= self.spec.admission)
-            self._forget_waiting(waiting)
+            self._sweep_waiting_ids(waiting)
         if self.spec.capacity is not None:
             due = due[: max(0, self.spec.capacity - len(in_use))]
-            self._make_room(len(due), self.spec.capacity, in_use)
+            self._free_capacity(len(due), self.spec.capacity, in_use)
         if not len(due):
             return answer
         if self.spec.admission > 1:
-            self.waiting.index.remove(ids[due])
+            self.waiting_ids.index.remove(ids[due])
         rows, _ = self.rows.find_or_add(ids[due])
-        self.rows["value"][rows] = first_rows(
+        self.rows["value"][rows] = initial_rows(
             self.spec.initializer, ids[due], self.spec.dim, self.dtype
         )
         # What is counted now is added by whoever asked.
@@ -274,35 +286,35 @@ class TableShard:
         answer[due] = rows
         return answer
 
-    def _forget_waiting(self, in_use: Ids) -> None:
+    def _sweep_waiting_ids(self, in_use: Ids) -> None:
         """Keep what is seen once and never again from growing without bound."""
         if self.spec.capacity is None:
             return
-        over = len(self.waiting) - _WAITING * self.spec.capacity
+        over = len(self.waiting_ids) - _WAITING_IDS_PER_ROW * self.spec.capacity
         if over > 0:
             count = over + self.spec.capacity // 4
-            rows = self.waiting.oldest(count, in_use)
-            self.waiting.index.remove(self.waiting.index.ids_of(rows))
+            rows = self.waiting_ids.least_recently_used(count, in_use)
+            self.waiting_ids.index.remove(self.waiting_ids.index.ids_of(rows))
 
-    def _make_room(self, count: int, capacity: int, in_use: Ids) -> None:
+    def _free_capacity(self, count: int, capacity: int, in_use: Ids) -> None:
         over = len(self.rows) + count - capacity
         if over > 0:
             # Some more at a time: to find the oldest, all rows are looked at.
-            rows = self.rows.oldest(over + capacity // 16, in_use)
+            rows = self.rows.least_recently_used(over + capacity // 16, in_use)
             self._drop(self.rows.index.ids_of(rows))
 
     def _drop(self, ids: Ids) -> None:
         self.rows.index.remove(ids)
         if self._period and len(ids):
-            self.removed.append((self._period, ids))
+            self.removed_ids.append((self._period, ids))
 
-    def _slots_for(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
+    def _get_or_create_slots(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
         found = {}
-        for slot in slots_of(rule):
+        for slot in slots_for_rule(rule):
             name = f"{optimizer}/{slot.name}"
             if name not in self.rows.columns:
-                shape = () if slot.by_row else (self.spec.dim,)
-                self.rows.add_column(name, slot_column(shape, self.dtype, slot.first))
+                shape = () if slot.is_per_row else (self.spec.dim,)
+                self.rows.add_column(name, slot_column(shape, self.dtype, slot.initial_value))
             found[slot.name] = self.rows[name]
         return found
 
@@ -335,6 +347,6 @@ class TableShard:
             )
 
 
-def slot_column(shape: tuple[int, ...], dtype: np.dtype[Any], first: float) -> Column:
+def slot_column(shape: tuple[int, ...], dtype: np.dtype[Any], first: float) -> RowColumn:
     """Return the column of a slot beside values of a dtype."""
-    return Column(shape, working_dtype(dtype), first)
+    return RowColumn(shape, working_dtype(dtype), first)

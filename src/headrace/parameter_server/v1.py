@@ -21,11 +21,11 @@ from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsF
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
 from headrace.errors import AlreadyExistsError, DeadlineExceededError
-from headrace.parameter_server.connection import Ask, Servers
-from headrace.parameter_server.creation import Initial, PlacedShard, make
-from headrace.parameter_server.operations import Describe, Described
+from headrace.parameter_server.operations import DescribeStore, StoreDescription
+from headrace.parameter_server.server_requests import OperationRequest, ParameterServerClient
 from headrace.parameter_server.specs import ShardSpec
 from headrace.parameter_server.strategy import ParameterServerStrategy as WithCoordinator
+from headrace.parameter_server.variable_shards import InitialValue, PlacedShard, create_shards
 from headrace.transport.security import Security
 from headrace.waiting import WaitWarnings
 
@@ -110,7 +110,9 @@ class ParameterServerStrategy(WithCoordinator):
 
     should_checkpoint = should_save_summary = is_chief
 
-    def _make_shards(self, name: str, first: Initial, shards: Sequence[PlacedShard]) -> None:
+    def _create_shards(
+        self, name: str, initial: InitialValue, shards: Sequence[PlacedShard]
+    ) -> None:
         """Make shards, or wait until the chief has made them.
 
         Raises:
@@ -118,7 +120,7 @@ class ParameterServerStrategy(WithCoordinator):
             DeadlineExceededError: The chief did not make it in time.
         """
         if self._is_chief:
-            make(self._cluster.servers, shards, first)
+            create_shards(self._cluster.servers, shards, initial)
         else:
             _wait_for(self._cluster.servers, name, shards)
 
@@ -169,22 +171,24 @@ def _check_task(resolver: ClusterResolver) -> None:
         )
 
 
-def _wait_for(servers: Servers, name: str, shards: Sequence[PlacedShard]) -> None:
+def _wait_for(servers: ParameterServerClient, name: str, shards: Sequence[PlacedShard]) -> None:
     """Wait until the chief has made all shards of a variable."""
     began = time.monotonic()
     warnings = WaitWarnings()
     missing = list(shards)
     while True:
         asked = sorted({shard.server for shard in missing})
-        answers = servers.ask_all([Ask(server, Describe()) for server in asked])
+        answers = servers.execute_all(
+            [OperationRequest(server, DescribeStore()) for server in asked]
+        )
         found = {
             each.spec.name: each.spec
             for answer, _ in answers
-            if isinstance(answer, Described)
+            if isinstance(answer, StoreDescription)
             for each in answer.shards
         }
         for shard in missing:
-            _check_alike(found.get(shard.spec.name), shard)
+            _check_same_shard(found.get(shard.spec.name), shard)
         missing = [shard for shard in missing if shard.spec.name not in found]
         if not missing:
             return
@@ -202,10 +206,10 @@ def _wait_for(servers: Servers, name: str, shards: Sequence[PlacedShard]) -> Non
                 waited,
                 name,
             )
-        servers.pause(_POLL_SECONDS)
+        servers.sleep(_POLL_SECONDS)
 
 
-def _check_alike(found: ShardSpec | None, shard: PlacedShard) -> None:
+def _check_same_shard(found: ShardSpec | None, shard: PlacedShard) -> None:
     spec = shard.spec
     if found is not None and found != spec:
         raise AlreadyExistsError(

@@ -34,34 +34,38 @@ from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import (
     IndexedSlices,
     as_array,
-    is_foreign,
-    refuse_while_tracing,
+    is_framework_array,
+    raise_if_tracing,
 )
-from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.creation import Sharded, VariableRecord, initial
-from headrace.parameter_server.current import Cluster, Handle
-from headrace.parameter_server.gradients import Batch
+from headrace.parameter_server.cluster_registry import Handle, ServerCluster
+from headrace.parameter_server.gradients import IdBatch
 from headrace.parameter_server.optimizer import Optimizer
-from headrace.parameter_server.origin import in_closure
-from headrace.parameter_server.pushing import (
+from headrace.parameter_server.optimizer_steps import (
     Gradient,
     begin_gradients,
     push_gradients,
 )
-from headrace.parameter_server.read_cache import cached_reads
-from headrace.parameter_server.rules import slots_of
+from headrace.parameter_server.read_cache import current_read_cache
+from headrace.parameter_server.rules import slots_for_rule
+from headrace.parameter_server.server_requests import OperationRequest
 from headrace.parameter_server.specs import (
     OptimizerRule,
-    Step,
+    StepParameters,
     adding_dtype,
-    dtype_named,
+    parse_dtype,
     working_dtype,
 )
+from headrace.parameter_server.variable_shards import (
+    VariableRecord,
+    VariableShards,
+    resolve_initial_value,
+)
+from headrace.parameter_server.write_context import current_closure_run
 
-__all__ = ["ServerVariable", "Shard"]
+__all__ = ["ServerVariable", "VariableShard"]
 
 
-class Shard(msgspec.Struct, frozen=True):
+class VariableShard(msgspec.Struct, frozen=True):
     """Where a part of a variable is.
 
     Attributes:
@@ -96,7 +100,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    sharded: Sharded
+    sharded: VariableShards
     """Its shards, and the servers that have them."""
 
     def __init__(
@@ -113,7 +117,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         if name is not None:
             check_string("name", name, empty=False)
         check_flag("trainable", trainable, or_none=False)
-        if in_closure() is not None:
+        if current_closure_run() is not None:
             raise FailedPreconditionError(
                 f"Variable {name or ''!r} is made inside a function that a coordinator scheduled, "
                 "where it would be made again each time: make it in strategy.scope(), outside"
@@ -126,15 +130,15 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             )
         kind = member_named("aggregation", VariableAggregation, aggregation)
         made = get_strategy().make_variable(  # type: ignore[attr-defined]
-            initial(initial_value, shape, dtype), name, bool(trainable), kind.name
+            resolve_initial_value(initial_value, shape, dtype), name, bool(trainable), kind.name
         )
         self._become(*made)
 
-    def _become(self, cluster: Cluster, record: VariableRecord) -> None:
+    def _become(self, cluster: ServerCluster, record: VariableRecord) -> None:
         self.trainable = record.trainable
         self.shape = record.shape
-        self.dtype = dtype_named(record.dtype)
-        self.sharded = Sharded(cluster.servers, record)
+        self.dtype = parse_dtype(record.dtype)
+        self.sharded = VariableShards(cluster.servers, record)
         super()._become(cluster, record)
 
     # --- what it is ---------------------------------------------------------------------------
@@ -160,10 +164,10 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         return math.prod(self.shape)
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
+    def shards(self) -> tuple[VariableShard, ...]:
         """Its parts, in the order of their rows."""
         return tuple(
-            Shard(each.spec.name, each.server, each.spec.row, each.spec.shape)
+            VariableShard(each.spec.name, each.server, each.spec.row, each.spec.shape)
             for each in self._record.shards
         )
 
@@ -178,11 +182,11 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             FailedPreconditionError: JAX traces the code that reads.
             UnavailableError: A server cannot be reached.
         """
-        refuse_while_tracing(f"Variable {self.name!r}")
-        cache = cached_reads()
+        raise_if_tracing(f"Variable {self.name!r}")
+        cache = current_read_cache()
         if cache is None:
             return self.sharded.read()[()]
-        return cache.value_of(self.sharded).copy()[()]
+        return cache.read(self.sharded).copy()[()]
 
     numpy = value = read_value = read
 
@@ -199,15 +203,15 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             InvalidArgumentError: One is out of range; it is named.
             ValueError: There is no such combiner, or not for such numbers.
         """
-        refuse_while_tracing(f"Variable {self.name!r}")
+        raise_if_tracing(f"Variable {self.name!r}")
         rows = self._checked_rows(ids)
         if combiner is not None:
             whose = f"Variable {self.name!r}"
             check_combiner(combiner, rows, whose, kind=kind_of(self.dtype))
-        cache = cached_reads()
+        cache = current_read_cache()
         if cache is None or not cache.has(self.sharded):
-            return self.sharded.rows(Batch(rows), combiner)
-        value = cache.value_of(self.sharded)
+            return self.sharded.read_rows(IdBatch(rows), combiner)
+        value = cache.read(self.sharded)
         if combiner is None:
             return value.take(rows, axis=0)
         return pool_rows(value, rows, combiner, adding_dtype(self.dtype))
@@ -302,8 +306,8 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         """Subtract `value`, and return the variable; see `assign`."""
         return self._write("sub", value)
 
-    def _assign(self, how: str, value: Any) -> None:
-        self.sharded.assign(how, self._fitting(value, self.shape))
+    def _assign(self, mode: str, value: Any) -> None:
+        self.sharded.assign(mode, self._fit(value, self.shape))
 
     def scatter_add(self, ids: Any, values: Any = None) -> ServerVariable:
         """Add a value to each row that is named; a row named twice is changed twice.
@@ -340,7 +344,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         """Keep the greater of each row that is named and a value; see `scatter_add`."""
         return self._scatter("max", ids, values)
 
-    def _scatter(self, how: str, ids: Any, values: Any) -> ServerVariable:
+    def _scatter(self, mode: str, ids: Any, values: Any) -> ServerVariable:
         if isinstance(ids, IndexedSlices):
             ids, values = ids.indices, ids.values
         rows = self._checked_rows(ids)
@@ -353,15 +357,15 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         found = as_array(values)
         if found.ndim < len(shape):
             found = np.broadcast_to(found, shape)
-        found = self._fitting(found, shape)
-        self.sharded.scatter(how, rows, found)
+        found = self._fit(found, shape)
+        self.sharded.scatter(mode, rows, found)
         return self
 
     # --- training -----------------------------------------------------------------------------
 
-    counts_steps = False
+    needs_step_number = False
 
-    def gradient_of(self, gradient: Any) -> Gradient:
+    def convert_gradient(self, gradient: Any) -> Gradient:
         """Bring a gradient into the variable's form: its dtype, and each row once.
 
         Raises:
@@ -381,20 +385,22 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
                     f"Variable {self.name!r} has shape {self.shape}, and its gradient has shape "
                     f"{array.shape}"
                 )
-            return Gradient(None, self._floating(array).astype(dtype, copy=False))
+            return Gradient(None, self._check_floating(array).astype(dtype, copy=False))
         if gradient.dense_shape not in (None, self.shape):
             raise ValueError(
                 f"Variable {self.name!r} has shape {self.shape}, and its gradient is of rows of "
                 f"{gradient.dense_shape}"
             )
         rows = self._checked_rows(gradient.indices)
-        values, which = gradient.shared()
+        values, which = gradient.shared_values()
         if values.shape[1:] != self.shape[1:]:
             raise ValueError(
                 f"rows of Variable {self.name!r} have shape {self.shape[1:]}, and those of its "
                 f"gradient {values.shape[1:]}"
             )
-        return Gradient.of_rows(rows, self._floating(values).astype(dtype, copy=False), which)
+        return Gradient.from_rows(
+            rows, self._check_floating(values).astype(dtype, copy=False), which
+        )
 
     def read_slot(self, optimizer: Optimizer, name: str) -> NDArray[Any]:
         """Return what an optimizer keeps for this variable, as an array of NumPy.
@@ -417,11 +423,11 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             name: Of the slot, see `read_slot`.
             value: Of the shape of the variable.
         """
-        firsts = {slot.name: slot.first for slot in slots_of(optimizer.rule)}
+        firsts = {slot.name: slot.initial_value for slot in slots_for_rule(optimizer.rule)}
         key = f"{optimizer.name_in(self.cluster)}/{name}"
         self.sharded.assign("assign", value, key, firsts.get(name, 0.0))
 
-    def _floating(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _check_floating(self, values: NDArray[Any]) -> NDArray[Any]:
         if is_floating(values.dtype):
             return values
         raise TypeError(
@@ -429,22 +435,22 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             f"{values.dtype}"
         )
 
-    def pushes(
-        self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
-    ) -> list[Ask]:
+    def step_requests(
+        self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
+    ) -> list[OperationRequest]:
         """Return what is to be asked of which server for one step."""
-        return self.sharded.pushes(optimizer, rule, step, gradient)
+        return self.sharded.step_requests(optimizer, rule, step, gradient)
 
     #: `Optimizer.apply_gradients` and `Optimizer.begin_gradients` call them: variables know their
     #: servers, optimizers do not.
     push_gradients = staticmethod(push_gradients)
     begin_gradients = staticmethod(begin_gradients)
 
-    def _write(self, how: str, value: Any) -> ServerVariable:
+    def _write(self, mode: str, value: Any) -> ServerVariable:
         """Write once what all replicas of this worker bring."""
         place = here.get()
         if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
-            self._assign(how, value)
+            self._assign(mode, value)
             return self
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
@@ -457,24 +463,24 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             values = written_together(brought)
             first_only = self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
             self._assign(
-                how,
+                mode,
                 values[0]
-                if first_only or self._is_mean_of_one(values)
+                if first_only or self._is_integer_mean(values)
                 else strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values),
             )
             return [None] * len(values)
 
-        method = how if how == "assign" else f"assign_{how}"
+        method = mode if mode == "assign" else f"assign_{mode}"
         place.meet(merged, (self, method, as_array(value)))  # type: ignore[attr-defined]
         return self
 
-    def _is_mean_of_one(self, values: list[Any]) -> bool:
+    def _is_integer_mean(self, values: list[Any]) -> bool:
         """Whether replicas bring whole numbers that are alike, whose mean is whole as well."""
         if self.aggregation is not VariableAggregation.MEAN or self.dtype.kind in "fc":
             return False
         return all(np.array_equal(each, values[0]) for each in values[1:])
 
-    def _fitting(self, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _fit(self, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return a value as an array of this shape, and of the variable's dtype."""
         array = as_array(value.read() if isinstance(value, Variable) else value)
         if array.shape != shape:
@@ -482,7 +488,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
                 f"Variable {self.name!r} takes a value of shape {shape} here, and one of shape "
                 f"{array.shape} does not fit"
             )
-        if array.dtype != self.dtype and not _keeps_kind(array, self.dtype):
+        if array.dtype != self.dtype and not _is_safe_cast(array, self.dtype):
             raise TypeError(
                 f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
                 f"value of dtype {array.dtype}; convert it with astype"
@@ -502,7 +508,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         servers = sorted({each.server for each in self._record.shards})
         where = f"server {servers[0]}" if len(servers) == 1 else f"servers {servers}"
-        parts = "" if self.sharded.is_whole else f", {len(self._record.shards)} shards"
+        parts = "" if self.sharded.is_single else f", {len(self._record.shards)} shards"
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} on {where}{parts}>"
 
 
@@ -511,14 +517,14 @@ Variable.register(ServerVariable)
 
 def _refuse_foreign(key: Any) -> None:
     parts = (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
-    if any(is_foreign(each) for each in parts):
+    if any(is_framework_array(each) for each in parts):
         raise TypeError(
             "arrays of a framework are not allowed as indices of a Variable; use integers, slices, "
             "or arrays of NumPy, and gather(ids) for rows"
         )
 
 
-def _keeps_kind(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+def _is_safe_cast(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     if not array.shape and array.dtype.kind in "iu" and dtype.kind in "iu":
         bounds = np.iinfo(dtype)
         return bool(bounds.min <= int(array) <= bounds.max)

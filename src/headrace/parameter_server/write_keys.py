@@ -19,9 +19,9 @@ from headrace.parameter_server.operations import Counted
 from headrace.parameter_server.specs import WriteKey
 from headrace.serving.call import Done
 
-__all__ = ["KeyState", "Remembered", "WriteKeys"]
+__all__ = ["KeyState", "RecordedAnswer", "WriteKeys"]
 
-Remembered = Counted | Done
+RecordedAnswer = Counted | Done
 """What answers a write: a record without arrays."""
 
 
@@ -29,18 +29,18 @@ class KeyState(msgspec.Struct, frozen=True, kw_only=True):
     """All that a server knows of keys, as it is saved.
 
     Attributes:
-        incarnation: The highest that was seen; 0: none.
-        fenced: Workers that write no more.
-        settled: Closures that have settled, from `below` on.
-        below: All closures from 0 to below it have settled.
+        coordinator_term: The highest that was seen; 0: none.
+        fenced_sessions: Workers that write no more.
+        forgotten_closures: Closures that have settled, from `forgotten_below` on.
+        forgotten_below: All closures from 0 to below it have settled.
         answers: What was answered, by closure: target, number, answer.
     """
 
-    incarnation: int = 0
-    fenced: tuple[int, ...] = ()
-    settled: tuple[int, ...] = ()
-    below: int = 0
-    answers: dict[int, tuple[tuple[str, int, Remembered], ...]] = {}
+    coordinator_term: int = 0
+    fenced_sessions: tuple[int, ...] = ()
+    forgotten_closures: tuple[int, ...] = ()
+    forgotten_below: int = 0
+    answers: dict[int, tuple[tuple[str, int, RecordedAnswer], ...]] = {}
 
 
 class WriteKeys:
@@ -48,11 +48,11 @@ class WriteKeys:
 
     def __init__(self, state: KeyState | None = None) -> None:
         state = state or KeyState()
-        self.incarnation = state.incarnation
-        self._fenced = set(state.fenced)
-        self._settled = set(state.settled)
-        self._below = state.below
-        self._answers: dict[int, dict[tuple[str, int], Remembered]] = {
+        self.coordinator_term = state.coordinator_term
+        self._fenced_sessions = set(state.fenced_sessions)
+        self._forgotten_closures = set(state.forgotten_closures)
+        self._forgotten_below = state.forgotten_below
+        self._answers: dict[int, dict[tuple[str, int], RecordedAnswer]] = {
             closure: {(target, number): answer for target, number, answer in answers}
             for closure, answers in state.answers.items()
         }
@@ -63,33 +63,33 @@ class WriteKeys:
     def state(self) -> KeyState:
         """Return all of it as a plain value."""
         return KeyState(
-            incarnation=self.incarnation,
-            fenced=tuple(sorted(self._fenced)),
-            settled=tuple(sorted(self._settled)),
-            below=self._below,
+            coordinator_term=self.coordinator_term,
+            fenced_sessions=tuple(sorted(self._fenced_sessions)),
+            forgotten_closures=tuple(sorted(self._forgotten_closures)),
+            forgotten_below=self._forgotten_below,
             answers={
                 closure: tuple((*key, answer) for key, answer in answers.items())
                 for closure, answers in self._answers.items()
             },
         )
 
-    def known(self, key: WriteKey, target: str) -> Remembered | None:
+    def find_answer(self, key: WriteKey, target: str) -> RecordedAnswer | None:
         """Return what a write was answered, or None if it is to be carried out now.
 
         Raises:
             AbortedError: It is not to be carried out at all.
         """
-        self._adopt(key.incarnation)
-        refusal = self._refusal(key)
+        self._adopt_term(key.coordinator_term)
+        refusal = self._rejection_reason(key)
         if refusal:
             raise AbortedError(f"a write to {target} is refused: {refusal}")
         return self._answers.get(key.closure, {}).get((target, key.number))
 
-    def remember(self, key: WriteKey, target: str, answer: Remembered) -> None:
+    def record(self, key: WriteKey, target: str, answer: RecordedAnswer) -> None:
         """Note that a write was carried out."""
         self._answers.setdefault(key.closure, {})[target, key.number] = answer
 
-    def answers_of(self, target: str) -> tuple[tuple[int, int, Remembered], ...]:
+    def answers_for(self, target: str) -> tuple[tuple[int, int, RecordedAnswer], ...]:
         """Return closure, number and answer of all writes to one target."""
         return tuple(
             (closure, number, answer)
@@ -99,56 +99,60 @@ class WriteKeys:
         )
 
     def restore(
-        self, incarnation: int, answers: Mapping[str, Sequence[tuple[int, int, Remembered]]]
+        self,
+        coordinator_term: int,
+        answers: Mapping[str, Sequence[tuple[int, int, RecordedAnswer]]],
     ) -> None:
         """Know again which writes were carried out; those of another coordinator mean nothing."""
-        if incarnation < self.incarnation:
+        if coordinator_term < self.coordinator_term:
             return
-        self._adopt(incarnation)
+        self._adopt_term(coordinator_term)
         for target, each in answers.items():
             for closure, number, answer in each:
                 self._answers.setdefault(closure, {})[target, number] = answer
 
-    def settle(self, incarnation: int, closures: tuple[int, ...], below: int) -> None:
+    def forget_closures(self, coordinator_term: int, closures: tuple[int, ...], below: int) -> None:
         """Forget the keys of closures, and refuse what still comes from them."""
-        self._adopt(incarnation)
-        if incarnation < self.incarnation:
+        self._adopt_term(coordinator_term)
+        if coordinator_term < self.coordinator_term:
             return
-        self._settled.update(closures)
-        self._below = max(self._below, below)
-        for closure in [known for known in self._answers if self._has_settled(known)]:
+        self._forgotten_closures.update(closures)
+        self._forgotten_below = max(self._forgotten_below, below)
+        for closure in [known for known in self._answers if self._is_forgotten(known)]:
             del self._answers[closure]
-        while self._below in self._settled:
-            self._below += 1
-        self._settled = {one for one in self._settled if not 0 <= one < self._below}
+        while self._forgotten_below in self._forgotten_closures:
+            self._forgotten_below += 1
+        self._forgotten_closures = {
+            one for one in self._forgotten_closures if not 0 <= one < self._forgotten_below
+        }
 
-    def fence(self, incarnation: int, worker: int | None) -> None:
+    def fence(self, coordinator_term: int, worker_session: int | None) -> None:
         """Refuse older incarnations from now on, and this worker."""
-        self._adopt(incarnation)
-        if worker is not None and incarnation == self.incarnation:
-            self._fenced.add(worker)
+        self._adopt_term(coordinator_term)
+        if worker_session is not None and coordinator_term == self.coordinator_term:
+            self._fenced_sessions.add(worker_session)
 
-    def _adopt(self, incarnation: int) -> None:
-        if incarnation > self.incarnation:
+    def _adopt_term(self, coordinator_term: int) -> None:
+        if coordinator_term > self.coordinator_term:
             # Closures and workers of another coordinator: numbers mean others now.
-            self.incarnation = incarnation
-            self._fenced.clear()
-            self._settled.clear()
-            self._below = 0
+            self.coordinator_term = coordinator_term
+            self._fenced_sessions.clear()
+            self._forgotten_closures.clear()
+            self._forgotten_below = 0
             self._answers.clear()
 
-    def _refusal(self, key: WriteKey) -> str | None:
-        if key.incarnation < self.incarnation:
+    def _rejection_reason(self, key: WriteKey) -> str | None:
+        if key.coordinator_term < self.coordinator_term:
             return (
-                f"it is of incarnation {key.incarnation} of the coordinator, and there is "
-                f"incarnation {self.incarnation} now"
+                f"it is of incarnation {key.coordinator_term} of the coordinator, and there is "
+                f"incarnation {self.coordinator_term} now"
             )
-        if key.worker in self._fenced:
-            return f"worker {key.worker} was given up, and its closures run elsewhere"
-        if self._has_settled(key.closure):
+        if key.worker_session in self._fenced_sessions:
+            return f"worker {key.worker_session} was given up, and its closures run elsewhere"
+        if self._is_forgotten(key.closure):
             return f"closure {key.closure} has settled or was cancelled; this write comes late"
         return None
 
-    def _has_settled(self, closure: int) -> bool:
+    def _is_forgotten(self, closure: int) -> bool:
         # What one worker does for itself alone has negative numbers, which are in no order.
-        return 0 <= closure < self._below or closure in self._settled
+        return 0 <= closure < self._forgotten_below or closure in self._forgotten_closures

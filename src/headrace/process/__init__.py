@@ -1,9 +1,10 @@
 """Child processes: started with a clean environment, kept running, stopped by a deadline.
 
-parent  the child's side: what it says to whoever started it, how it learns that it is to leave,
+parent_link  the child's side: what it says to whoever started it, how it learns that it is to
+             leave,
         what ends it when it hangs
 child   one process, the link to it, how it ended
-family  commands that are kept running: started again, after a growing delay, when they die; the
+supervisor  commands that are kept running: started again, after a growing delay, when they die; the
         thread that looks at them, and how they are stopped
 
 A child dies with its parent: a socket ties the two, and it closes however the parent ends. Whether

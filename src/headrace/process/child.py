@@ -16,16 +16,16 @@ from typing import IO
 
 from headrace.forks import stays_with_parent
 from headrace.open_files import check_room
-from headrace.process.parent import LEAVING, READY
+from headrace.process.parent_link import READY, STOPPING
 
-__all__ = ["NO_ACCELERATORS", "Child", "Command", "bound_command", "clean_environment"]
+__all__ = ["NO_ACCELERATORS", "ChildCommand", "ChildProcess", "build_command", "clean_environment"]
 
 
 _BLOCK = 4096
-_FILES = 10
+_MAX_FILES = 10
 """At most so many are opened to start a process."""
 #: What makes an interpreter do something else than run its command to the end.
-_FOR_ONE_INTERPRETER = ("PYTHONINSPECT", "PYTHONSTARTUP")
+_INTERPRETER_VARIABLES = ("PYTHONINSPECT", "PYTHONSTARTUP")
 
 
 def clean_environment(
@@ -38,7 +38,7 @@ def clean_environment(
         given: More, the later ones stronger.
         paths: Where the child finds modules, before anywhere else.
     """
-    kept = {name: text for name, text in variables.items() if name not in _FOR_ONE_INTERPRETER}
+    kept = {name: text for name, text in variables.items() if name not in _INTERPRETER_VARIABLES}
     if paths:
         kept["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in paths)
     for more in given:
@@ -47,54 +47,54 @@ def clean_environment(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class ChildCommand:
     """What a child runs.
 
     Attributes:
         arguments: After the interpreter: `("-m", "package.module", ...)`.
         environment: All of its variables.
-        is_bound: Whether it is of no use without its parent: what it writes until it is ready is
-            kept, for a message about why it is not, and it dies when the parent does. Its last two
-            arguments are numbers of descriptors: the one that takes over from standard output and
-            error when it is ready, and its lifeline (`process/parent.py`).
+        dies_with_parent: Whether it is of no use without its parent: what it writes until it is
+            ready is kept, for a message about why it is not, and it dies when the parent does. Its
+            last two arguments are numbers of descriptors: the one that takes over from standard
+            output and error when it is ready, and its lifeline (`process/parent_link.py`).
         output: Descriptor of what takes its standard output and error, where they are not kept;
             None: those of this process.
     """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
-    is_bound: bool = False
+    dies_with_parent: bool = False
     output: int | None = None
 
 
-class Child:
+class ChildProcess:
     """One process, from its start to its end.
 
     It has a process group of its own: Ctrl-C is for its parent, which passes it on.
     """
 
-    def __init__(self, command: Command) -> None:
-        check_room(_FILES)
+    def __init__(self, command: ChildCommand) -> None:
+        check_room(_MAX_FILES)
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
         self._unread = b""
         # An unnamed file, so that nothing is left when all are killed.
-        self._words: IO[bytes] | None = None
+        self._startup_output: IO[bytes] | None = None
         self._lifeline: int | None = None
-        if command.is_bound:
-            self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is ready
-        self._last_words = ""
+        if command.dies_with_parent:
+            self._startup_output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is ready
+        self._final_output = ""
         #: Whether it was asked to leave, here or by a signal from somebody else.
-        self.was_asked = False
+        self.stop_requested = False
         #: What it said when it was ready; None: it is not, yet.
-        self.ready: str | None = None
+        self.ready_message: str | None = None
         with contextlib.ExitStack() as stack:
             undo = stack.enter_context(contextlib.ExitStack())
             undo.callback(self.leave_to_parent)
             stack.enter_context(theirs)
             passed: list[int] = []
-            if command.is_bound:
-                passed.append(_duplicate_of_stderr())
+            if command.dies_with_parent:
+                passed.append(_duplicate_stderr())
                 stack.callback(os.close, passed[0])
                 end, self._lifeline = os.pipe()
                 passed.append(end)
@@ -102,8 +102,8 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, *command.arguments, *map(str, passed)],
                 stdin=theirs.fileno(),
-                stdout=self._words or command.output,
-                stderr=self._words or command.output,
+                stdout=self._startup_output or command.output,
+                stderr=self._startup_output or command.output,
                 pass_fds=passed,
                 env=dict(command.environment),
                 process_group=0,
@@ -122,12 +122,12 @@ class Child:
         return self._process.poll() is None
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Its exit code, negative for a signal; None: it has not ended."""
         return self._process.poll()
 
     @property
-    def ending(self) -> str:
+    def exit_description(self) -> str:
         """How it ended, in words."""
         code = self._process.poll()
         if code is None:
@@ -138,7 +138,7 @@ class Child:
             return f"ended by {signal.Signals(-code).name}"
         return f"ended by signal {-code}"
 
-    def listen(self) -> None:
+    def read_messages(self) -> None:
         """Take what it has said so far."""
         with contextlib.suppress(OSError):
             while piece := self._link.recv(_BLOCK):
@@ -147,35 +147,35 @@ class Child:
         for line in lines:
             word, _, text = line.decode(errors="replace").partition(" ")
             if word == READY:
-                self.ready = text
-                self._forget_words()
-            elif word == LEAVING:
-                self.was_asked = True
+                self.ready_message = text
+                self._close_startup_output()
+            elif word == STOPPING:
+                self.stop_requested = True
 
-    def words(self) -> str:
+    def read_startup_output(self) -> str:
         """Return what it wrote before it was ready, where that is kept."""
-        if self._words is not None:
-            self._words.seek(0)
-            self._last_words = self._words.read().decode(errors="replace").strip()
-        return self._last_words
+        if self._startup_output is not None:
+            self._startup_output.seek(0)
+            self._final_output = self._startup_output.read().decode(errors="replace").strip()
+        return self._final_output
 
-    def release(self) -> None:
+    def request_stop(self) -> None:
         """Ask it to leave, by closing the link; do not wait."""
-        self.listen()
-        self.was_asked = True
+        self.read_messages()
+        self.stop_requested = True
         self._link.close()
 
     def terminate(self) -> None:
         """Ask it by SIGTERM; one that was asked before then leaves at once."""
-        self.was_asked = True
+        self.stop_requested = True
         self._process.terminate()
 
     def kill(self) -> None:
         """Kill it (SIGKILL), and wait for its end."""
-        self.was_asked = True
+        self.stop_requested = True
         self._process.kill()
         self._process.wait()
-        self.bury()
+        self.reap()
 
     def wait(self, until: float) -> bool:
         """Wait for its end until a time of the monotonic clock; return whether it has ended."""
@@ -183,30 +183,30 @@ class Child:
             self._process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             return False
-        self.bury()
+        self.reap()
         return True
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Take the last words of one that has ended, and free what is held for it here."""
-        self.listen()
-        self.words()
+        self.read_messages()
+        self.read_startup_output()
         self.leave_to_parent()
 
     def leave_to_parent(self) -> None:
         """Close what belongs to it here; in a forked process the link would else stay open."""
         self._link.close()
-        self._forget_words()
+        self._close_startup_output()
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is not None:
             os.close(lifeline)
 
-    def _forget_words(self) -> None:
-        words, self._words = self._words, None
+    def _close_startup_output(self) -> None:
+        words, self._startup_output = self._startup_output, None
         if words is not None:
             words.close()
 
 
-def _duplicate_of_stderr() -> int:
+def _duplicate_stderr() -> int:
     try:
         return os.dup(2)
     except OSError:
@@ -217,16 +217,17 @@ NO_ACCELERATORS = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 """The accelerators belong to the process that trains; a child would take memory on them."""
 
 
-def bound_command(module: str, *arguments: str, environment: Mapping[str, str]) -> Command:
+def build_command(module: str, *arguments: str, environment: Mapping[str, str]) -> ChildCommand:
     """Return the command of a child that runs a module of ours and ends with this process.
 
     Args:
-        module: It is run as a program, with two more arguments (see `Command.is_bound`).
+        module: It is run as a program, with two more arguments (see
+            `ChildCommand.dies_with_parent`).
         *arguments: Of the program.
         environment: Variables that it gets besides those of this process, and more than these:
             accelerators are hidden from it.
     """
-    return Command(
+    return ChildCommand(
         arguments=("-m", module, *arguments),
         environment=clean_environment(
             os.environ,
@@ -235,5 +236,5 @@ def bound_command(module: str, *arguments: str, environment: Mapping[str, str]) 
             # Functions of the user's modules travel by name: a child must find the same modules.
             paths=tuple(sys.path),
         ),
-        is_bound=True,
+        dies_with_parent=True,
     )

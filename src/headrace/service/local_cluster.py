@@ -18,8 +18,14 @@ from headrace.arguments import check_int, check_strings
 from headrace.data.at_exit import close_iterators
 from headrace.errors import FailedPreconditionError
 from headrace.forks import stays_with_parent
-from headrace.process.child import Child
-from headrace.process.family import BecameReady, Ended, Event, Household, NotStarted
+from headrace.process.child import ChildProcess
+from headrace.process.supervisor import (
+    ProcessEvent,
+    ProcessExited,
+    ProcessReady,
+    ProcessStartFailed,
+    Supervisor,
+)
 from headrace.service.config import DispatcherConfig, WorkerConfig, default_cache_bytes
 from headrace.service.dispatcher.server import DispatchServer
 from headrace.service.local_worker import (
@@ -29,7 +35,7 @@ from headrace.service.local_worker import (
     worker_command,
 )
 from headrace.service.worker.server import WorkerServer
-from headrace.transport.address import lasting_port
+from headrace.transport.address import find_stable_port
 
 __all__ = ["LocalCluster", "LocalWorker"]
 
@@ -100,20 +106,20 @@ class LocalCluster:
         self._environment = dict(environment or {})
         self._cache_bytes = default_cache_bytes(num_workers)
         self._config = DispatcherConfig(
-            port=0 if work_dir is None else lasting_port(),
+            port=0 if work_dir is None else find_stable_port(),
             work_dir=work_dir,
             fault_tolerant_mode=work_dir is not None,
             worker_timeout_ms=worker_timeout_ms,
             worker_addresses=worker_addresses,
         )
         self._workers: list[LocalWorker] = []
-        self._household: Household | None = None
+        self._household: Supervisor | None = None
         self._dispatcher = DispatchServer(self._config)
         _open.add(self)
         stays_with_parent(self)
         try:
             if processes:
-                self._household = Household("worker process", self._note, restarts=restart)
+                self._household = Supervisor("worker process", self._note, restarts=restart)
             self._add(num_workers)
         except BaseException:
             self.close()
@@ -192,28 +198,28 @@ class LocalCluster:
 
     # --- watching -----------------------------------------------------------------------------
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: ProcessEvent) -> None:
         """Take note of a worker process that nobody waits for."""
         match event:
-            case BecameReady(_, child):
+            case ProcessReady(_, child):
                 self._workers.append(ProcessWorker(child))
-            case Ended(_, child, again_in) if not child.was_asked:
+            case ProcessExited(_, child, again_in) if not child.stop_requested:
                 self._report(child, again_in)
-            case NotStarted(_, error, again_in):
+            case ProcessStartFailed(_, error, again_in):
                 _log.warning("no worker could be started: %s; next try in %g s", error, again_in)
 
-    def _report(self, child: Child, again_in: float | None) -> None:
+    def _report(self, child: ChildProcess, again_in: float | None) -> None:
         """Report a process that died by itself."""
         where = "that was not ready yet"
         for worker in self._workers:
             if isinstance(worker, ProcessWorker) and worker.child is child:
-                worker.death = child.ending
+                worker.death = child.exit_description
                 where = f"at {worker.address}"
         _log.warning(
             "worker process %d %s %s; %d of the cluster's workers are left%s",
             child.pid,
             where,
-            child.ending,
+            child.exit_description,
             sum(other.is_running for other in self._workers),
             "" if again_in is None else f", and another starts in {again_in:g} s",
         )

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from headrace.errors import FailedPreconditionError
-from headrace.process.child import Child, Command, bound_command
-from headrace.process.family import STOP_SECONDS, stop
-from headrace.process.parent import large_copies
+from headrace.process.child import ChildCommand, ChildProcess, build_command
+from headrace.process.parent_link import large_copy_tunables
+from headrace.process.supervisor import STOP_SECONDS, stop_children
 from headrace.service.worker.server import WorkerServer
 
 __all__ = [
@@ -50,8 +50,8 @@ class LocalWorker(Protocol):
 class ProcessWorker:
     """A worker in a process of its own."""
 
-    def __init__(self, child: Child) -> None:
-        self.address = child.ready or ""
+    def __init__(self, child: ChildProcess) -> None:
+        self.address = child.ready_message or ""
         self.death: str | None = None
         self.child = child
 
@@ -64,7 +64,7 @@ class ProcessWorker:
         return self.child.is_running
 
     def stop(self) -> None:
-        stop([self.child], STOP_SECONDS)
+        stop_children([self.child], STOP_SECONDS)
 
     def kill(self) -> None:
         self.child.kill()
@@ -98,15 +98,15 @@ class ThreadWorker:
         )
 
 
-def worker_command(options: Mapping[str, Any], environment: Mapping[str, str]) -> Command:
+def worker_command(options: Mapping[str, Any], environment: Mapping[str, str]) -> ChildCommand:
     """Return the command of a worker process.
 
     Args:
         options: Arguments of `WorkerConfig`.
         environment: Variables that it gets besides those of this process.
     """
-    return bound_command(
+    return build_command(
         "headrace.service.worker",
         json.dumps(options),
-        environment={**large_copies({**os.environ, **environment}), **environment},
+        environment={**large_copy_tunables({**os.environ, **environment}), **environment},
     )

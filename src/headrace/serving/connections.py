@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.transport.channel import Buffer, Channel, Reply
-from headrace.transport.inbox import Inbox
+from headrace.transport.channel_poller import ChannelPoller
 
 __all__ = ["Answered", "Connections", "Lost"]
 
@@ -54,7 +54,7 @@ class Connections(Generic[Peer, Q]):
     """
 
     def __init__(self) -> None:
-        self._inbox = Inbox()
+        self._inbox = ChannelPoller()
         self._by_peer: dict[Peer, _Connection[Q]] = {}
         self._peers: dict[Channel, Peer] = {}
 
@@ -118,8 +118,8 @@ class Connections(Generic[Peer, Q]):
             if isinstance(event, HeadraceError):
                 found.append(Lost(peer, [request for _, request in requests.values()], event))
                 requests.clear()
-            elif event.ticket in requests:
-                found.append(Answered(peer, requests.pop(event.ticket)[1], event))
+            elif event.request_id in requests:
+                found.append(Answered(peer, requests.pop(event.request_id)[1], event))
         return found
 
     def wake(self) -> None:

@@ -3,8 +3,8 @@
 The contract, and what serves all carriers:
 
     channel            calls between two peers, in five rules
-    calling_end        what the calling ends of all carriers share
-    inbox              one thread waits on many channels
+    request_tracking   what the calling ends of all carriers share
+    channel_poller     one thread waits on many channels
     address            "host:port": read, resolved, judged
     limits             how much a server takes from its peers, and keeps for them
     security           keys, and who is let in
@@ -19,12 +19,12 @@ Peers in two processes:
     zeromq_channel     the calling end
     zeromq_connection  one connection of it, from the attempt to the loss
     zeromq_server      the answering end, and its one thread
-    complaints         what it says in the log of requests that went wrong
+    request_errors     what it says in the log of requests that went wrong
     zeromq_request     a request, as its handler sees it
-    zeromq_outbox      answers on their way out, counted
+    zeromq_reply_writer  answers on their way out, counted
     zeromq_peers       who is connected
     zeromq_binding     taking a port
-    admission          who is let in, at each handshake
+    authenticator      who is let in, at each handshake
     envelope           what travels: a header, then buffers
     context            the ZeroMQ context that all share
     descriptors        file descriptors of connections, seen from outside ZeroMQ

@@ -9,14 +9,14 @@ import socket
 from headrace.errors import UnavailableError
 
 __all__ = [
+    "find_stable_port",
+    "is_local_host",
     "is_loopback",
-    "is_this_machine",
     "is_wildcard",
     "join",
-    "lasting_port",
+    "local_address_for",
     "resolve",
     "split",
-    "towards",
 ]
 
 
@@ -51,7 +51,7 @@ def is_wildcard(host: str) -> bool:
         return False
 
 
-def towards(address: str) -> str:
+def local_address_for(address: str) -> str:
     """Return the number of this machine by which the host of "host:port" is reached.
 
     Nothing is sent: the system's routes are asked.
@@ -79,7 +79,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def is_this_machine(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Whether a host is this machine: only then can anybody listen at its address here."""
     if is_loopback(host):
         return True
@@ -96,7 +96,7 @@ def is_this_machine(host: str) -> bool:
     return True
 
 
-def lasting_port(host: str = "127.0.0.1") -> int:
+def find_stable_port(host: str = "127.0.0.1") -> int:
     """Return a port of this machine that is free, and will be again after a server has left it.
 
     Not one of those that the system gives to whoever connects: a client that tries to reach a

@@ -20,19 +20,19 @@ from headrace.transport.copying import copy_memory
 from headrace.transport.free_list import PAGE, FreeList
 from headrace.transport.shared_memory import (
     SEALS,
-    HostIdentity,
+    BufferLocation,
     MemoryReport,
-    Offer,
-    Placement,
+    ProcessIdentity,
+    SegmentOffer,
     SharedMemoryOptions,
-    aligned,
+    align,
 )
 
 __all__ = ["Arena", "ArenaBudget"]
 
 _log = logging.getLogger(__name__)
 
-_BESIDE = 64 << 10
+_APPENDED_BYTES = 64 << 10
 """Bytes after a buffer that is made in a slot, for small ones that go with it."""
 
 _numbers = itertools.count(random.SystemRandom().getrandbits(62))
@@ -43,25 +43,25 @@ class ArenaBudget:
 
     def __init__(self, total: int) -> None:
         self._lock = threading.Lock()
-        self._left = total
+        self._available = total
 
     @property
-    def left(self) -> int:
-        return self._left
+    def available(self) -> int:
+        return self._available
 
-    def take(self, wanted: int, least: int) -> int:
-        """Return how many bytes may be taken, at most `wanted`; 0 where `least` are not left."""
+    def reserve(self, wanted: int, minimum: int) -> int:
+        """Return how many bytes may be taken, at most `wanted`; 0 where `minimum` are not left."""
         with self._lock:
-            granted = min(wanted, self._left)
+            granted = min(wanted, self._available)
             granted -= granted % PAGE
-            if granted < least:
+            if granted < minimum:
                 return 0
-            self._left -= granted
+            self._available -= granted
             return granted
 
-    def put_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._lock:
-            self._left += size
+            self._available += size
 
 
 class _Segment:
@@ -72,7 +72,7 @@ class _Segment:
         self.free = FreeList(size)
         self.accepted = False
         #: Messages that lie in it and were not handed to the socket yet.
-        self.under_way = 0
+        self.unsent_messages = 0
         self.fd = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             # Reserved, not only promised: a machine without that much memory says so here
@@ -87,7 +87,7 @@ class _Segment:
             raise
         self._anchor = ctypes.c_char.from_buffer(self.mapping)
         self.memory = ctypes.addressof(self._anchor)
-        self.offer = Offer(self.number, os.getpid(), self.fd, os.fstat(self.fd).st_ino, size)
+        self.offer = SegmentOffer(self.number, os.getpid(), self.fd, os.fstat(self.fd).st_ino, size)
 
     def close(self) -> None:
         del self._anchor
@@ -125,7 +125,7 @@ class Arena:
 
     def __init__(
         self,
-        identity: HostIdentity,
+        identity: ProcessIdentity,
         options: SharedMemoryOptions,
         budget: ArenaBudget | None = None,
         *,
@@ -138,48 +138,50 @@ class Arena:
         self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
         self._slots: dict[int, _Slot] = {}
-        self._usable = True
+        self._is_usable = True
         self._closed = False
 
-    def place(self, buffers: Sequence[memoryview]) -> Placement | Offer | None:
-        """Copy buffers into a slot; `posted` is owed for a Placement.
+    def write(self, buffers: Sequence[memoryview]) -> BufferLocation | SegmentOffer | None:
+        """Copy buffers into a slot; `mark_sent` is owed for a Placement.
 
         Returns:
             Where they lie; or, where there was no room, a new segment to offer to the reader or
             None, and the buffers must travel another way.
         """
         placement = self._reserve(tuple([view.nbytes for view in buffers]))
-        if not isinstance(placement, Placement):
+        if not isinstance(placement, BufferLocation):
             return placement
         try:
             # Outside the lock: a copy lets other threads run.
             self._copy(buffers, self._address(placement))
         except BaseException:
-            self.take_back(placement)
-            self.posted(placement)
+            self.release(placement)
+            self.mark_sent(placement)
             raise
         return placement
 
-    def room(self, size: int) -> tuple[Placement, np.ndarray] | None:
+    def allocate(self, size: int) -> tuple[BufferLocation, np.ndarray] | None:
         """Return a slot for one buffer that is yet to be made, and its memory, as bytes.
 
-        `posted` is owed, until which the memory may be written. None: there is no room.
+        `mark_sent` is owed, until which the memory may be written. None: there is no room.
         """
         if size < self._options.smallest_reply:
             return None
-        placement = self._reserve((size, _BESIDE), may_grow=False)
-        if not isinstance(placement, Placement):
+        placement = self._reserve((size, _APPENDED_BYTES), may_grow=False)
+        if not isinstance(placement, BufferLocation):
             return None
         return placement, np.asarray(_Memory(self._address(placement), size))
 
-    def beside(self, placement: Placement, buffers: Sequence[memoryview]) -> Placement | None:
+    def append(
+        self, location: BufferLocation, buffers: Sequence[memoryview]
+    ) -> BufferLocation | None:
         """Copy buffers to what was made in a room; None: there is no place for them."""
-        size = placement.lengths[0]
+        size = location.lengths[0]
         lengths = tuple([view.nbytes for view in buffers])
-        if sum(map(aligned, lengths)) > _BESIDE:
+        if sum(map(align, lengths)) > _APPENDED_BYTES:
             return None
-        self._copy(buffers, self._address(placement) + aligned(size))
-        return Placement(placement.segment, placement.slot, placement.offset, (size, *lengths))
+        self._copy(buffers, self._address(location) + align(size))
+        return BufferLocation(location.segment, location.slot, location.offset, (size, *lengths))
 
     @staticmethod
     def _copy(buffers: Sequence[memoryview], at: int) -> None:
@@ -191,73 +193,73 @@ class Arena:
             if not length:
                 continue
             source = np.frombuffer(view, np.uint8).ctypes.data
-            if source != start + size or size != aligned(size):
+            if source != start + size or size != align(size):
                 if size:
                     copy_memory(at, start, size)
-                    at += aligned(size)
+                    at += align(size)
                 start, size = source, 0
             size += length
         copy_memory(at, start, size)
 
     def _reserve(
         self, lengths: tuple[int, ...], *, may_grow: bool = True
-    ) -> Placement | Offer | None:
-        size = sum(map(aligned, lengths))
+    ) -> BufferLocation | SegmentOffer | None:
+        size = sum(map(align, lengths))
         if size < self._options.smallest_reply:
             return None
         with self._lock:
-            if not self._usable:
+            if not self._is_usable:
                 return None
-            taken = self._take(size)
+            taken = self._allocate(size)
             if taken is None:
                 return self._grow(size) if may_grow else None
             segment, offset, _ = taken
             number = next(_numbers)
             self._slots[number] = taken
-            segment.under_way += 1
-        return Placement(segment.number, number, offset, lengths)
+            segment.unsent_messages += 1
+        return BufferLocation(segment.number, number, offset, lengths)
 
-    def _address(self, placement: Placement) -> int:
+    def _address(self, location: BufferLocation) -> int:
         """Return where a slot begins whose message is under way."""
-        return self._segments[placement.segment].memory + placement.offset
+        return self._segments[location.segment].memory + location.offset
 
-    def posted(self, placement: Placement) -> None:
+    def mark_sent(self, location: BufferLocation) -> None:
         """Take note that a message was handed to the socket, before whatever is posted later."""
         with self._lock:
-            segment = self._segments[placement.segment]
-            segment.under_way -= 1
-            if self._closed and not segment.under_way:
-                self._let_go(segment)
+            segment = self._segments[location.segment]
+            segment.unsent_messages -= 1
+            if self._closed and not segment.unsent_messages:
+                self._close_segment(segment)
 
-    def _take(self, size: int) -> _Slot | None:
+    def _allocate(self, size: int) -> _Slot | None:
         for segment in self._segments.values():
-            if segment.accepted and (offset := segment.free.take(size)) is not None:
+            if segment.accepted and (offset := segment.free.allocate(size)) is not None:
                 return _Slot(segment, offset, self._clock())
         return None
 
-    def _grow(self, size: int) -> Offer | None:
+    def _grow(self, size: int) -> SegmentOffer | None:
         if any(not segment.accepted for segment in self._segments.values()):
             return None  # One offer at a time.
         allowed = self._options.total_bytes - sum(s.free.size for s in self._segments.values())
         pages = -(-size // PAGE) * PAGE
         wanted = min(max(self._options.segment_bytes, 4 * pages), allowed)
-        granted = self._budget.take(wanted, pages)
+        granted = self._budget.reserve(wanted, pages)
         if not granted:
             return None
         try:
             segment = _Segment(granted)
         except OSError as error:
-            self._budget.put_back(granted)
-            self._usable = False
+            self._budget.release(granted)
+            self._is_usable = False
             _log.info("no shared memory with process %d: %s", self.identity.pid, error)
             return None
         except BaseException:
-            self._budget.put_back(granted)
+            self._budget.release(granted)
             raise
         self._segments[segment.number] = segment
         return segment.offer
 
-    def hear(self, report: MemoryReport) -> None:
+    def apply_report(self, report: MemoryReport) -> None:
         """Take note of what the reader says."""
         with self._lock:
             for number in report.accepted:
@@ -265,18 +267,18 @@ class Arena:
                     self._segments[number].accepted = True
             for number in report.released:
                 if (slot := self._slots.pop(number, None)) is not None:
-                    slot.segment.free.put_back(slot.offset)
+                    slot.segment.free.release(slot.offset)
             for number in report.refused:
                 segment = self._segments.get(number)
                 if segment is not None and not segment.accepted:
-                    self._let_go(segment)
-                    self._usable = False
+                    self._close_segment(segment)
+                    self._is_usable = False
 
-    def take_back(self, placement: Placement) -> None:
+    def release(self, location: BufferLocation) -> None:
         """Free the slot of a message that was not sent."""
-        self.hear(MemoryReport(released=(placement.slot,)))
+        self.apply_report(MemoryReport(released=(location.slot,)))
 
-    def retire(self) -> tuple[int, ...]:
+    def retire_overdue(self) -> tuple[int, ...]:
         """Let go of segments with a slot that was held for longer than the lease.
 
         Returns:
@@ -288,11 +290,11 @@ class Arena:
             overdue = {
                 slot.segment.number: slot.segment
                 for slot in self._slots.values()
-                if slot.taken_at < oldest and not slot.segment.under_way
+                if slot.taken_at < oldest and not slot.segment.unsent_messages
             }
             for number, segment in overdue.items():
                 self._slots = {n: s for n, s in self._slots.items() if s.segment is not segment}
-                self._let_go(segment)
+                self._close_segment(segment)
                 _log.debug("segment %d is left to process %d", number, self.identity.pid)
         return tuple(overdue)
 
@@ -307,14 +309,14 @@ class Arena:
     def close(self) -> None:
         """Let the memory go; what the reader still holds stays valid there."""
         with self._lock:
-            self._usable = False
+            self._is_usable = False
             self._closed = True
             self._slots.clear()
             for segment in list(self._segments.values()):
-                if not segment.under_way:
-                    self._let_go(segment)
+                if not segment.unsent_messages:
+                    self._close_segment(segment)
 
-    def _let_go(self, segment: _Segment) -> None:
+    def _close_segment(self, segment: _Segment) -> None:
         del self._segments[segment.number]
         segment.close()
-        self._budget.put_back(segment.free.size)
+        self._budget.release(segment.free.size)

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-__all__ = ["Buffer", "Channel", "Handler", "Reply", "Request", "Server"]
+__all__ = ["Buffer", "Channel", "Handler", "Reply", "Request", "TransportServer"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Raw memory. Buffers received from a peer are writable memoryviews, aligned to 64 bytes when they
@@ -36,7 +36,7 @@ memory. Give a read-only view (`memoryview.toreadonly`) of what is kept, as of a
 class Reply(NamedTuple):
     """What came back for one request."""
 
-    ticket: int
+    request_id: int
     """The number that `Channel.send` returned for the request."""
     message: msgspec.Struct | Exception
     """The answer, or the error that the peer's handler answered with."""
@@ -61,9 +61,9 @@ class Channel(ABC):
         """Return the next answer to any unanswered request, or None when `timeout` seconds passed.
 
         Raises:
-            UnavailableError: The peer is gone (`refused` is true), or has been silent for as long
-                as this channel waits. All unanswered requests are forgotten; the channel connects
-                again by itself on the next `send`.
+            UnavailableError: The peer is gone (`num_refused` is true), or has been silent for as
+                long as this channel waits. All unanswered requests are forgotten; the channel
+                connects again by itself on the next `send`.
             UnauthenticatedError: The peer did not let this channel in; otherwise the same.
         """
 
@@ -84,11 +84,12 @@ class Channel(ABC):
     def close(self) -> None:
         """Close the connection; unanswered requests are forgotten. May be called twice."""
 
-    # --- for an `Inbox`, which waits on many channels ---------------------------------------
+    # --- for an `ChannelPoller`, which waits on many channels
+    # ---------------------------------------
 
     @property
     @abstractmethod
-    def has_news(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether `receive` would return or raise at once, whatever its sockets say."""
 
     @abstractmethod
@@ -96,8 +97,8 @@ class Channel(ABC):
         """Return the ZeroMQ sockets that become readable when something arrives, if any."""
 
     @abstractmethod
-    def listen(self, ring: Callable[[], None] | None) -> None:
-        """Have `ring` called, on any thread, when something arrives on other ways than sockets."""
+    def set_wakeup(self, wakeup: Callable[[], None] | None) -> None:
+        """Have `wakeup` called, on any thread, when something arrives but not by a socket."""
 
 
 class Request(ABC):
@@ -111,7 +112,7 @@ class Request(ABC):
     """What the peer's key says it is; None where the server checks no keys, and for peers in the
     server's own process."""
 
-    def room(self, size: int) -> memoryview | None:
+    def allocate(self, size: int) -> memoryview | None:
         """Return memory in which to make a buffer of that size; None: there is none.
 
         What is made there is sent without a copy, if it is the first that `reply` gets and what
@@ -121,14 +122,14 @@ class Request(ABC):
 
     @abstractmethod
     def reply(
-        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False
     ) -> None:
         """Answer, from any thread; does not block. Does nothing once the server is closed.
 
         Args:
             message: The answer.
             buffers: What goes with it.
-            lent: Whether the buffers may change as soon as this returns. Those that went into
+            borrowed: Whether the buffers may change as soon as this returns. Those that went into
                 shared memory were copied anyway; the others are copied here.
         """
 
@@ -142,7 +143,7 @@ Handler: TypeAlias = Callable[[Sequence[Request]], None]
 what takes time is answered later, from another thread. An exception fails the whole batch."""
 
 
-class Server(ABC):
+class TransportServer(ABC):
     """The answering end: an address, one thread, one handler."""
 
     @property
@@ -151,7 +152,7 @@ class Server(ABC):
         """Where it listens, as "host:port"."""
 
     @property
-    def refused(self) -> int:
+    def num_refused(self) -> int:
         """How many connections ended before they began: wrong keys, or no words of ours."""
         return 0
 
@@ -159,7 +160,7 @@ class Server(ABC):
         """Whether a peer (`Request.peer`) that has asked something is still connected."""
         return False
 
-    def silence(self, peer: str) -> float | None:
+    def seconds_since_data(self, peer: str) -> float | None:
         """Return the seconds since anything arrived from a peer's process, pings included.
 
         None: the peer is not connected, or this system does not tell.

@@ -10,9 +10,9 @@ from headrace.threads import start_thread
 
 __all__ = ["copy_memory"]
 
-_WORTH_A_THREAD = 16 << 20
+_PARALLEL_COPY_BYTES = 16 << 20
 """Bytes whose halves take many times as long to copy as a thread to start."""
-_LINE = 64
+_CACHE_LINE_BYTES = 64
 
 
 def copy_memory(to: int, source: int, size: int) -> None:
@@ -23,11 +23,11 @@ def copy_memory(to: int, source: int, size: int) -> None:
         source: Where they are.
         size: How many.
     """
-    if size < _WORTH_A_THREAD or (os.cpu_count() or 1) < 2:
+    if size < _PARALLEL_COPY_BYTES or (os.cpu_count() or 1) < 2:
         ctypes.memmove(to, source, size)
         return
-    own = size // 2 // _LINE * _LINE
-    rest = _Rest(to + own, source + own, size - own)
+    own = size // 2 // _CACHE_LINE_BYTES * _CACHE_LINE_BYTES
+    rest = _SecondHalf(to + own, source + own, size - own)
     try:
         rest.begin()
         ctypes.memmove(to, source, own)
@@ -37,7 +37,7 @@ def copy_memory(to: int, source: int, size: int) -> None:
         rest.copy()
 
 
-class _Rest:
+class _SecondHalf:
     """What another thread copies, if it comes to it in time."""
 
     def __init__(self, to: int, source: int, size: int) -> None:

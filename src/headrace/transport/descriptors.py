@@ -19,23 +19,23 @@ from typing import NamedTuple
 __all__ = [
     "Descriptor",
     "closed_by_peer",
+    "limit_receive_buffer",
     "raise_file_limit",
     "seconds_since_data",
-    "stay_in_cache",
-    "warn_near",
+    "warn_near_file_limit",
 ]
 
 _log = logging.getLogger(__name__)
 
 _IN_CACHE_BYTES = 512 << 10
-_WARN_AT = 0.9
+_WARN_FRACTION = 0.9
 #: In Linux's `struct tcp_info`: where `tcpi_last_data_recv` is, and how much to read to have it.
 _LAST_DATA_RECEIVED = 52
 _TCP_INFO_BYTES = 56
-_ENOUGH_FILES = 1 << 20
+_MAX_FILE_LIMIT = 1 << 20
 # What poll() reports about a connection that the other end has closed or reset, whatever there is
 # left to read on it.
-_CLOSED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+_CLOSED_EVENTS = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
 class Descriptor(NamedTuple):
@@ -88,7 +88,7 @@ class Descriptor(NamedTuple):
 def closed_by_peer(connection: socket.socket) -> bool:
     """Whether the other end of a connection closed or reset it, or its process ended."""
     poll = select.poll()
-    poll.register(connection, _CLOSED)
+    poll.register(connection, _CLOSED_EVENTS)
     return bool(poll.poll(0))
 
 
@@ -115,7 +115,7 @@ def seconds_since_data(descriptor: Descriptor) -> float | None:
     return float(milliseconds) / 1000
 
 
-def stay_in_cache(connection: socket.socket) -> None:
+def limit_receive_buffer(connection: socket.socket) -> None:
     """Bound what waits in a connection within this host, so that it is read while it is cached.
 
     The kernel lets a buffer grow to megabytes, for long ways; what lay there has left the caches
@@ -134,7 +134,7 @@ _warned = False
 def raise_file_limit() -> None:
     """Allow this process as many open files as the system lets it have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else hard
+    wanted = _MAX_FILE_LIMIT if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -142,14 +142,14 @@ def raise_file_limit() -> None:
             _log.info("the limit of %d open files stays: %s", soft, error)
 
 
-def warn_near(number: int) -> None:
+def warn_near_file_limit(number: int) -> None:
     """Warn once if a descriptor that was just opened shows that few are left.
 
     The kernel gives the lowest free number, so a high one means that those below are taken.
     """
     global _warned
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if not _warned and soft != resource.RLIM_INFINITY and number >= _WARN_AT * soft:
+    if not _warned and soft != resource.RLIM_INFINITY and number >= _WARN_FRACTION * soft:
         _warned = True
         _log.warning(
             "%d of the %d files that this process may open are open; beyond that no connection "

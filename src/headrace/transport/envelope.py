@@ -19,43 +19,43 @@ from headrace import errors
 from headrace.errors import HeadraceError, UserFunctionError
 from headrace.kept_memory import LARGEST, WORTH_KEEPING, keep_freed_memory
 from headrace.transport.channel import Buffer
-from headrace.transport.shared_memory import MemoryReport, Offer, Placement
+from headrace.transport.shared_memory import BufferLocation, MemoryReport, SegmentOffer
 from headrace.versions import WIRE_FORMAT
 
 __all__ = [
+    "CLOSING",
+    "EMPTY_BODY",
     "ERROR",
-    "GOODBYE",
-    "LARGEST_FRAME",
-    "NOTHING",
+    "MAX_FRAME_BYTES",
     "NOTICE",
     "REPLY",
     "REQUEST",
     "ErrorText",
     "ReplyHeader",
     "RequestHeader",
-    "copied",
-    "cut",
+    "copy_views",
     "decode_error",
     "decode_reply_header",
     "decode_request_header",
     "encode",
     "encode_error",
     "flat_views",
-    "join",
+    "join_frames",
     "receive_buffers",
+    "split_frames",
 ]
 
 REQUEST = 0
 """A request that is owed an answer."""
 NOTICE = 1
 """News about shared memory without a request; not answered."""
-GOODBYE = 2
+CLOSING = 2
 """The channel closes; not answered."""
 
 REPLY = 0
 ERROR = 1
 
-LARGEST_FRAME = 32 << 20
+MAX_FRAME_BYTES = 32 << 20
 """Bytes of a buffer that one frame may carry."""
 
 _OWN_ALLOCATION_BYTES = 16 << 10
@@ -64,44 +64,45 @@ _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 """Encode a header or a message."""
 
-NOTHING = msgspec.Raw(encode(None))
+EMPTY_BODY = msgspec.Raw(encode(None))
 """The body of what has none."""
 
 
 class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
     """The first frame of what a channel sends.
 
-    `pieces` tells how many frames make each buffer, so that a message that was broken off in the
-    middle is not taken for a whole one. Buffers that lie in the channel's own memory have a
-    `placement` and no frames; `offer` and `retired` are as in a reply, with the ends changed.
-    `wire` is the format of the body (`versions.WIRE_FORMAT`); all formats have it here.
+    `frame_counts` tells how many frames make each buffer, so that a message that was broken off in
+    the middle is not taken for a whole one. Buffers that lie in the channel's own memory have a
+    `location` and no frames; `offer` and `retired_segments` are as in a reply, with the ends
+    changed. `wire_format` is the format of the body (`versions.WIRE_FORMAT`); all formats have it
+    here.
     """
 
-    ticket: int
+    request_id: int
     kind: int
     body: msgspec.Raw
     report: MemoryReport | None = None
-    pieces: tuple[int, ...] = ()
-    placement: Placement | None = None
-    offer: Offer | None = None
-    retired: tuple[int, ...] = ()
-    wire: int = WIRE_FORMAT
+    frame_counts: tuple[int, ...] = ()
+    location: BufferLocation | None = None
+    offer: SegmentOffer | None = None
+    retired_segments: tuple[int, ...] = ()
+    wire_format: int = WIRE_FORMAT
 
 
 class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
-    """The first frame of what a server sends; `pieces` as in a request.
+    """The first frame of what a server sends; `frame_counts` as in a request.
 
-    `retired` names segments that the server has let go of; `report` is about the channel's memory.
-    A header with ticket 0 answers nothing.
+    `retired_segments` names segments that the server has let go of; `report` is about the channel's
+    memory. A header with ticket 0 answers nothing.
     """
 
-    ticket: int
+    request_id: int
     kind: int
     body: msgspec.Raw
-    placement: Placement | None = None
-    offer: Offer | None = None
-    pieces: tuple[int, ...] = ()
-    retired: tuple[int, ...] = ()
+    location: BufferLocation | None = None
+    offer: SegmentOffer | None = None
+    frame_counts: tuple[int, ...] = ()
+    retired_segments: tuple[int, ...] = ()
     report: MemoryReport | None = None
 
 
@@ -128,7 +129,7 @@ def _takes_a_message(kind: type[Exception]) -> bool:
 
 
 #: Classes that arrive as they left. `errors` comes second so that its names win.
-_KNOWN: dict[str, type[Exception]] = {
+_ERROR_CLASSES: dict[str, type[Exception]] = {
     name: kind
     for module, names in ((builtins, dir(builtins)), (errors, errors.__all__))
     for name in names
@@ -140,10 +141,10 @@ _KNOWN: dict[str, type[Exception]] = {
 
 def encode_error(error: Exception) -> bytes:
     """Write an error as the body of a reply."""
-    text = _text_of(error)
+    text = _error_text(error)
     for kind in type(error).__mro__:
         # A subclass of one of ours that the other side may not know arrives as ours.
-        if _KNOWN.get(kind.__name__) is kind and (
+        if _ERROR_CLASSES.get(kind.__name__) is kind and (
             kind is type(error) or issubclass(kind, HeadraceError)
         ):
             name = kind.__name__
@@ -159,7 +160,7 @@ def encode_error(error: Exception) -> bytes:
     return encode(ErrorText(name, text))
 
 
-def _text_of(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     message = error.args[0] if len(error.args) == 1 else None
     if isinstance(message, str):
         return message
@@ -173,7 +174,7 @@ def _text_of(error: Exception) -> str:
 def decode_error(body: Any) -> Exception:
     """Rebuild the error that `encode_error` wrote."""
     text = _decode_error_text(body)
-    kind = _KNOWN.get(text.name)
+    kind = _ERROR_CLASSES.get(text.name)
     if kind is None:
         return HeadraceError(f"{text.name}: {text.message}")
     if issubclass(kind, UserFunctionError):
@@ -208,43 +209,43 @@ def _flat_view(buffer: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def copied(views: Iterable[memoryview]) -> list[memoryview]:
+def copy_views(views: Iterable[memoryview]) -> list[memoryview]:
     """Copy buffers, so that the memory they lay in may change."""
     return [np.frombuffer(view, np.uint8).copy().data for view in views]
 
 
-def cut(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, ...]]:
+def split_frames(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, ...]]:
     """Cut buffers into frames; return the frames, and how many make each buffer.
 
     A peer shows that it is alive by whole frames alone, so a frame must not take longer on a slow
     network than the peer's patience. Most buffers stay whole.
     """
-    if not views or max([view.nbytes for view in views]) <= LARGEST_FRAME:
+    if not views or max([view.nbytes for view in views]) <= MAX_FRAME_BYTES:
         return views, (1,) * len(views)
     frames: list[memoryview] = []
     counts: list[int] = []
     for view in views:
-        starts = range(0, max(1, view.nbytes), LARGEST_FRAME)
-        frames += [view[start : start + LARGEST_FRAME] for start in starts]
+        starts = range(0, max(1, view.nbytes), MAX_FRAME_BYTES)
+        frames += [view[start : start + MAX_FRAME_BYTES] for start in starts]
         counts.append(len(starts))
     return frames, tuple(counts)
 
 
-def join(frames: list[memoryview], pieces: tuple[int, ...]) -> list[memoryview]:
-    """Undo `cut`.
+def join_frames(frames: list[memoryview], frame_counts: tuple[int, ...]) -> list[memoryview]:
+    """Undo `split_frames`.
 
     Raises:
-        ValueError: The frames are not as many as `pieces` tells.
+        ValueError: The frames are not as many as `frame_counts` tells.
     """
-    if len(pieces) == len(frames) and pieces.count(1) == len(frames):
+    if len(frame_counts) == len(frames) and frame_counts.count(1) == len(frames):
         return frames
-    if min(pieces, default=0) < 1 or sum(pieces) != len(frames):
-        raise ValueError(f"{len(frames)} frames came where {pieces} were announced")
+    if min(frame_counts, default=0) < 1 or sum(frame_counts) != len(frames):
+        raise ValueError(f"{len(frames)} frames came where {frame_counts} were announced")
     rest = iter(frames)
-    return [_joined([next(rest) for _ in range(count)]) for count in pieces]
+    return [_join_one([next(rest) for _ in range(count)]) for count in frame_counts]
 
 
-def _joined(frames: list[memoryview]) -> memoryview:
+def _join_one(frames: list[memoryview]) -> memoryview:
     if len(frames) == 1:
         return frames[0]
     whole = memoryview(bytearray(sum(frame.nbytes for frame in frames)))

@@ -14,23 +14,23 @@ class FreeList:
     """Deal out ranges of 0 .. `size`: first fit, whole pages, neighbours joined on return."""
 
     #: `_starts` and `_ends` are sorted; range i is _starts[i] .. _ends[i], never empty, and never
-    #: touches range i + 1. `_taken` maps the start of each range dealt out to its length.
+    #: touches range i + 1. `_allocated` maps the start of each range dealt out to its length.
 
     def __init__(self, size: int) -> None:
         self.size = size - size % PAGE
         self._starts = [0] if self.size else []
         self._ends = [self.size] if self.size else []
-        self._taken: dict[int, int] = {}
+        self._allocated: dict[int, int] = {}
 
     @property
     def free_bytes(self) -> int:
-        return self.size - sum(self._taken.values())
+        return self.size - sum(self._allocated.values())
 
     @property
-    def unused(self) -> bool:
-        return not self._taken
+    def is_unused(self) -> bool:
+        return not self._allocated
 
-    def take(self, size: int) -> int | None:
+    def allocate(self, size: int) -> int | None:
         """Return the start of `size` bytes that are now taken; None where no gap is so large."""
         size = max(PAGE, -(-size // PAGE) * PAGE)
         for index, start in enumerate(self._starts):
@@ -41,17 +41,17 @@ class FreeList:
                 self._starts[index] = start + size
             else:
                 del self._starts[index], self._ends[index]
-            self._taken[start] = size
+            self._allocated[start] = size
             return start
         return None
 
-    def put_back(self, start: int) -> None:
-        """Return what `take` dealt out.
+    def release(self, start: int) -> None:
+        """Return what `allocate` dealt out.
 
         Raises:
             KeyError: Nothing is taken that starts there.
         """
-        end = start + self._taken.pop(start)
+        end = start + self._allocated.pop(start)
         index = bisect_left(self._starts, start)
         joins_next = index < len(self._starts) and self._starts[index] == end
         joins_last = index > 0 and self._ends[index - 1] == start

@@ -25,11 +25,11 @@ from headrace.errors import (
     UnavailableError,
     describe_error,
 )
-from headrace.transport.calling_end import CallingEnd
-from headrace.transport.channel import Buffer, Channel, Handler, Reply, Request, Server
-from headrace.transport.envelope import copied, decode_error, encode_error, flat_views
+from headrace.transport.channel import Buffer, Channel, Handler, Reply, Request, TransportServer
+from headrace.transport.envelope import copy_views, decode_error, encode_error, flat_views
+from headrace.transport.request_tracking import RequestTrackingChannel
 
-__all__ = ["connect", "is_local", "serve"]
+__all__ = ["connect", "is_in_process", "serve"]
 
 _log = logging.getLogger(__name__)
 _servers: dict[str, InProcessServer] = {}
@@ -37,7 +37,9 @@ _servers_lock = threading.Lock()
 _numbers = itertools.count(1)
 
 
-def serve(handler: Handler, *, request_type: Any, host: str = "inprocess", port: int = 0) -> Server:
+def serve(
+    handler: Handler, *, request_type: Any, host: str = "inprocess", port: int = 0
+) -> TransportServer:
     """Answer requests of this process with `handler`.
 
     Args:
@@ -63,7 +65,7 @@ def serve(handler: Handler, *, request_type: Any, host: str = "inprocess", port:
             server.start()
             _servers[address] = server
         except BaseException:
-            server.end()
+            server.stop_thread()
             raise
     return server
 
@@ -73,12 +75,12 @@ def connect(address: str) -> Channel:
     return InProcessChannel(address)
 
 
-def is_local(address: str) -> bool:
+def is_in_process(address: str) -> bool:
     """Whether a server of this process answers at `address` without sockets."""
     return address in _servers
 
 
-class InProcessServer(Server):
+class InProcessServer(TransportServer):
     """A thread that takes requests from a queue."""
 
     def __init__(self, handler: Handler, request_type: Any, address: str) -> None:
@@ -117,7 +119,7 @@ class InProcessServer(Server):
         with self._lock:
             self._listeners.pop(peer, None)
 
-    def abandon(self) -> None:
+    def mark_forked_closed(self) -> None:
         """Count as closed, without a thread to join; called in a process that was just forked."""
         self._closed = self._forked = True
 
@@ -137,7 +139,7 @@ class InProcessServer(Server):
 
     def _run(self) -> None:
         while (first := self._inbox.get()) is not None:
-            batch = [first, *itertools.islice(self._in_hand(), 255)]
+            batch = [first, *itertools.islice(self._take_batch(), 255)]
             try:
                 self._answer(batch)
             except BaseException:
@@ -152,9 +154,9 @@ class InProcessServer(Server):
         except BaseException as error:
             _log.debug("the handler of %s raised", self._address, exc_info=True)
             for request in known:
-                request.fail(error if isinstance(error, Exception) else _called_off(error))
+                request.fail(error if isinstance(error, Exception) else _as_cancelled(error))
 
-    def _in_hand(self) -> Iterator[_InProcessRequest]:
+    def _take_batch(self) -> Iterator[_InProcessRequest]:
         with contextlib.suppress(Empty):
             while (request := self._inbox.get_nowait()) is not None:
                 yield request
@@ -183,13 +185,13 @@ class InProcessServer(Server):
         with _servers_lock:
             if _servers.get(self._address) is self:
                 del _servers[self._address]
-        self.end()
+        self.stop_thread()
         for outbox in listeners:
             outbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def end(self) -> None:
+    def stop_thread(self) -> None:
         """Let the thread end, also one whose start was interrupted."""
         self._closed = True
         self._inbox.put(None)
@@ -215,9 +217,11 @@ class _InProcessRequest(Request):
         self.buffers = buffers
 
     def reply(
-        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False
     ) -> None:
-        self._answer(message, copied(flat_views(buffers)) if lent else _receivable(buffers))
+        self._answer(
+            message, copy_views(flat_views(buffers)) if borrowed else _as_received(buffers)
+        )
 
     def fail(self, error: Exception) -> None:
         # Through the text form, so that the same errors arrive as over a socket.
@@ -250,7 +254,7 @@ class _Outbox(SimpleQueue[Reply | None]):
             ring()
 
 
-class InProcessChannel(CallingEnd):
+class InProcessChannel(RequestTrackingChannel):
     """A queue of answers, attached to one server at a time."""
 
     def __init__(self, address: str) -> None:
@@ -263,7 +267,7 @@ class InProcessChannel(CallingEnd):
 
     def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
         self._check_usable()
-        received = _receivable(buffers)
+        received = _as_received(buffers)
         if self._server is None or (self._server.closed and not self._unanswered):
             self._attach()
         ticket = next(self._tickets)
@@ -275,14 +279,14 @@ class InProcessChannel(CallingEnd):
         return ticket
 
     @property
-    def has_news(self) -> bool:
+    def has_pending(self) -> bool:
         return not self._inbox.empty()
 
     def sockets(self) -> Sequence[Any]:
         return ()
 
-    def listen(self, ring: Callable[[], None] | None) -> None:
-        self._ring = self._inbox.ring = ring
+    def set_wakeup(self, wakeup: Callable[[], None] | None) -> None:
+        self._ring = self._inbox.ring = wakeup
 
     def leave_to_parent(self) -> None:
         """Refuse further use: the server's thread did not come along."""
@@ -318,8 +322,8 @@ class InProcessChannel(CallingEnd):
                 )
                 error.refused = True
                 raise error
-            if reply.ticket in self._unanswered:
-                self._unanswered.discard(reply.ticket)
+            if reply.request_id in self._unanswered:
+                self._unanswered.discard(reply.request_id)
                 return reply
 
     def close(self) -> None:
@@ -330,23 +334,23 @@ class InProcessChannel(CallingEnd):
             self._server = None
 
 
-def _leave_servers_to_the_parent() -> None:
+def _abandon_servers() -> None:
     # A forked child has the servers' records but not their threads: nobody would ever answer.
     global _servers_lock
     _servers_lock = threading.Lock()
     for server in _servers.values():
-        server.abandon()
+        server.mark_forked_closed()
     _servers.clear()
 
 
-os.register_at_fork(after_in_child=_leave_servers_to_the_parent)
+os.register_at_fork(after_in_child=_abandon_servers)
 
 
-def _receivable(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+def _as_received(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
     if not buffers:
         return ()
     return [memoryview(bytearray(view)) if view.readonly else view for view in flat_views(buffers)]
 
 
-def _called_off(error: BaseException) -> HeadraceError:
+def _as_cancelled(error: BaseException) -> HeadraceError:
     return HeadraceError(f"the handler was stopped by {describe_error(error)}")

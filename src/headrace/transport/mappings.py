@@ -15,25 +15,25 @@ import numpy as np
 from headrace.counts import count_memory_refused
 from headrace.transport.shared_memory import (
     SEALS,
-    HostIdentity,
+    BufferLocation,
     MemoryReport,
-    Offer,
-    Placement,
-    aligned,
+    ProcessIdentity,
+    SegmentOffer,
+    align,
 )
 
-__all__ = ["Mappings"]
+__all__ = ["SegmentMappings"]
 
 _log = logging.getLogger(__name__)
 
-_OUR_FILE = "/memfd:headrace"
+_SEGMENT_FILE_PREFIX = "/memfd:headrace"
 
 
 class _NotASegmentError(Exception):
     """What an offer names is no segment of ours."""
 
 
-class Mappings:
+class SegmentMappings:
     """The segments that a reader has opened, and the slots of them that it holds.
 
     One thread opens them; any thread may ask for a report, since a server's answers are made on
@@ -48,10 +48,10 @@ class Mappings:
         # Filled by whichever thread drops the last view, maybe in a garbage collection: no lock.
         self._released: deque[int] = deque()
 
-    def consider(self, offer: Offer) -> None:
+    def open_segment(self, offer: SegmentOffer) -> None:
         """Open a segment, and remember to tell whether that worked."""
         try:
-            self._mappings[offer.segment] = _opened(offer)
+            self._mappings[offer.segment] = _open_mapping(offer)
         except _NotASegmentError as error:
             count_memory_refused()
             _log.warning("refused memory of process %d: %s", offer.pid, error)
@@ -62,24 +62,24 @@ class Mappings:
         else:
             self._accepted.append(offer.segment)
 
-    def retire(self, segments: Iterable[int]) -> None:
+    def close_segments(self, segments: Iterable[int]) -> None:
         """Drop segments that the owner let go of; their memory goes with the last view of it."""
         for number in segments:
             self._mappings.pop(number, None)
 
-    def view(self, placement: Placement) -> list[memoryview]:
+    def view(self, location: BufferLocation) -> list[memoryview]:
         """View the buffers of a message; the slot is held until the last view of them is gone.
 
         Raises:
             KeyError: The segment is not one that was opened.
             ValueError: The placement reaches beyond the segment.
         """
-        mapping = self._mappings[placement.segment]
-        size = sum(map(aligned, placement.lengths))
+        mapping = self._mappings[location.segment]
+        size = sum(map(align, location.lengths))
         # NumPy and others keep the memoryview, the memoryview keeps this array, and this array
         # keeps the mapping: when it dies, no view of the slot is left.
-        whole = np.frombuffer(mapping, np.uint8, size, placement.offset)
-        slot, released, held = placement.slot, self._released, self._held
+        whole = np.frombuffer(mapping, np.uint8, size, location.offset)
+        slot, released, held = location.slot, self._released, self._held
 
         def let_go(_: object) -> None:
             held.pop(slot, None)
@@ -89,9 +89,9 @@ class Mappings:
         view = memoryview(whole.data)
         views = []
         at = 0
-        for length in placement.lengths:
+        for length in location.lengths:
             views.append(view[at : at + length])
-            at += aligned(length)
+            at += align(length)
         return views
 
     @property
@@ -99,22 +99,22 @@ class Mappings:
         return len(self._held)
 
     @property
-    def releases_waiting(self) -> int:
+    def num_pending_releases(self) -> int:
         return len(self._released)
 
-    def drop(self, placement: Placement) -> None:
+    def release(self, location: BufferLocation) -> None:
         """Give back the slot of a message that nobody waits for any more."""
-        self._released.append(placement.slot)
+        self._released.append(location.slot)
 
-    def take_report(self, identity: HostIdentity | None = None) -> MemoryReport | None:
+    def take_report(self, identity: ProcessIdentity | None = None) -> MemoryReport | None:
         """Return the news since the last call, if there is any."""
         if not (identity or self._released or self._accepted or self._refused):
             return None
         return MemoryReport(
-            identity, _emptied(self._accepted), _emptied(self._refused), _emptied(self._released)
+            identity, _drain(self._accepted), _drain(self._refused), _drain(self._released)
         )
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all segments; views that are held stay valid, but are given back to nobody."""
         self._mappings.clear()
         self._accepted.clear()
@@ -123,7 +123,7 @@ class Mappings:
         self._released.clear()
 
 
-def _emptied(numbers: deque[int]) -> tuple[int, ...]:
+def _drain(numbers: deque[int]) -> tuple[int, ...]:
     found = []
     while numbers:
         try:
@@ -133,7 +133,7 @@ def _emptied(numbers: deque[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _opened(offer: Offer) -> mmap.mmap:
+def _open_mapping(offer: SegmentOffer) -> mmap.mmap:
     """Map the segment of an offer.
 
     Raises:
@@ -157,7 +157,7 @@ def _opened(offer: Offer) -> mmap.mmap:
         os.close(fd)
 
 
-def _check_name(path: str, offer: Offer) -> None:
+def _check_name(path: str, offer: SegmentOffer) -> None:
     name = os.readlink(path)
-    if not name.startswith(_OUR_FILE):
+    if not name.startswith(_SEGMENT_FILE_PREFIX):
         raise _NotASegmentError(f"file {offer.fd} of that process is {name}, no segment of ours")

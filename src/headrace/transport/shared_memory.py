@@ -29,13 +29,13 @@ import msgspec
 
 __all__ = [
     "SEALS",
-    "HostIdentity",
+    "BufferLocation",
     "MemoryReport",
-    "Offer",
-    "Placement",
+    "ProcessIdentity",
+    "SegmentOffer",
     "SharedMemoryOptions",
-    "aligned",
-    "this_process",
+    "align",
+    "current_process_identity",
 ]
 
 _log = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ SEALS: int = (
 """What a segment's memfd is sealed with."""
 
 
-def aligned(length: int) -> int:
+def align(length: int) -> int:
     """Round a buffer's length up, so that the next one begins where vector instructions like it."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
-def _most_of_a_server() -> int:
+def _default_server_bytes() -> int:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(2 << 30, memory // 4)
 
@@ -69,7 +69,7 @@ class SharedMemoryOptions:
     """Size of a segment; one for larger replies has room for four of them."""
     total_bytes: int = 512 << 20
     """All segments of one channel together."""
-    server_bytes: int = field(default_factory=_most_of_a_server)
+    server_bytes: int = field(default_factory=_default_server_bytes)
     """All segments of all channels of one server together, and of all channels of one process: 2
     GiB, or a quarter of the machine's memory where that is less."""
     smallest_reply: int = 16 << 10
@@ -89,7 +89,7 @@ class SharedMemoryOptions:
 # --- words -----------------------------------------------------------------------------------
 
 
-class HostIdentity(msgspec.Struct, array_like=True, frozen=True):
+class ProcessIdentity(msgspec.Struct, array_like=True, frozen=True):
     """Which process this is, and on which host."""
 
     boot_id: str
@@ -99,7 +99,7 @@ class HostIdentity(msgspec.Struct, array_like=True, frozen=True):
     start_time: int
     """In clock ticks since boot; tells a process from a later one with the same pid."""
 
-    def shares_memory_with(self, other: HostIdentity) -> bool:
+    def shares_memory_with(self, other: ProcessIdentity) -> bool:
         """Whether the two may open each other's memory."""
         return (self.boot_id, self.pid_namespace, self.uid) == (
             other.boot_id,
@@ -115,7 +115,7 @@ class HostIdentity(msgspec.Struct, array_like=True, frozen=True):
             return False
 
 
-class Offer(msgspec.Struct, array_like=True, frozen=True):
+class SegmentOffer(msgspec.Struct, array_like=True, frozen=True):
     """A segment that the reader may open."""
 
     segment: int
@@ -125,7 +125,7 @@ class Offer(msgspec.Struct, array_like=True, frozen=True):
     size: int
 
 
-class Placement(msgspec.Struct, array_like=True, frozen=True):
+class BufferLocation(msgspec.Struct, array_like=True, frozen=True):
     """Where a message's buffers lie."""
 
     segment: int
@@ -137,7 +137,7 @@ class Placement(msgspec.Struct, array_like=True, frozen=True):
 class MemoryReport(msgspec.Struct, array_like=True, frozen=True):
     """What a reader has to say about memory, piggybacked on its messages."""
 
-    identity: HostIdentity | None = None
+    identity: ProcessIdentity | None = None
     """Present in the first request of a connection that would like shared memory, and in the first
     answer of a server that shares it."""
     accepted: tuple[int, ...] = ()
@@ -145,12 +145,12 @@ class MemoryReport(msgspec.Struct, array_like=True, frozen=True):
     released: tuple[int, ...] = ()
 
 
-def this_process() -> HostIdentity | None:
+def current_process_identity() -> ProcessIdentity | None:
     """Describe the calling process; None where the system does not tell, or has no memfd."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
-        return HostIdentity(
+        return ProcessIdentity(
             Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
             str(Path("/proc/self/ns/pid").readlink()),
             os.getuid(),

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.transport import address as addresses
-from headrace.transport.channel import Channel, Handler, Server
-from headrace.transport.limits import LARGEST_REQUEST, ServerLimits
+from headrace.transport.channel import Channel, Handler, TransportServer
+from headrace.transport.limits import MAX_REQUEST_BYTES, ServerLimits
 from headrace.transport.security import Security
 from headrace.transport.shared_memory import SharedMemoryOptions
 from headrace.transport.zeromq_channel import ZeroMQChannel
@@ -31,8 +31,8 @@ def serve(
     security: Security | None = None,
     shared_memory: SharedMemoryOptions | None = None,
     limits: ServerLimits | None = None,
-    gone: Callable[[str], None] | None = None,
-) -> Server:
+    on_disconnect: Callable[[str], None] | None = None,
+) -> TransportServer:
     """Listen at `host` and `port` and answer requests with `handler`.
 
     Args:
@@ -44,8 +44,8 @@ def serve(
             reached from another machine.
         shared_memory: How much memory channels on this host may be given; None for the defaults.
         limits: How much is taken from peers and kept for them; None for the defaults.
-        gone: Called on the server's thread, which it must not block, with a `Request.peer` whose
-            connection has ended. A channel that connects again is the same peer.
+        on_disconnect: Called on the server's thread, which it must not block, with a `Request.peer`
+            whose connection has ended. A channel that connects again is the same peer.
 
     Raises:
         ValueError: The host is not loopback and `security` is None, or the keys are a client's.
@@ -68,7 +68,7 @@ def serve(
         security=security,
         shared_memory=shared_memory or SharedMemoryOptions(),
         limits=limits or ServerLimits(),
-        gone=gone,
+        on_disconnect=on_disconnect,
     )
 
 
@@ -78,8 +78,8 @@ def connect(
     reply_type: Any,
     security: Security | None = None,
     shared_memory: bool | None = None,
-    patience: float = 12.0,
-    request_bytes: int = LARGEST_REQUEST,
+    keepalive_timeout: float = 12.0,
+    request_bytes: int = MAX_REQUEST_BYTES,
 ) -> Channel:
     """Open a channel to the server at `address`, which need not be there yet.
 
@@ -89,10 +89,10 @@ def connect(
         security: This client's keys and the server's public key, if the server wants them.
         shared_memory: False keeps everything on the socket; True and None use shared memory where
             both ends are processes of one host that may open each other's memory.
-        patience: Seconds for which the peer may be silent (stopped, unreachable) before the
-            connection is given up; it may take a third longer, four seconds at most. What was asked
-            before a shorter silence is answered after it. A peer whose process has ended is noticed
-            at once.
+        keepalive_timeout: Seconds for which the peer may be silent (stopped, unreachable) before
+            the connection is given up; it may take a third longer, four seconds at most. What was
+            asked before a shorter silence is answered after it. A peer whose process has ended is
+            noticed at once.
         request_bytes: The largest request that `send` accepts. What the server takes is for its
             `ServerLimits` to say; beyond that it ends the connection.
 
@@ -100,8 +100,8 @@ def connect(
         ValueError: The address is not "host:port", or the keys are a server's.
     """
     addresses.split(address)
-    if not patience > 0:
-        raise ValueError(f"patience={patience} must be greater than 0 seconds")
+    if not keepalive_timeout > 0:
+        raise ValueError(f"keepalive_timeout={keepalive_timeout} must be greater than 0 seconds")
     if request_bytes < 1:
         raise ValueError(f"request_bytes={request_bytes} must be at least 1")
     if security is not None:
@@ -111,6 +111,6 @@ def connect(
         reply_type=reply_type,
         security=security,
         shared_memory=shared_memory is not False,
-        patience=patience,
+        keepalive_timeout=keepalive_timeout,
         request_bytes=request_bytes,
     )

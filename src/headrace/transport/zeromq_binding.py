@@ -13,7 +13,7 @@ from headrace.transport import address as addresses
 __all__ = ["bind"]
 
 _REBIND_SECONDS = 1.0
-_NOT_OURS = (errno.EADDRNOTAVAIL, errno.ENODEV)
+_FOREIGN_ADDRESS_ERRORS = (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 
 def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
@@ -23,9 +23,9 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
         OSError: The port is in use, or the host is not one of this machine.
     """
     number = "127.0.0.1" if host == "localhost" else host
-    endpoint = f"tcp://{addresses.join(number, port)}" if port else f"tcp://{_any(number)}"
+    endpoint = f"tcp://{addresses.join(number, port)}" if port else f"tcp://{_wildcard_for(number)}"
     try:
-        _bind_patiently(router, endpoint)
+        _bind_with_retry(router, endpoint)
     except zmq.ZMQError as error:
         if error.errno == errno.EADDRINUSE:
             raise OSError(
@@ -34,7 +34,7 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
                 "choose another port, or 0 for one that is free",
             ) from error
         words = f"cannot listen at {addresses.join(host, port)}: {in_words(error)}"
-        if error.errno in _NOT_OURS:
+        if error.errno in _FOREIGN_ADDRESS_ERRORS:
             words += (
                 f". {host} is no address of this machine, nor a name of one: give 127.0.0.1, "
                 "another address of this machine, or 0.0.0.0 for all of them"
@@ -44,7 +44,7 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
     return addresses.join(host, int(bound.rpartition(":")[2]))
 
 
-def _bind_patiently(router: zmq.Socket[bytes], endpoint: str) -> None:
+def _bind_with_retry(router: zmq.Socket[bytes], endpoint: str) -> None:
     """Bind; wait a moment for a port that whoever had it before is letting go of.
 
     ZeroMQ closes sockets a little after it is asked to, in a thread of its own.
@@ -61,5 +61,5 @@ def _bind_patiently(router: zmq.Socket[bytes], endpoint: str) -> None:
         time.sleep(0.02)
 
 
-def _any(host: str) -> str:
+def _wildcard_for(host: str) -> str:
     return addresses.join(host, 0).removesuffix("0") + "*"

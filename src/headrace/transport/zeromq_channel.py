@@ -29,39 +29,39 @@ from headrace.errors import (
 from headrace.open_files import in_words
 from headrace.transport import address as addresses
 from headrace.transport.arena import Arena, ArenaBudget
-from headrace.transport.calling_end import CallingEnd
 from headrace.transport.channel import Buffer, Reply
 from headrace.transport.envelope import (
+    CLOSING,
+    EMPTY_BODY,
     ERROR,
-    GOODBYE,
-    NOTHING,
     NOTICE,
     REQUEST,
     ReplyHeader,
     RequestHeader,
-    cut,
     decode_error,
     decode_reply_header,
     encode,
     flat_views,
-    join,
+    join_frames,
     receive_buffers,
+    split_frames,
 )
-from headrace.transport.mappings import Mappings
+from headrace.transport.mappings import SegmentMappings
+from headrace.transport.request_tracking import RequestTrackingChannel
 from headrace.transport.security import Security
 from headrace.transport.shared_memory import (
+    BufferLocation,
     MemoryReport,
-    Offer,
-    Placement,
+    SegmentOffer,
     SharedMemoryOptions,
-    this_process,
+    current_process_identity,
 )
-from headrace.transport.zeromq_connection import SOON, Connection
+from headrace.transport.zeromq_connection import POLL_SECONDS, Connection
 
 __all__ = ["ZeroMQChannel"]
 
-_TIMES_TURNED_AWAY = 3
-_RELEASES_WORTH_A_NOTICE = 8
+_MAX_REJECTIONS = 3
+_RELEASES_PER_NOTICE = 8
 #: Of a channel's own memory. Most requests are small, and most channels send no others: what is
 #: made for a few large ones is smaller than what a server makes for its answers.
 _MEMORY = SharedMemoryOptions(segment_bytes=16 << 20, smallest_reply=128 << 10)
@@ -73,7 +73,7 @@ _SOON = 0
 _MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-class ZeroMQChannel(CallingEnd):
+class ZeroMQChannel(RequestTrackingChannel):
     """One connection at a time to one server."""
 
     def __init__(
@@ -83,26 +83,26 @@ class ZeroMQChannel(CallingEnd):
         reply_type: Any,
         security: Security | None,
         shared_memory: bool,
-        patience: float,
+        keepalive_timeout: float,
         request_bytes: int,
     ) -> None:
         self._decode = msgspec.msgpack.Decoder(reply_type).decode
         self._security = security
-        self._patience = patience
+        self._keepalive_timeout = keepalive_timeout
         self._request_bytes = request_bytes
         self._id = b"H" + secrets.token_bytes(16)
         self._connections = itertools.count(1)
-        self._tickets = itertools.count(1)
+        self._request_ids = itertools.count(1)
         #: Answers that had arrived when the connection was lost, and what was lost with it.
         self._arrived: deque[Reply] = deque()
-        self._lost: HeadraceError | None = None
+        self._loss_error: HeadraceError | None = None
         #: Connections in a row that the server took and ended before they began.
-        self._turned_away = 0
+        self._rejections = 0
         self._connection: Connection | None = None
         #: Whether the connection is being given up. Found so later, that was interrupted,
         #: and its sockets may be closed.
         self._is_dropping = False
-        self._mappings = Mappings()
+        self._mappings = SegmentMappings()
         #: Memory for requests, once the server said that it can open it.
         self._arena: Arena | None = None
         self._shares_memory = shared_memory
@@ -121,54 +121,62 @@ class ZeroMQChannel(CallingEnd):
                 f"a request of {size:,} bytes is larger than the {self._request_bytes:,} that a "
                 "server takes; send it in parts"
             )
-        connection = self._connected()
-        ticket = next(self._tickets)
+        connection = self._get_connection()
+        ticket = next(self._request_ids)
         self._unanswered.add(ticket)
         if connection is not None:
             try:
-                self._post(connection, ticket, body, views)
+                self._write_request(connection, ticket, body, views)
             except zmq.Again:
                 pass  # A connection that has just ended takes nothing: `receive` hears why.
             except BaseException:
                 # The next request would be taken for the rest of this one.
                 self._is_dropping = True
                 self._unanswered.discard(ticket)
-                self._end_dropping()
+                self._finish_dropping()
                 raise
         return ticket
 
-    def _post(
+    def _write_request(
         self, connection: Connection, ticket: int, body: msgspec.Raw, views: list[memoryview]
     ) -> None:
         """Write a request, its buffers to memory that the server reads if there is some."""
         arena = self._arena
-        placed: Placement | Offer | None = None
+        placed: BufferLocation | SegmentOffer | None = None
         if views and arena is not None:
-            placed = arena.place(views)
-        if isinstance(placed, Placement) and arena is not None:
-            header = RequestHeader(ticket, REQUEST, body, self._report(), placement=placed)
+            placed = arena.write(views)
+        if isinstance(placed, BufferLocation) and arena is not None:
+            header = RequestHeader(
+                ticket, REQUEST, body, self._take_memory_report(), location=placed
+            )
             try:
                 self._write(connection, header)
             except BaseException:
-                arena.take_back(placed)
+                arena.release(placed)
                 raise
             finally:
-                arena.posted(placed)
+                arena.mark_sent(placed)
             return
-        offer = placed if isinstance(placed, Offer) else None
+        offer = placed if isinstance(placed, SegmentOffer) else None
         # Where there is no room, slots that the server has held for too long are its own.
         full = arena is not None and bool(views) and placed is None
-        retired = arena.retire() if full and arena is not None else ()
-        views, pieces = cut(views)
+        retired = arena.retire_overdue() if full and arena is not None else ()
+        views, pieces = split_frames(views)
         header = RequestHeader(
-            ticket, REQUEST, body, self._report(), pieces, offer=offer, retired=retired
+            ticket,
+            REQUEST,
+            body,
+            self._take_memory_report(),
+            pieces,
+            offer=offer,
+            retired_segments=retired,
         )
         self._write(connection, header, views)
 
-    def _connected(self) -> Connection | None:
+    def _get_connection(self) -> Connection | None:
         """Return a connection to send on; None while `receive` has yet to report a loss."""
         self._check_usable()
-        self._end_dropping()
+        self._finish_dropping()
         connection = self._connection
         if self._unanswered:
             return connection
@@ -176,7 +184,7 @@ class ZeroMQChannel(CallingEnd):
             self._drop_connection()
             connection = None
         if connection is None:
-            self._lost = None
+            self._loss_error = None
             self._introduced = False
             try:
                 host, port = addresses.split(self._address)
@@ -185,28 +193,28 @@ class ZeroMQChannel(CallingEnd):
                     addresses.resolve(host, port),
                     self._id + struct.pack(">I", next(self._connections)),
                     self._security,
-                    self._patience,
+                    self._keepalive_timeout,
                 )
             except UnavailableError as error:
                 error.unsent = True
-                self._lost = error
+                self._loss_error = error
             except (OSError, zmq.ZMQError) as error:
                 # No descriptor is left, most likely; there may be one in a moment.
                 unavailable = UnavailableError(
                     f"cannot connect to {self._address}: {in_words(error)}"
                 )
                 unavailable.unsent = True
-                self._lost = unavailable
+                self._loss_error = unavailable
             self._connection = connection
         return connection
 
-    def _report(self) -> Any:
+    def _take_memory_report(self) -> Any:
         if not self._shares_memory:
             return None
         if self._introduced:
             return self._mappings.take_report()
         self._introduced = True
-        return self._mappings.take_report(this_process())
+        return self._mappings.take_report(current_process_identity())
 
     @staticmethod
     def _write(
@@ -223,16 +231,16 @@ class ZeroMQChannel(CallingEnd):
 
     def receive(self, timeout: float) -> Reply | None:
         self._check_usable()
-        self._end_dropping()
+        self._finish_dropping()
         until = time.monotonic() + timeout
         while True:
             while self._arrived:
                 reply = self._arrived.popleft()
-                if reply.ticket in self._unanswered:
-                    self._unanswered.discard(reply.ticket)
+                if reply.request_id in self._unanswered:
+                    self._unanswered.discard(reply.request_id)
                     return reply
-            if self._lost is not None and self._unanswered:
-                error, self._lost = self._lost, None
+            if self._loss_error is not None and self._unanswered:
+                error, self._loss_error = self._loss_error, None
                 self._unanswered.clear()
                 try:
                     raise error
@@ -246,39 +254,39 @@ class ZeroMQChannel(CallingEnd):
                 if left > 0:  # even a sleep of no time lets others run
                     time.sleep(left)
                 return None
-            if connection.was_established and until - time.monotonic() > SOON:
+            if connection.had_handshake and until - time.monotonic() > POLL_SECONDS:
                 # Most answers come soon; half of what the look for news beside them costs.
                 found = self._read(connection, _SOON)
                 if found is not None:
-                    self._tell_releases(connection)
+                    self._send_releases(connection)
                     return found
             answered, news = connection.wait(max(0.0, until - time.monotonic()))
             if news:
                 # First, and soon: how a connection ended can be seen only if its beginning was.
-                self._look_after(connection)
+                self._check_connection(connection)
                 continue
             if answered and (found := self._read(connection)) is not None:
-                self._tell_releases(connection)
+                self._send_releases(connection)
                 return found
             if time.monotonic() >= until:
                 return None
 
-    def _look_after(self, connection: Connection) -> None:
+    def _check_connection(self, connection: Connection) -> None:
         if connection.is_lost():
             while (reply := self._read(connection)) is not None:
-                self._unanswered.add(reply.ticket)
+                self._unanswered.add(reply.request_id)
                 self._arrived.append(reply)
-            self._lost = self._judge(connection)
+            self._loss_error = self._loss_reason(connection)
             self._drop_connection()
 
-    def _judge(self, connection: Connection) -> HeadraceError | None:
+    def _loss_reason(self, connection: Connection) -> HeadraceError | None:
         """Say why a connection was lost; a server that turns us away again and again means it."""
-        self._turned_away = self._turned_away + 1 if connection.was_turned_away else 0
-        if self._turned_away < _TIMES_TURNED_AWAY:
+        self._rejections = self._rejections + 1 if connection.was_rejected else 0
+        if self._rejections < _MAX_REJECTIONS:
             if isinstance(connection.reason, UnavailableError):
-                connection.reason.unsent = not connection.was_established
+                connection.reason.unsent = not connection.had_handshake
             return connection.reason
-        return UnauthenticatedError(f"{connection.reason} ({self._turned_away} times in a row)")
+        return UnauthenticatedError(f"{connection.reason} ({self._rejections} times in a row)")
 
     def _read(self, connection: Connection, when: int = _NOW) -> Reply | None:
         """Return the next answer that has arrived, or comes soon, and that someone waits for."""
@@ -292,46 +300,46 @@ class ZeroMQChannel(CallingEnd):
             frames = receive_buffers(dealer, first)
             try:
                 header: ReplyHeader = decode_reply_header(first.buffer)
-                buffers: Sequence[Buffer] = join(frames, header.pieces)
+                buffers: Sequence[Buffer] = join_frames(frames, header.frame_counts)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 continue
             if header.offer is not None:
-                self._mappings.consider(header.offer)
-            if header.retired:
-                self._mappings.retire(header.retired)
+                self._mappings.open_segment(header.offer)
+            if header.retired_segments:
+                self._mappings.close_segments(header.retired_segments)
             if header.report is not None:
-                self._hear(header.report)
-            if header.ticket not in self._unanswered:
-                if header.placement is not None:
-                    self._mappings.drop(header.placement)
+                self._apply_memory_report(header.report)
+            if header.request_id not in self._unanswered:
+                if header.location is not None:
+                    self._mappings.release(header.location)
                 continue
-            self._unanswered.discard(header.ticket)
+            self._unanswered.discard(header.request_id)
             message: msgspec.Struct | Exception
             try:
                 if header.kind == ERROR:
                     message = decode_error(header.body)
                 else:
                     message = self._decode(header.body)
-                if header.placement is not None:
-                    buffers = self._mappings.view(header.placement)
+                if header.location is not None:
+                    buffers = self._mappings.view(header.location)
             except (msgspec.MsgspecError, LookupError, ValueError, RecursionError) as error:
                 message = FailedPreconditionError(
                     f"the answer of {self._address} cannot be understood ({error}); "
                     "is this its address, and do both ends run the same version?"
                 )
-            return Reply(header.ticket, message, buffers)
+            return Reply(header.request_id, message, buffers)
 
-    def _hear(self, report: MemoryReport) -> None:
+    def _apply_memory_report(self, report: MemoryReport) -> None:
         if self._arena is None and report.identity is not None:
             self._arena = Arena(report.identity, _MEMORY, _BUDGET)
         if self._arena is not None:
-            self._arena.hear(report)
+            self._arena.apply_report(report)
 
-    def _tell_releases(self, connection: Connection) -> None:
+    def _send_releases(self, connection: Connection) -> None:
         # Usually the next request carries them; a consumer that only receives says so itself.
-        if self._mappings.releases_waiting >= _RELEASES_WORTH_A_NOTICE:
+        if self._mappings.num_pending_releases >= _RELEASES_PER_NOTICE:
             report = self._mappings.take_report()
-            self._write(connection, RequestHeader(0, NOTICE, NOTHING, report))
+            self._write(connection, RequestHeader(0, NOTICE, EMPTY_BODY, report))
 
     def close(self) -> None:
         if self._closed:
@@ -341,11 +349,11 @@ class ZeroMQChannel(CallingEnd):
             # What threads kept for themselves is dropped in a child before any call of a fork's.
             self.leave_to_parent()
             return
-        self._end_dropping()
+        self._finish_dropping()
         connection = self._connection
-        if connection is not None and connection.established():
+        if connection is not None and connection.is_ready():
             with contextlib.suppress(zmq.ZMQError):
-                self._write(connection, RequestHeader(0, GOODBYE, NOTHING))
+                self._write(connection, RequestHeader(0, CLOSING, EMPTY_BODY))
             # Time for the goodbye to leave, spent in the background.
             connection.dealer.linger = 100
         self._drop_connection()
@@ -353,13 +361,13 @@ class ZeroMQChannel(CallingEnd):
         self._arrived.clear()
 
     @property
-    def has_news(self) -> bool:
-        return bool(self._arrived) or (self._lost is not None and bool(self._unanswered))
+    def has_pending(self) -> bool:
+        return bool(self._arrived) or (self._loss_error is not None and bool(self._unanswered))
 
     def sockets(self) -> Sequence[Any]:
         return () if self._connection is None else self._connection.sockets
 
-    def listen(self, ring: Callable[[], None] | None) -> None:
+    def set_wakeup(self, wakeup: Callable[[], None] | None) -> None:
         return
 
     def leave_to_parent(self) -> None:
@@ -368,15 +376,15 @@ class ZeroMQChannel(CallingEnd):
         if self._connection is not None:
             self._connection.close_in_child()
             self._connection = None
-        self._mappings.forget()
+        self._mappings.clear()
         self._arena = None  # the parent's, and its lock may be taken
         self._unanswered.clear()
         self._arrived.clear()
 
-    def _end_dropping(self) -> None:
+    def _finish_dropping(self) -> None:
         """Do what is left to do where a connection was to be given up, if it was."""
         if self._is_dropping:
-            self._lost = self._lost or UnavailableError(
+            self._loss_error = self._loss_error or UnavailableError(
                 f"the connection to {self._address} was given up in the middle of a request"
             )
             self._drop_connection()
@@ -386,7 +394,7 @@ class ZeroMQChannel(CallingEnd):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self._mappings.forget()
+        self._mappings.clear()
         if self._arena is not None:
             self._arena.close()
             self._arena = None

@@ -28,9 +28,9 @@ from headrace.transport.context import shared_context
 from headrace.transport.descriptors import Descriptor, closed_by_peer
 from headrace.transport.security import Security
 
-__all__ = ["SOON", "Connection"]
+__all__ = ["POLL_SECONDS", "Connection"]
 
-SOON = 0.02
+POLL_SECONDS = 0.02
 """Seconds for which a read of the socket itself waits, and nobody hears how the connection is."""
 
 _ZERO_COPY_BYTES = 64 << 10
@@ -40,7 +40,7 @@ _CONNECT_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 4.0
 _NEVER_MS = 0x7FFF_0000
 # ZeroMQ's timers are a little early or late.
-_ALMOST = 0.9
+_TIMEOUT_FRACTION = 0.9
 _IN = int(zmq.POLLIN)
 _STATE = int(zmq.EVENTS)
 
@@ -55,7 +55,9 @@ _EVENTS = (
     | zmq.Event.HANDSHAKE_SUCCEEDED
 )
 
-_NO_KEYS = "If it has no keys at all, leave yours out (`security=`, on the command line --keys)"
+_NO_KEYS_HINT = (
+    "If it has no keys at all, leave yours out (`security=`, on the command line --keys)"
+)
 
 
 class _Dealer(zmq.Socket[bytes]):
@@ -90,7 +92,7 @@ class Connection:
         resolved: The same with the host's number.
         routing_id: What the server knows this connection by.
         security: The keys, if there are any.
-        patience: Seconds for which the peer may be silent.
+        keepalive_timeout: Seconds for which the peer may be silent.
     """
 
     def __init__(
@@ -99,27 +101,27 @@ class Connection:
         resolved: str,
         routing_id: bytes,
         security: Security | None,
-        patience: float,
+        keepalive_timeout: float,
     ) -> None:
         self.reason: HeadraceError | None = None
         #: Whether the server took the connection and ended it before the handshake was done.
-        self.was_turned_away = False
+        self.was_rejected = False
         self._address = address
         self._secure = security is not None
-        self._patience = patience
+        self._keepalive_timeout = keepalive_timeout
         self._since = time.monotonic()
         self._connected = False
         self._handshaken = False
         #: Whether news is being read. Found so later, that was interrupted, and the news is lost.
-        self._is_reading_news = False
+        self._is_reading_events = False
         self._descriptor: Descriptor | None = None
         self._watched: socket.socket | None = None
         # Not itself: the context would keep a connection that all others have dropped.
         self._use = object()
         try:
-            self.dealer = shared_context.borrow(self._use).socket(zmq.DEALER, socket_class=_Dealer)
+            self.dealer = shared_context.acquire(self._use).socket(zmq.DEALER, socket_class=_Dealer)
         except BaseException:
-            shared_context.give_back(self._use)
+            shared_context.release(self._use)
             raise
         try:
             self._set_up(resolved, routing_id, security)
@@ -129,16 +131,18 @@ class Connection:
 
     def _set_up(self, resolved: str, routing_id: bytes, security: Security | None) -> None:
         dealer = self.dealer
-        milliseconds = math.ceil(self._patience * 1000)
+        milliseconds = math.ceil(self._keepalive_timeout * 1000)
         dealer.linger = 0
         dealer.sndhwm = dealer.rcvhwm = 0
-        dealer.rcvtimeo = math.ceil(SOON * 1000)
+        dealer.rcvtimeo = math.ceil(POLL_SECONDS * 1000)
         dealer.copy_threshold = _ZERO_COPY_BYTES
         dealer.ipv6 = True
         dealer.routing_id = routing_id
         dealer.connect_timeout = math.ceil(self._connect_seconds * 1000)
         dealer.handshake_ivl = milliseconds
-        dealer.heartbeat_ivl = math.ceil(min(_HEARTBEAT_SECONDS, self._patience / 3) * 1000)
+        dealer.heartbeat_ivl = math.ceil(
+            min(_HEARTBEAT_SECONDS, self._keepalive_timeout / 3) * 1000
+        )
         dealer.heartbeat_timeout = milliseconds
         dealer.reconnect_ivl = _NEVER_MS
         if security is not None:
@@ -156,7 +160,7 @@ class Connection:
 
     @property
     def _connect_seconds(self) -> float:
-        return min(_CONNECT_SECONDS, self._patience)
+        return min(_CONNECT_SECONDS, self._keepalive_timeout)
 
     def wait(self, seconds: float) -> tuple[bool, bool]:
         """Wait until something arrives; tell whether messages did, and whether news did."""
@@ -177,16 +181,16 @@ class Connection:
 
     def is_lost(self) -> bool:
         """Read the monitor's news; tell whether the connection is over (`reason` says why)."""
-        if self._is_reading_news and self.reason is None:
+        if self._is_reading_events and self.reason is None:
             self.reason = UnavailableError(
                 f"the connection to {self._address} was given up: this process was interrupted as "
                 "it looked how it is"
             )
-        while not self._is_reading_news and _is_readable(self._monitor):
-            self._is_reading_news = True
+        while not self._is_reading_events and _is_readable(self._monitor):
+            self._is_reading_events = True
             # Waiting for its second frame, which may come a moment after the first.
             news = recv_monitor_message(self._monitor)
-            self._is_reading_news = False
+            self._is_reading_events = False
             event = zmq.Event(news["event"])
             if event == zmq.Event.CONNECTED:
                 self._connected = True
@@ -204,11 +208,11 @@ class Connection:
             self._watched = self._descriptor.duplicate()
 
     @property
-    def was_established(self) -> bool:
+    def had_handshake(self) -> bool:
         """Whether anything can have been sent to the peer."""
         return self._handshaken
 
-    def established(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether something can be sent to the peer now."""
         return not self.is_lost() and self._handshaken
 
@@ -216,37 +220,41 @@ class Connection:
         at = self._address
         elapsed = time.monotonic() - self._since
         if event in (zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
-            self.was_turned_away = True
+            self.was_rejected = True
             return UnauthenticatedError(
                 f"the server at {at} does not let this client in: "
                 + (
-                    f"the server's key is another one, or it does not know the client's. {_NO_KEYS}"
+                    "the server's key is another one, or it does not know the client's. "
+                    f"{_NO_KEYS_HINT}"
                     if self._secure
                     else "it wants keys; pass security=Security.load(directory, 'client'), "
                     "on the command line --keys DIRECTORY"
                 )
             )
         if not self._connected:
-            if elapsed >= _ALMOST * self._connect_seconds:
-                return _silent(f"nobody answers at {at}: no connection in {elapsed:.1f} s")
-            return _refused(f"nobody answers at {at}: connection refused")
+            if elapsed >= _TIMEOUT_FRACTION * self._connect_seconds:
+                return _silent_error(f"nobody answers at {at}: no connection in {elapsed:.1f} s")
+            return _refused_error(f"nobody answers at {at}: connection refused")
         if self._handshaken:
             if self._closed_by_peer(elapsed):
-                return _refused(f"the connection to {at} was lost: the peer closed or is gone")
-            return _silent(
-                f"the connection to {at} was given up: the peer was silent for {self._patience:g} s"
+                return _refused_error(
+                    f"the connection to {at} was lost: the peer closed or is gone"
+                )
+            return _silent_error(
+                f"the connection to {at} was given up: the peer was silent for "
+                f"{self._keepalive_timeout:g} s"
             )
-        if elapsed >= _ALMOST * self._patience:
-            return _silent(
+        if elapsed >= _TIMEOUT_FRACTION * self._keepalive_timeout:
+            return _silent_error(
                 f"the server at {at} took the connection and was silent for {elapsed:.1f} s before "
                 "it began; does it stand still, or speak otherwise?"
             )
-        self.was_turned_away = True
-        return _refused(
+        self.was_rejected = True
+        return _refused_error(
             f"the server at {at} ended the connection before it began; "
             + (
                 "is server.key here the key of that server, and is client.key here in its "
-                f"authorized_clients? {_NO_KEYS}"
+                f"authorized_clients? {_NO_KEYS_HINT}"
                 if self._secure
                 else "does it want keys (`security=`, on the command line --keys)?"
             )
@@ -255,7 +263,7 @@ class Connection:
     def _closed_by_peer(self, elapsed: float) -> bool:
         if self._watched is None:
             # It was over before we looked. Silence takes longer than it lived, or we cannot know.
-            return elapsed < self._patience
+            return elapsed < self._keepalive_timeout
         return closed_by_peer(self._watched)
 
     def close(self) -> None:
@@ -264,7 +272,7 @@ class Connection:
         if self._watched is not None:
             self._watched.close()
             self._watched = None
-        shared_context.give_back(self._use)
+        shared_context.release(self._use)
 
     def close_in_child(self) -> None:
         """Close the child's copy of the socket; all else is the parent's."""
@@ -278,11 +286,11 @@ def _is_readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(_STATE)) & _IN)
 
 
-def _refused(words: str) -> UnavailableError:
+def _refused_error(words: str) -> UnavailableError:
     error = UnavailableError(words)
     error.refused = True
     return error
 
 
-def _silent(words: str) -> UnavailableError:
+def _silent_error(words: str) -> UnavailableError:
     return UnavailableError(words)

@@ -28,9 +28,14 @@ from zmq.utils.monitor import parse_monitor_message
 
 from headrace.counts import count_handshake_refused
 from headrace.transport.arena import Arena
-from headrace.transport.descriptors import Descriptor, stay_in_cache, warn_near
-from headrace.transport.mappings import Mappings
-from headrace.transport.shared_memory import HostIdentity, MemoryReport, Offer, Placement
+from headrace.transport.descriptors import Descriptor, limit_receive_buffer, warn_near_file_limit
+from headrace.transport.mappings import SegmentMappings
+from headrace.transport.shared_memory import (
+    BufferLocation,
+    MemoryReport,
+    ProcessIdentity,
+    SegmentOffer,
+)
 
 __all__ = ["Peer", "Peers"]
 
@@ -45,15 +50,15 @@ _EVENTS = (
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
-_REFUSALS = {
+_HANDSHAKE_FAILURES = {
     zmq.Event.HANDSHAKE_FAILED_AUTH: "keys",
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "protocol",
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "ended",
 }
 _STATE = int(zmq.EVENTS)
 _IN = int(zmq.POLLIN)
-_MOST_NAMES = 1000
-_MOST_OVER = 4096
+_MAX_WARNED_ADDRESSES = 1000
+_MAX_ENDED_ROUTES = 4096
 _numbers = itertools.count()
 """Numbers of servers in this process."""
 
@@ -72,43 +77,43 @@ class Peer:
     __slots__ = (
         "arena",
         "descriptor",
-        "gone",
-        "introduction",
+        "is_disconnected",
+        "last_progress_at",
         "mappings",
-        "moved_at",
         "name",
+        "pending_bytes",
+        "pending_identity",
         "role",
         "route",
-        "unmarked",
-        "unread",
+        "untracked_bytes",
     )
 
     def __init__(
         self, route: bytes, descriptor: Descriptor | None, role: Literal["worker", "client"] | None
     ) -> None:
         self.route = route
-        self.name = _channel_of(route)
+        self.name = _parse_channel(route)
         self.descriptor = descriptor
         self.role = role
         self.arena: Arena | None = None
         #: The channel's own memory, and what it is to know of this process before it offers any.
-        self.mappings: Mappings | None = None
-        self.introduction: HostIdentity | None = None
-        self.gone = False
+        self.mappings: SegmentMappings | None = None
+        self.pending_identity: ProcessIdentity | None = None
+        self.is_disconnected = False
         #: Bytes of answers that its connection has not taken yet, and those not counted so far.
-        self.unread = 0
-        self.unmarked = 0
+        self.pending_bytes = 0
+        self.untracked_bytes = 0
         #: When its connection took something, or had nothing to take.
-        self.moved_at = 0.0
+        self.last_progress_at = 0.0
 
-    def share(self, arena: Arena, identity: HostIdentity) -> None:
+    def share_memory(self, arena: Arena, identity: ProcessIdentity) -> None:
         """Share memory from now on: an arena for answers, and whatever the channel offers."""
         self.arena = arena
-        self.mappings = Mappings()
-        self.introduction = identity
+        self.mappings = SegmentMappings()
+        self.pending_identity = identity
 
     def read_memory(
-        self, offer: Offer | None, retired: Iterable[int], placement: Placement | None
+        self, offer: SegmentOffer | None, retired: Iterable[int], placement: BufferLocation | None
     ) -> list[memoryview] | None:
         """Take note of what a request says of the channel's memory; view what it placed there.
 
@@ -122,8 +127,8 @@ class Peer:
                 raise LookupError("its buffers lie in memory that is not shared")
             return None
         if offer is not None:
-            mappings.consider(offer)
-        mappings.retire(retired)
+            mappings.open_segment(offer)
+        mappings.close_segments(retired)
         return None if placement is None else mappings.view(placement)
 
     def take_report(self) -> MemoryReport | None:
@@ -131,27 +136,27 @@ class Peer:
         mappings = self.mappings
         if mappings is None:
             return None
-        introduction, self.introduction = self.introduction, None
+        introduction, self.pending_identity = self.pending_identity, None
         return mappings.take_report(introduction)
 
-    def leave(self) -> None:
+    def release_memory(self) -> None:
         """Let go of what is kept for the peer."""
-        self.gone = True
+        self.is_disconnected = True
         if self.arena is not None:
             self.arena.close()
             self.arena = None
         if self.mappings is not None:
-            self.mappings.forget()
+            self.mappings.clear()
             self.mappings = None
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """End the connection."""
-        self.leave()
+        self.release_memory()
         if self.descriptor is not None:
             self.descriptor.shut_down()
 
 
-class _Opened(NamedTuple):
+class _AcceptedConnection(NamedTuple):
     """A connection that was accepted, until the monitor says that it ended."""
 
     descriptor: Descriptor
@@ -167,25 +172,25 @@ class Peers:
         self,
         router: zmq.Socket[bytes],
         role_of: Callable[[bytes], Literal["worker", "client"] | None],
-        gone: Callable[[str], None] | None = None,
+        on_disconnect: Callable[[str], None] | None = None,
     ) -> None:
         self._role_of = role_of
         #: Told of each channel whose connection has ended.
-        self._gone = gone
-        self._departed: list[str] = []
-        self._late: dict[str, None] = {}
+        self._on_disconnect = on_disconnect
+        self._disconnected_channels: list[str] = []
+        self._late_channels: dict[str, None] = {}
         self._router = router
         self._by_route: dict[bytes, Peer] = {}
-        self._of_channel: dict[str, bytes] = {}
-        self._open: dict[int, _Opened] = {}
+        self._route_by_channel: dict[str, bytes] = {}
+        self._accepted_connections: dict[int, _AcceptedConnection] = {}
         #: Connections that ended last. What they sent may be read later than the news of their
         #: end, and by then their number may be that of another connection.
-        self._over: dict[bytes, None] = {}
+        self._ended_routes: dict[bytes, None] = {}
         self._listening: list[Descriptor] = []
-        self._refusal = ""
-        self.refused = 0
+        self._handshake_failure = ""
+        self.num_refused = 0
         """How many connections ended before they began."""
-        self._complained: set[str] = set()
+        self._warned: set[str] = set()
         # Not `id(self)`: an endpoint may still be bound when its number is used again.
         endpoint = f"inproc://headrace-server-{os.getpid()}-{next(_numbers)}"
         router.monitor(endpoint, _EVENTS)
@@ -200,84 +205,84 @@ class Peers:
     def find(self, route: bytes) -> Peer | None:
         return self._by_route.get(route)
 
-    def of_channel(self, name: str) -> Peer | None:
+    def find_by_channel(self, name: str) -> Peer | None:
         """Return the connection of a channel (`Request.peer`); None: it has none. Any thread."""
-        route = self._of_channel.get(name)
+        route = self._route_by_channel.get(name)
         return None if route is None else self._by_route.get(route)
 
-    def meet(self, route: bytes, first: zmq.Frame) -> Peer | None:
+    def add(self, route: bytes, first: zmq.Frame) -> Peer | None:
         """Record the connection of which `first` is the first message; None if it is not ours."""
-        self.read_news()
+        self.read_monitor()
         try:
             number = int(first.get(zmq.SRCFD))
         except zmq.ZMQError:
             return None  # What speaks a protocol older than ours, as noise on the port may.
-        opened = None if self._is_over(route) else self._open.get(number)
-        peer = Peer(route, opened and opened.descriptor, self._role_of(_user(first)))
+        opened = None if self._has_ended(route) else self._accepted_connections.get(number)
+        peer = Peer(route, opened and opened.descriptor, self._role_of(_user_id(first)))
         if opened is None:
-            peer.gone = True  # It said one thing and left.
+            peer.is_disconnected = True  # It said one thing and left.
             return peer
         # A new connection of a channel knows nothing of the memory of the old one.
-        if (earlier := self._of_channel.get(peer.name)) is not None:
-            self._drop(earlier)
+        if (earlier := self._route_by_channel.get(peer.name)) is not None:
+            self._remove_route(earlier)
         # Whoever else has this number stays: which of the two is late cannot be known here, and
         # to drop the other would leave it without answers for as long as it is connected.
         opened.routes.add(route)
         self._by_route[route] = peer
-        self._of_channel[peer.name] = route
+        self._route_by_channel[peer.name] = route
         return peer
 
-    def _is_over(self, route: bytes) -> bool:
+    def _has_ended(self, route: bytes) -> bool:
         """Whether the connection that this late message came through has ended."""
-        latest = self._of_channel.get(_channel_of(route))
+        latest = self._route_by_channel.get(_parse_channel(route))
         # The connections of a channel are numbered, and it has one at a time.
-        return route in self._over or (latest is not None and route < latest)
+        return route in self._ended_routes or (latest is not None and route < latest)
 
-    def forget(self, peer: Peer) -> None:
+    def remove(self, peer: Peer) -> None:
         """Take note of a goodbye."""
-        self._drop(peer.route)
+        self._remove_route(peer.route)
 
-    def came_late(self, peer: Peer) -> None:
+    def record_late_request(self, peer: Peer) -> None:
         """Take note of a request of one that may be gone; it is not to be the last word on it."""
         if peer.route not in self._by_route:
-            self._late[peer.name] = None
+            self._late_channels[peer.name] = None
 
     @property
-    def has_departures(self) -> bool:
+    def has_unreported_disconnects(self) -> bool:
         """Whether somebody has gone who was not reported; what it asked is to be handled first."""
-        return bool(self._departed)
+        return bool(self._disconnected_channels)
 
-    def report_departures(self) -> None:
+    def report_disconnects(self) -> None:
         """Report who has gone, once all that they asked was handled."""
-        if not (self._late or self._departed):
+        if not (self._late_channels or self._disconnected_channels):
             return
-        late, self._late = self._late, {}
-        self._departed += [name for name in late if name not in self._of_channel]
-        while self._departed:
-            name = self._departed.pop(0)
-            if self._gone is not None:
-                self._gone(name)
+        late, self._late_channels = self._late_channels, {}
+        self._disconnected_channels += [name for name in late if name not in self._route_by_channel]
+        while self._disconnected_channels:
+            name = self._disconnected_channels.pop(0)
+            if self._on_disconnect is not None:
+                self._on_disconnect(name)
 
-    def read_news(self) -> None:
+    def read_monitor(self) -> None:
         """Read all that the monitor has to say."""
         while int(self.monitor.getsockopt(_STATE)) & _IN:
             news = parse_monitor_message(self.monitor.recv_multipart())
             event = zmq.Event(news["event"])
             number = int(news["value"])
             if event == zmq.Event.ACCEPTED:
-                self._accepted(number)
+                self._record_accepted(number)
             elif event == zmq.Event.DISCONNECTED:
-                self._disconnected(number)
+                self._record_disconnected(number)
             elif event == zmq.Event.LISTENING:
                 if (found := Descriptor.of(number)) is not None:
                     self._listening.append(found)
             elif event == zmq.Event.ACCEPT_FAILED:
-                self._complain("accept", f"a connection cannot be accepted: {os.strerror(number)}")
+                self._warn_once("accept", f"a connection cannot be accepted: {os.strerror(number)}")
             else:
-                self._refusal = _REFUSALS[event]
+                self._handshake_failure = _HANDSHAKE_FAILURES[event]
 
-    def _accepted(self, number: int) -> None:
-        warn_near(number)
+    def _record_accepted(self, number: int) -> None:
+        warn_near_file_limit(number)
         descriptor = Descriptor.of(number)
         if descriptor is None:
             return
@@ -286,67 +291,70 @@ class Peers:
         if connection is not None:
             with connection, contextlib.suppress(OSError):
                 host = str(connection.getpeername()[0]).removeprefix("::ffff:")
-                stay_in_cache(connection)
-        self._open[number] = _Opened(descriptor, host, set())
+                limit_receive_buffer(connection)
+        self._accepted_connections[number] = _AcceptedConnection(descriptor, host, set())
 
-    def _disconnected(self, number: int) -> None:
-        opened = self._open.pop(number, None)
+    def _record_disconnected(self, number: int) -> None:
+        opened = self._accepted_connections.pop(number, None)
         host = "a peer that is gone" if opened is None else opened.host
         for route in () if opened is None else opened.routes:
-            self._drop(route)
-        if self._refusal:
-            reason, self._refusal = self._refusal, ""
-            self.refused += 1
+            self._remove_route(route)
+        if self._handshake_failure:
+            reason, self._handshake_failure = self._handshake_failure, ""
+            self.num_refused += 1
             count_handshake_refused(reason)
             # Wrong keys were reported by who decided. Whoever only looks whether the port is open
             # ends so, too; that is no reason to warn.
             if reason == "protocol":
-                self._complain(
+                self._warn_once(
                     host,
                     f"refused a connection from {host}: it has another key for this server, or "
                     "none, or speaks otherwise",
                 )
 
-    def _complain(self, whom: str, words: str) -> None:
-        if whom not in self._complained and len(self._complained) < _MOST_NAMES:
-            self._complained.add(whom)
+    def _warn_once(self, whom: str, words: str) -> None:
+        if whom not in self._warned and len(self._warned) < _MAX_WARNED_ADDRESSES:
+            self._warned.add(whom)
             _log.warning("%s", words)
 
-    def _drop(self, route: bytes) -> None:
+    def _remove_route(self, route: bytes) -> None:
         peer = self._by_route.pop(route, None)
         if peer is None:
             return
-        peer.leave()
-        self._over[route] = None
-        if len(self._over) > _MOST_OVER:
-            del self._over[next(iter(self._over))]
-        if self._of_channel.get(peer.name) == route:
-            del self._of_channel[peer.name]
-            self._departed.append(peer.name)
+        peer.release_memory()
+        self._ended_routes[route] = None
+        if len(self._ended_routes) > _MAX_ENDED_ROUTES:
+            del self._ended_routes[next(iter(self._ended_routes))]
+        if self._route_by_channel.get(peer.name) == route:
+            del self._route_by_channel[peer.name]
+            self._disconnected_channels.append(peer.name)
         if peer.descriptor is not None:
-            opened = self._open.get(peer.descriptor.number)
+            opened = self._accepted_connections.get(peer.descriptor.number)
             if opened is not None:
                 opened.routes.discard(route)
 
     def close(self) -> None:
         """Let go of everything; the router is closed by its owner."""
         for peer in self:
-            peer.leave()
+            peer.release_memory()
         self._by_route.clear()
         self._router.disable_monitor()
         self.monitor.close(linger=0)
 
     def close_in_child(self) -> None:
         """Close the child's copies of the port and of all connections."""
-        for descriptor in [*self._listening, *(each.descriptor for each in self._open.values())]:
+        for descriptor in [
+            *self._listening,
+            *(each.descriptor for each in self._accepted_connections.values()),
+        ]:
             descriptor.close()
 
 
-def _channel_of(route: bytes) -> str:
+def _parse_channel(route: bytes) -> str:
     return route[:_CHANNEL_ID_BYTES].hex()
 
 
-def _user(frame: zmq.Frame) -> bytes:
+def _user_id(frame: zmq.Frame) -> bytes:
     try:
         user = frame.get("User-Id")
     except zmq.ZMQError:

@@ -13,15 +13,15 @@ from headrace.transport.envelope import (
     ERROR,
     REPLY,
     ReplyHeader,
-    copied,
-    cut,
+    copy_views,
     encode,
     encode_error,
     flat_views,
+    split_frames,
 )
-from headrace.transport.shared_memory import Offer, Placement
-from headrace.transport.zeromq_outbox import Answer
+from headrace.transport.shared_memory import BufferLocation, SegmentOffer
 from headrace.transport.zeromq_peers import Peer
+from headrace.transport.zeromq_reply_writer import QueuedReply
 
 __all__ = ["ZeroMQRequest"]
 
@@ -30,10 +30,10 @@ class ZeroMQRequest(Request):
     """A request that is answered by posting to the server's thread."""
 
     __slots__ = (
-        "_origin",
+        "_allocation",
         "_post",
-        "_room",
-        "_ticket",
+        "_request_id",
+        "_source",
         "_unanswered",
         "buffers",
         "message",
@@ -43,31 +43,31 @@ class ZeroMQRequest(Request):
 
     def __init__(
         self,
-        post: Callable[[Answer], None],
-        origin: Peer,
-        ticket: int,
+        post: Callable[[QueuedReply], None],
+        source: Peer,
+        request_id: int,
         buffers: Sequence[Buffer],
     ) -> None:
         self._post = post
-        self._origin = origin
-        self._ticket = ticket
+        self._source = source
+        self._request_id = request_id
         self._unanswered = [True]
         #: Memory of an arena in which the answer is made.
-        self._room: tuple[Arena, Placement, np.ndarray] | None = None
-        self.peer = origin.name
-        self.role = origin.role
+        self._allocation: tuple[Arena, BufferLocation, np.ndarray] | None = None
+        self.peer = source.name
+        self.role = source.role
         self.buffers = buffers
 
-    def room(self, size: int) -> memoryview | None:
-        arena = self._origin.arena
-        found = None if arena is None or self._room is not None else arena.room(size)
+    def allocate(self, size: int) -> memoryview | None:
+        arena = self._source.arena
+        found = None if arena is None or self._allocation is not None else arena.allocate(size)
         if arena is None or found is None:
             return None
-        self._room = arena, *found
+        self._allocation = arena, *found
         return found[1].data
 
     def reply(
-        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False
     ) -> None:
         # What cannot be sent raises here, and the request stays open for `fail`.
         body = msgspec.Raw(encode(message))
@@ -77,50 +77,52 @@ class ZeroMQRequest(Request):
         except IndexError:
             return
         try:
-            self._reply(body, views, lent)
+            self._reply(body, views, borrowed)
         except BaseException:
             self._unanswered.append(True)
             raise
 
     def _reply(self, body: msgspec.Raw, views: list[memoryview], lent: bool) -> None:
-        arena = self._origin.arena
-        placed: Placement | Offer | None = None
-        if self._room is not None:
-            arena, placed = self._made_in_place(views)
+        arena = self._source.arena
+        placed: BufferLocation | SegmentOffer | None = None
+        if self._allocation is not None:
+            arena, placed = self._take_allocation(views)
         if views and placed is None and arena is not None:
-            placed = arena.place(views)
-        if not isinstance(placed, Placement) or arena is None:
-            offer = placed if isinstance(placed, Offer) else None
-            views, pieces = cut(copied(views) if lent else views)
-            report = self._origin.take_report()
-            header = ReplyHeader(self._ticket, REPLY, body, None, offer, pieces, report=report)
+            placed = arena.write(views)
+        if not isinstance(placed, BufferLocation) or arena is None:
+            offer = placed if isinstance(placed, SegmentOffer) else None
+            views, pieces = split_frames(copy_views(views) if lent else views)
+            report = self._source.take_report()
+            header = ReplyHeader(self._request_id, REPLY, body, None, offer, pieces, report=report)
             self._send(header, views)
             return
         try:
-            report = self._origin.take_report()
-            self._send(ReplyHeader(self._ticket, REPLY, body, placed, report=report), ())
+            report = self._source.take_report()
+            self._send(ReplyHeader(self._request_id, REPLY, body, placed, report=report), ())
         except BaseException:
-            arena.take_back(placed)
+            arena.release(placed)
             raise
         finally:
-            arena.posted(placed)
+            arena.mark_sent(placed)
 
-    def _made_in_place(self, views: list[memoryview]) -> tuple[Arena | None, Placement | None]:
+    def _take_allocation(
+        self, views: list[memoryview]
+    ) -> tuple[Arena | None, BufferLocation | None]:
         """Return where the answer lies, if it was made in the memory that was given for it."""
-        assert self._room is not None
-        (arena, placement, memory), self._room = self._room, None
+        assert self._allocation is not None
+        (arena, placement, memory), self._allocation = self._allocation, None
         there = range(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
         for number, view in enumerate(views):
             if not view.nbytes or np.frombuffer(view, np.uint8).ctypes.data not in there:
                 continue
             if number == 0 and view.nbytes == memory.nbytes:
-                made = arena.beside(placement, views[1:])
+                made = arena.append(placement, views[1:])
                 if made is not None:
                     return arena, made
-            views[number] = copied([view])[0]  # the memory is another answer's from here on
-        arena.take_back(placement)
-        arena.posted(placement)
-        return self._origin.arena, None
+            views[number] = copy_views([view])[0]  # the memory is another answer's from here on
+        arena.release(placement)
+        arena.mark_sent(placement)
+        return self._source.arena, None
 
     def fail(self, error: Exception) -> None:
         body = msgspec.Raw(encode_error(error))
@@ -128,10 +130,10 @@ class ZeroMQRequest(Request):
             self._unanswered.pop()
         except IndexError:
             return
-        if self._room is not None:
-            self._made_in_place([])
-        report = self._origin.take_report()
-        self._send(ReplyHeader(self._ticket, ERROR, body, report=report), ())
+        if self._allocation is not None:
+            self._take_allocation([])
+        report = self._source.take_report()
+        self._send(ReplyHeader(self._request_id, ERROR, body, report=report), ())
 
     def _send(self, header: ReplyHeader, views: Sequence[memoryview]) -> None:
-        self._post(Answer(self._origin, self._ticket, encode(header), views))
+        self._post(QueuedReply(self._source, self._request_id, encode(header), views))

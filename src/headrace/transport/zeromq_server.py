@@ -22,30 +22,34 @@ import zmq
 from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
 from headrace.forks import stays_with_parent
 from headrace.open_files import check_room
-from headrace.transport.admission import Admission
 from headrace.transport.arena import Arena, ArenaBudget
-from headrace.transport.channel import Handler, Server
-from headrace.transport.complaints import Complaints
-from headrace.transport.context import ENOUGH_FILES, shared_context, start_collector
+from headrace.transport.authenticator import Authenticator
+from headrace.transport.channel import Handler, TransportServer
+from headrace.transport.context import FILES_PER_CONTEXT, shared_context, start_frame_collector
 from headrace.transport.descriptors import raise_file_limit, seconds_since_data
 from headrace.transport.envelope import (
-    GOODBYE,
-    NOTHING,
+    CLOSING,
+    EMPTY_BODY,
     REPLY,
     REQUEST,
     ReplyHeader,
     RequestHeader,
     decode_request_header,
     encode,
-    join,
+    join_frames,
     receive_buffers,
 )
 from headrace.transport.limits import ServerLimits
+from headrace.transport.request_errors import RequestErrorLog
 from headrace.transport.security import Security
-from headrace.transport.shared_memory import MemoryReport, SharedMemoryOptions, this_process
+from headrace.transport.shared_memory import (
+    MemoryReport,
+    SharedMemoryOptions,
+    current_process_identity,
+)
 from headrace.transport.zeromq_binding import bind
-from headrace.transport.zeromq_outbox import Answer, Outbox
 from headrace.transport.zeromq_peers import Peer, Peers
+from headrace.transport.zeromq_reply_writer import QueuedReply, ReplyWriter
 from headrace.transport.zeromq_request import ZeroMQRequest
 from headrace.versions import WIRE_FORMAT, own_versions
 
@@ -58,7 +62,7 @@ _ZERO_COPY_BYTES = 64 << 10
 _SWEEP_SECONDS = 3.0
 _AFTER_ERROR_SECONDS = 0.05
 _LINGER_MS = 200
-_HEADER_ROOM = 4 << 10
+_HEADER_BYTES = 4 << 10
 # Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
 _NOW = int(zmq.DONTWAIT)
 _STATE = int(zmq.EVENTS)
@@ -66,7 +70,7 @@ _IN = int(zmq.POLLIN)
 _MORE_TO_COME = int(zmq.RCVMORE)
 
 
-class ZeroMQServer(Server):
+class ZeroMQServer(TransportServer):
     """Reads all requests in hand, calls the handler, writes all answers in hand."""
 
     def __init__(
@@ -79,40 +83,42 @@ class ZeroMQServer(Server):
         security: Security | None,
         shared_memory: SharedMemoryOptions,
         limits: ServerLimits,
-        gone: Callable[[str], None] | None = None,
+        on_disconnect: Callable[[str], None] | None = None,
     ) -> None:
         raise_file_limit()
-        check_room(ENOUGH_FILES)
-        start_collector()
+        check_room(FILES_PER_CONTEXT)
+        start_frame_collector()
         self._handler = handler
         self._decode = msgspec.msgpack.Decoder(request_type).decode
         self._limits = limits
         self._memory_options = shared_memory
-        self._memory = ArenaBudget(shared_memory.server_bytes)
-        self._identity = this_process()
-        self._answers: deque[Answer] = deque()
-        self._complaints = Complaints()
+        self._arena_budget = ArenaBudget(shared_memory.server_bytes)
+        self._identity = current_process_identity()
+        self._replies: deque[QueuedReply] = deque()
+        self._error_log = RequestErrorLog()
         self._closing = False
         self._forked = False
         self._close_lock = threading.Lock()
         #: Who takes this closes the sockets: the thread, or who made it if that failed before.
-        self._to_close = [True]
+        self._close_token = [True]
         self._wake_lock = threading.Lock()
         self._wake_sent = False
         self._wake_read = self._wake_write = -1
         self._own_context = security is not None
-        self._context = zmq.Context() if self._own_context else shared_context.borrow(self)
-        self._admission: Admission | None = None
+        self._context = zmq.Context() if self._own_context else shared_context.acquire(self)
+        self._authenticator: Authenticator | None = None
         self._peers: Peers | None = None
         self._router = self._context.socket(zmq.ROUTER)
         try:
             self._set_options()
             if security is not None:
-                self._admission = Admission(self._context, self._router, security)
+                self._authenticator = Authenticator(self._context, self._router, security)
             self._peers = Peers(
-                self._router, self._admission.role_of if self._admission else _no_role, gone
+                self._router,
+                self._authenticator.role_of if self._authenticator else _no_role,
+                on_disconnect,
             )
-            self._outbox = Outbox(self._router, limits)
+            self._reply_writer = ReplyWriter(self._router, limits)
             self._address = bind(self._router, host, port)
             self._wake_read, self._wake_write = os.pipe()
             os.set_blocking(self._wake_read, False)
@@ -123,16 +129,16 @@ class ZeroMQServer(Server):
             stays_with_parent(self)
             self._thread.start()
         except BaseException:
-            if self._is_taken_over():
+            if self._claim_close():
                 self._close_everything()
             else:
                 self.close()  # the thread runs, though its start was interrupted
             raise
 
-    def _is_taken_over(self) -> bool:
+    def _claim_close(self) -> bool:
         """Take over who closes the sockets; False: somebody has, and nobody else may touch them."""
         try:
-            self._to_close.pop()  # One list operation: two threads cannot both succeed.
+            self._close_token.pop()  # One list operation: two threads cannot both succeed.
         except IndexError:
             return False
         return True
@@ -143,14 +149,14 @@ class ZeroMQServer(Server):
         # Bounded in bytes instead, by the outbox; a high-water mark would make a ROUTER drop
         # answers without a word.
         router.sndhwm = router.rcvhwm = 0
-        router.maxmsgsize = self._limits.request_bytes + _HEADER_ROOM
+        router.maxmsgsize = self._limits.request_bytes + _HEADER_BYTES
         router.copy_threshold = _ZERO_COPY_BYTES
         router.ipv6 = True
         # A client that was stopped for a while (a debugger) keeps its connection; one that is
         # unreachable is forgotten. Seldom: channels send signs of life of their own.
-        interval = min(self._limits.ping_seconds, self._limits.silence_seconds)
+        interval = min(self._limits.keepalive_interval, self._limits.keepalive_timeout)
         router.heartbeat_ivl = math.ceil(interval * 1000)
-        router.heartbeat_timeout = math.ceil(self._limits.silence_seconds * 1000)
+        router.heartbeat_timeout = math.ceil(self._limits.keepalive_timeout * 1000)
         router.handshake_ivl = 5_000
         router.backlog = 1024
 
@@ -159,8 +165,8 @@ class ZeroMQServer(Server):
         return self._address
 
     @property
-    def refused(self) -> int:
-        return 0 if self._peers is None else self._peers.refused
+    def num_refused(self) -> int:
+        return 0 if self._peers is None else self._peers.num_refused
 
     @property
     def arenas(self) -> list[Arena]:
@@ -169,24 +175,24 @@ class ZeroMQServer(Server):
         return [arena for peer in self._peers if (arena := peer.arena) is not None]
 
     def is_connected(self, peer: str) -> bool:
-        return self._peers is not None and self._peers.of_channel(peer) is not None
+        return self._peers is not None and self._peers.find_by_channel(peer) is not None
 
-    def silence(self, peer: str) -> float | None:
-        found = None if self._peers is None else self._peers.of_channel(peer)
+    def seconds_since_data(self, peer: str) -> float | None:
+        found = None if self._peers is None else self._peers.find_by_channel(peer)
         if found is None or found.descriptor is None:
             return None
         return seconds_since_data(found.descriptor)
 
     # --- called from any thread ---------------------------------------------------------------
 
-    def post(self, answer: Answer) -> None:
+    def post(self, answer: QueuedReply) -> None:
         """Give the thread something to write."""
         if self._forked:
             raise FailedPreconditionError(
                 f"the server at {self._address} was started before a fork; it answers in the "
                 "process that started it"
             )
-        self._answers.append(answer)
+        self._replies.append(answer)
         if not self._wake_sent and threading.get_ident() != self._thread.ident:
             self._wake()
 
@@ -212,7 +218,7 @@ class ZeroMQServer(Server):
     def leave_to_parent(self) -> None:
         """Close the child's copies of the port and the connections; there is no thread here."""
         self._forked = True
-        self._answers.clear()
+        self._replies.clear()
         if self._peers is not None:
             self._peers.close_in_child()
         for number in (self._wake_read, self._wake_write):
@@ -223,19 +229,19 @@ class ZeroMQServer(Server):
     # --- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if not self._is_taken_over():
+        if not self._claim_close():
             return
         assert self._peers is not None
         poller = zmq.Poller()
         for source in (self._router, self._peers.monitor, self._wake_read):
             poller.register(source, zmq.POLLIN)
-        if self._admission is not None:
-            poller.register(self._admission.socket, zmq.POLLIN)
+        if self._authenticator is not None:
+            poller.register(self._authenticator.socket, zmq.POLLIN)
         next_sweep = time.monotonic() + _SWEEP_SECONDS
         try:
             while not self._closing:
                 try:
-                    next_sweep = self._turn(poller, self._peers, next_sweep)
+                    next_sweep = self._run_once(poller, self._peers, next_sweep)
                 except zmq.ContextTerminated:
                     break
                 except BaseException:
@@ -243,33 +249,33 @@ class ZeroMQServer(Server):
                     # What is short now (memory, descriptors) may not be in a moment.
                     time.sleep(_AFTER_ERROR_SECONDS)
             with contextlib.suppress(zmq.ZMQError):
-                self._write_answers()
+                self._write_replies()
         finally:
-            self._answers.clear()
+            self._replies.clear()
             self._close_everything()
 
-    def _turn(self, poller: zmq.Poller, peers: Peers, next_sweep: float) -> float:
+    def _run_once(self, poller: zmq.Poller, peers: Peers, next_sweep: float) -> float:
         """Do what is due; return when the next sweep is."""
         ready = dict(poller.poll(int(_SWEEP_SECONDS * 1000)))
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
             self._wake_sent = False
-        if self._admission is not None and self._admission.socket in ready:
-            self._admission.decide()
+        if self._authenticator is not None and self._authenticator.socket in ready:
+            self._authenticator.authenticate_next()
         if self._router in ready:
-            self._take_requests(peers)
+            self._read_requests(peers)
         if peers.monitor in ready:
-            peers.read_news()
-        peers.report_departures()
-        self._write_answers()
+            peers.read_monitor()
+        peers.report_disconnects()
+        self._write_replies()
         now = time.monotonic()
         if now < next_sweep:
             return next_sweep
-        self._sweep(peers)
+        self._sweep_peers(peers)
         return now + _SWEEP_SECONDS
 
-    def _take_requests(self, peers: Peers) -> None:
+    def _read_requests(self, peers: Peers) -> None:
         batch: list[ZeroMQRequest] = []
         router = self._router
         try:
@@ -288,11 +294,11 @@ class ZeroMQServer(Server):
                     while router.getsockopt(_MORE_TO_COME):
                         router.recv(copy=False)
                     raise
-                if peers.has_departures:
+                if peers.has_unreported_disconnects:
                     # Before a new connection of the same channel is heard.
                     self._handle(batch)
                     batch = []
-                    peers.report_departures()
+                    peers.report_disconnects()
                 if request is not None:
                     batch.append(request)
         finally:
@@ -304,7 +310,7 @@ class ZeroMQServer(Server):
         try:
             self._handler(batch)
         except BaseException as error:
-            self._complaints.failed(self._address, error)
+            self._error_log.log_failure(self._address, error)
             failure = (
                 error
                 if isinstance(error, Exception)
@@ -319,7 +325,7 @@ class ZeroMQServer(Server):
         # A ROUTER always has one frame after the routing id.
         first = router.recv(copy=False)
         if peer is None:
-            peer = peers.meet(route, first)
+            peer = peers.add(route, first)
         buffers = receive_buffers(router, first)
         if peer is None:
             return None
@@ -328,40 +334,41 @@ class ZeroMQServer(Server):
             size = len(first)
             for buffer in buffers:
                 size += buffer.nbytes
-            if header.placement is not None:
-                size += sum(header.placement.lengths)
-            if size <= self._limits.request_bytes + _HEADER_ROOM:
-                buffers = join(buffers, header.pieces)
+            if header.location is not None:
+                size += sum(header.location.lengths)
+            if size <= self._limits.request_bytes + _HEADER_BYTES:
+                buffers = join_frames(buffers, header.frame_counts)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             _log.debug("dropped what is no request, %d bytes from %r", len(first), route)
             return None
-        if header.kind == GOODBYE:
-            peers.forget(peer)
+        if header.kind == CLOSING:
+            peers.remove(peer)
         elif header.report is not None:
-            self._hear(peer, header.report)
+            self._apply_memory_report(peer, header.report)
         if header.kind != REQUEST:
             return None
-        request = ZeroMQRequest(self.post, peer, header.ticket, buffers)
-        if size > self._limits.request_bytes + _HEADER_ROOM:
+        request = ZeroMQRequest(self.post, peer, header.request_id, buffers)
+        if size > self._limits.request_bytes + _HEADER_BYTES:
             words = (
                 f"a request of {size:,} bytes is larger than the {self._limits.request_bytes:,} "
                 f"that the server at {self._address} takes"
             )
-            self._complaints.refused(words)
+            self._error_log.log_refusal(words)
             request.fail(FailedPreconditionError(words))
             return None
-        if header.wire != WIRE_FORMAT:
+        if header.wire_format != WIRE_FORMAT:
             words = (
                 f"the server at {self._address} ({own_versions()}) reads wire format "
-                f"{WIRE_FORMAT}, and a request came in wire format {header.wire}: run the same "
+                f"{WIRE_FORMAT}, and a request came in wire format {header.wire_format}: run the "
+                "same "
                 "version of Headrace on both sides"
             )
-            self._complaints.refused(words)
+            self._error_log.log_refusal(words)
             request.fail(FailedPreconditionError(words))
             return None
         try:
             request.message = self._decode(header.body)
-            placed = peer.read_memory(header.offer, header.retired, header.placement)
+            placed = peer.read_memory(header.offer, header.retired_segments, header.location)
             if placed is not None:
                 request.buffers = placed
         except (msgspec.MsgspecError, LookupError, ValueError, RecursionError) as error:
@@ -372,39 +379,39 @@ class ZeroMQServer(Server):
                 )
             )
             return None
-        if peer.gone:
-            peers.came_late(peer)
+        if peer.is_disconnected:
+            peers.record_late_request(peer)
         return request
 
-    def _hear(self, peer: Peer, report: MemoryReport) -> None:
+    def _apply_memory_report(self, peer: Peer, report: MemoryReport) -> None:
         if peer.arena is not None:
-            peer.arena.hear(report)
+            peer.arena.apply_report(report)
         elif (
             report.identity is not None
-            and not peer.gone
+            and not peer.is_disconnected
             and self._identity is not None
             and self._identity.shares_memory_with(report.identity)
         ):
-            arena = Arena(report.identity, self._memory_options, self._memory)
-            peer.share(arena, self._identity)
+            arena = Arena(report.identity, self._memory_options, self._arena_budget)
+            peer.share_memory(arena, self._identity)
 
-    def _sweep(self, peers: Peers) -> None:
-        self._outbox.check(peers)
+    def _sweep_peers(self, peers: Peers) -> None:
+        self._reply_writer.cut_stalled_peers(peers)
         for peer in peers:
             arena = peer.arena
             if arena is None:
                 continue
             if not arena.identity.is_alive():
-                peer.cut()
+                peer.disconnect()
                 continue
-            retired, report = arena.retire(), peer.take_report()
+            retired, report = arena.retire_overdue(), peer.take_report()
             if retired or report is not None:
-                header = ReplyHeader(0, REPLY, NOTHING, retired=retired, report=report)
-                self._answers.append(Answer(peer, 0, encode(header), ()))
+                header = ReplyHeader(0, REPLY, EMPTY_BODY, retired_segments=retired, report=report)
+                self._replies.append(QueuedReply(peer, 0, encode(header), ()))
 
-    def _write_answers(self) -> None:
-        answers = self._answers
-        write = self._outbox.write
+    def _write_replies(self) -> None:
+        answers = self._replies
+        write = self._reply_writer.write
         while answers:
             write(answers.popleft())
 
@@ -416,13 +423,13 @@ class ZeroMQServer(Server):
             self._wake_read = self._wake_write = -1
         if self._peers is not None:
             self._peers.close()
-        if self._admission is not None:
-            self._admission.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._router.close()
         if self._own_context:
             self._context.term()
         else:
-            shared_context.give_back(self)
+            shared_context.release(self)
 
 
 def _no_role(key: bytes) -> None:

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.checkpoint_format import delete
+from headrace.parameter_server.checkpoint_format import delete_checkpoint
 from headrace.parameter_server.checkpoints import Checkpoint, CheckpointManager
 from headrace.storage.files import open_folder
 
@@ -119,7 +119,7 @@ class Backup:
         if self._deletes:
             folder = open_folder(self._directory)
             for path in self._manager.checkpoints:
-                delete(folder, path.rpartition("/")[2])
+                delete_checkpoint(folder, path.rpartition("/")[2])
 
     def close(self) -> None:
         """Save nothing more. May be called twice."""

@@ -29,7 +29,11 @@ import numpy as np
 from headrace.adapters.keras_training.embedding_internals import table_of_variable
 from headrace.adapters.keras_training.keras_internals import all_layers
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from headrace.parameter_server.checkpoint_format import delete, place_of, read_checkpoint
+from headrace.parameter_server.checkpoint_format import (
+    delete_checkpoint,
+    read_checkpoint,
+    split_path,
+)
 from headrace.parameter_server.checkpoints import Checkpoint, CheckpointStatus
 from headrace.parameter_server.table import EmbeddingTable
 
@@ -201,19 +205,19 @@ def saving_tables(model: Any, file: Any) -> Iterator[None]:
     path = Checkpoint(tables={each.name: each for each in tables.values()}).save(
         f"{directory}/{name}"
     )
-    folder, _ = place_of(path)
+    folder, _ = split_path(path)
     token = _saved.set({each: _Reference(name, table.name) for each, table in tables.items()})
     try:
         yield
     except BaseException:
-        delete(folder, name)
+        delete_checkpoint(folder, name)
         raise
     finally:
         _saved.reset(token)
     for each in folder.names():
         other = each.removesuffix(".json")
         if other not in (each, name) and other.startswith("tables-"):
-            delete(folder, other)
+            delete_checkpoint(folder, other)
 
 
 @contextlib.contextmanager
@@ -235,7 +239,7 @@ def loading_tables(file: Any) -> Iterator[None]:
     for name, tables in by_checkpoint.items():
         path = f"{_directory(file)}/{name}"
         try:
-            read = read_checkpoint(*place_of(path))
+            read = read_checkpoint(*split_path(path))
         except NotFoundError as error:
             raise NotFoundError(
                 f"the rows of {', '.join(sorted(tables))} are not in {os.fspath(file)}, but in a "

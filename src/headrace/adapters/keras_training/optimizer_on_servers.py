@@ -30,7 +30,7 @@ from headrace.adapters.keras_training.server_weights import (
 )
 from headrace.distribute.variable import Variable as PlacedVariable
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.parameter_server.rules import AVERAGE, nadam_product, slots_of
+from headrace.parameter_server.rules import AVERAGE, nadam_product, slots_for_rule
 
 __all__ = [
     "OptimizerOnServers",
@@ -226,7 +226,7 @@ class OptimizerSlots:
     def _slots(self) -> Iterator[tuple[Any, Any, str]]:
         """Yield the slot variables of Keras, with the variable on the servers, and the name."""
         rule = self._applies.rule
-        names = [slot.name for slot in slots_of(rule)]
+        names = [slot.name for slot in slots_for_rule(rule)]
         if rule.ema_momentum is not None:
             names.append(AVERAGE.name)
         by_name: dict[str, list[Any]] = {}

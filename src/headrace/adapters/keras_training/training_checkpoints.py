@@ -30,9 +30,9 @@ from headrace.errors import DataLossError, InvalidArgumentError, NotFoundError, 
 from headrace.parameter_server.checkpoint_format import (
     ArrayEntry,
     OptimizerEntry,
-    checkpoint_names,
-    place_of,
+    list_checkpoints,
     read_checkpoint,
+    split_path,
 )
 from headrace.parameter_server.checkpoints import Checkpoint
 
@@ -143,8 +143,8 @@ class CheckpointWatch:
         except FileNotFoundError:
             return
         files = {name: name for name in names if name.endswith(KERAS_SUFFIXES)}
-        folder, _ = place_of(os.path.join(self._directory, "any"))
-        files |= {f"{name}{_MANIFEST}": name for name in checkpoint_names(folder)}
+        folder, _ = split_path(os.path.join(self._directory, "any"))
+        files |= {f"{name}{_MANIFEST}": name for name in list_checkpoints(folder)}
         for file, name in files.items():
             version = version_of(os.path.join(self._directory, file))
             if version is not None and not name.startswith("."):
@@ -238,7 +238,7 @@ def _iterations_of(file: Any) -> int | None:
 def _load_objects(model: Any, path: str) -> int | None:
     """Load an `hr.Checkpoint` that has the model as `model`, or its weights as `weights`."""
     try:
-        entries = read_checkpoint(*place_of(path)).manifest.entries
+        entries = read_checkpoint(*split_path(path)).manifest.entries
         names = {each.partition("/")[0] for each in entries}
         objects: dict[str, Any]
         if "model" in names:

@@ -37,10 +37,10 @@ from headrace.adapters.keras_training.worker_calls import (
 )
 from headrace.coordinator.current import get_current_worker_index, running
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.arrays import refuse_while_tracing
-from headrace.parameter_server.creation import add_together
-from headrace.parameter_server.origin import at_end
+from headrace.parameter_server.arrays import raise_if_tracing
 from headrace.parameter_server.read_cache import read_together
+from headrace.parameter_server.variable_shards import add_to_variables
+from headrace.parameter_server.write_context import call_at_closure_end
 
 __all__ = ["WorkerVariables", "load_object", "send_gradients"]
 
@@ -116,7 +116,7 @@ class WorkerVariables(VariableOwner):
         now = None if here is None else (here, here.steps if self._follows_steps else 0)
         if self._is_pulling or (now is not None and now == self._call):
             return
-        refuse_while_tracing(
+        raise_if_tracing(
             "a variable of Keras",
             "pass the values of its variables to model.stateless_call(weights, state, x)",
         )
@@ -161,7 +161,7 @@ class WorkerVariables(VariableOwner):
         here = running.get()
         if here is None or here is not self._flushes:
             self._flushes = here
-            at_end(self.flush)
+            call_at_closure_end(self.flush)
 
     def flush(self) -> None:
         """Send all assignments. The next read asks the servers again."""
@@ -180,7 +180,7 @@ class WorkerVariables(VariableOwner):
             else:
                 added.append((sent.placed, change))
         self._call = None
-        add_together(added)
+        add_to_variables(added)
         if statistics:
             self._statistics.apply_gradients(statistics)
 

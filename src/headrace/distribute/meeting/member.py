@@ -309,9 +309,9 @@ class Member:
 
     def _hear(self, reply: Reply) -> None:
         self._refused, self._loss = 0, None
-        number = self._tickets.pop(reply.ticket, None)
+        number = self._tickets.pop(reply.request_id, None)
         message = reply.message
-        if isinstance(message, Failed) and reply.ticket == self._listens:
+        if isinstance(message, Failed) and reply.request_id == self._listens:
             self._fail(error_of(message))
             return
         if isinstance(message, Lacking):

@@ -51,10 +51,10 @@ from headrace.forks import in_each_child
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import address as addresses
 from headrace.transport import zeromq
-from headrace.transport.calling_end import CallingEnd
 from headrace.transport.channel import Buffer, Handler, Reply, Request
 from headrace.transport.envelope import flat_views
 from headrace.transport.limits import ServerLimits
+from headrace.transport.request_tracking import RequestTrackingChannel
 from headrace.transport.security import Security
 
 __all__ = [
@@ -113,7 +113,7 @@ class MeetingPlace(LifeCycle):
         host, port = addresses.split(self._address)
         # A name that leads here from elsewhere only (a balancer, a container's host) is no
         # interface to listen at.
-        own = host if addresses.is_this_machine(host) else _EVERYWHERE
+        own = host if addresses.is_local_host(host) else _EVERYWHERE
         server = zeromq.serve(
             self._meetings.handle,
             request_type=MemberRequest,
@@ -122,11 +122,11 @@ class MeetingPlace(LifeCycle):
             security=self._security,
             limits=ServerLimits(
                 request_bytes=LARGEST_BYTES,
-                unread_bytes=LARGEST_BYTES,
-                all_unread_bytes=LARGEST_BYTES,
-                silence_seconds=_SILENCE_SECONDS,
+                pending_reply_bytes=LARGEST_BYTES,
+                total_pending_reply_bytes=LARGEST_BYTES,
+                keepalive_timeout=_SILENCE_SECONDS,
             ),
-            gone=self._meetings.gone,
+            on_disconnect=self._meetings.gone,
         )
         self._keep(server.close)
 
@@ -376,7 +376,7 @@ _PEER = "own"
 """What requests that come this way have for a peer."""
 
 
-class OwnEnd(CallingEnd):
+class OwnEnd(RequestTrackingChannel):
     """A channel to a handler of this process.
 
     Buffers reach it as read-only views: they stay the caller's, who does not change them before the
@@ -407,7 +407,7 @@ class OwnEnd(CallingEnd):
             reply = self._answers.get(timeout=timeout) if timeout > 0 else self._answers.get(False)
         except Empty:
             return None
-        self._unanswered.discard(reply.ticket)
+        self._unanswered.discard(reply.request_id)
         return reply
 
     def close(self) -> None:
@@ -415,13 +415,13 @@ class OwnEnd(CallingEnd):
         self._unanswered.clear()
 
     @property
-    def has_news(self) -> bool:
+    def has_pending(self) -> bool:
         return not self._answers.empty()
 
     def sockets(self) -> Sequence[Any]:
         return ()
 
-    def listen(self, ring: Callable[[], None] | None) -> None:
+    def set_wakeup(self, wakeup: Callable[[], None] | None) -> None:
         return
 
 
@@ -443,10 +443,10 @@ class _OwnRequest(Request):
         self.role = None
 
     def reply(
-        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False
     ) -> None:
         views = flat_views(buffers)
-        own = [memoryview(bytearray(each)) if lent or each.readonly else each for each in views]
+        own = [memoryview(bytearray(each)) if borrowed or each.readonly else each for each in views]
         self._put(Reply(self._ticket, message, own))
 
     def fail(self, error: Exception) -> None:

@@ -386,7 +386,7 @@ def _session(
             wait_timeout=wait_timeout,
             trainer_id=trainer_id,
             codec=codec,
-            is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
+            is_far=lambda address: not addresses.is_local_host(addresses.split(address)[0]),
             has_shares=opening.terms.processing_mode in STATIC_POLICIES,
             deals=opening.terms.processing_mode == ShardingPolicy.DYNAMIC,
         )

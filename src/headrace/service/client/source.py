@@ -520,7 +520,7 @@ class RemoteSource(Source):
         address = task.worker_address
         protocol = self.options.data_transfer_protocol
         if protocol in (None, "local"):
-            if inprocess.is_local(address):
+            if inprocess.is_in_process(address):
                 return inprocess.connect(address)
             if protocol == "local" and was_here(task.worker_id):
                 raise UnavailableError(f"the worker at {address}, of this process, has stopped")
@@ -530,7 +530,7 @@ class RemoteSource(Source):
                     f"worker at {address} is in another; use None, "
                     '"shm" or "tcp"'
                 )
-        if protocol == "shm" and not addresses.is_this_machine(addresses.split(address)[0]):
+        if protocol == "shm" and not addresses.is_local_host(addresses.split(address)[0]):
             raise FailedPreconditionError(
                 'data_transfer_protocol="shm" reads workers of this machine alone, but the worker '
                 f'at {address} is on another, which offers "tcp"; use that, or None'

@@ -110,7 +110,7 @@ def _chosen(
 
 
 def _is_local(task: TaskAddress) -> bool:
-    return inprocess.is_local(task.worker_address)
+    return inprocess.is_in_process(task.worker_address)
 
 
 def _is_colocated(task: TaskAddress) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from headrace.service import messages
-from headrace.transport.channel import Request, Server
+from headrace.transport.channel import Request, TransportServer
 
 __all__ = ["Connections"]
 
@@ -22,11 +22,11 @@ class Connections:
     """The connections of workers to the dispatcher. Any thread may ask."""
 
     def __init__(self) -> None:
-        self._server: Server | None = None
+        self._server: TransportServer | None = None
         #: Worker -> `Request.peer`.
         self._peers: dict[str, str] = {}
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: TransportServer) -> None:
         """Ask this server from now on."""
         self._server = server
 
@@ -45,7 +45,9 @@ class Connections:
     def silence(self, worker_id: str) -> float | None:
         """Return the seconds since anything arrived from a worker's process; None: not known."""
         peer = self._peers.get(worker_id)
-        return None if peer is None or self._server is None else self._server.silence(peer)
+        return (
+            None if peer is None or self._server is None else self._server.seconds_since_data(peer)
+        )
 
     def has_exited(self, worker_id: str) -> bool:
         """Whether the connection of a worker was closed, as the end of its process does."""

@@ -73,8 +73,8 @@ class Limits:
         usual = ServerLimits()
         is_short = self.worker_timeout < _PINGS_SUFFICE
         return ServerLimits(
-            ping_seconds=self.worker_timeout / 4 if is_short else usual.ping_seconds,
-            silence_seconds=max(usual.silence_seconds, 2 * self.worker_timeout),
+            keepalive_interval=self.worker_timeout / 4 if is_short else usual.keepalive_interval,
+            keepalive_timeout=max(usual.keepalive_timeout, 2 * self.worker_timeout),
         )
 
     def worker_interval(self, workers: int) -> float:

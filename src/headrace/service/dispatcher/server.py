@@ -18,7 +18,7 @@ from headrace.service.modes.distributed_save.publisher import Publisher, ask_cor
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq
-from headrace.transport.channel import Request, Server
+from headrace.transport.channel import Request, TransportServer
 
 __all__ = ["DispatchServer"]
 
@@ -105,14 +105,14 @@ class DispatchServer(LifeCycle):
         journal = open_journal(config)
         self._keep(journal.close)
         publisher = Publisher(lambda question: ask_core(core.handle, question))
-        doors: list[Server] = []
+        doors: list[TransportServer] = []
         connections = Connections()
         core = DispatcherCore(
             journal,
             limits,
             worker_addresses=config.worker_addresses or (),
             heard=publisher.heard,
-            peers_refused=lambda: sum(door.refused for door in doors),
+            peers_refused=lambda: sum(door.num_refused for door in doors),
             connections=connections,
         )
         maintenance = threading.Thread(

@@ -4,8 +4,8 @@
 
 CONFIG is a JSON object of `WorkerConfig` arguments, LOG_TO the number of the descriptor that takes
 over from standard output and error once the worker is ready, LIFELINE that of a pipe that closes
-when whoever started it is gone (`process/parent.py`). SIGTERM lets it deliver what it has first; a
-second one does not.
+when whoever started it is gone (`process/parent_link.py`). SIGTERM lets it deliver what it has
+first; a second one does not.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import json
 import sys
 import threading
 
-from headrace.process.parent import (
+from headrace.process.parent_link import (
     die_with_parent,
-    end_when_released,
     exit_when_hung,
     on_sigterm,
-    say_ready,
+    report_ready,
+    set_when_stopped,
 )
 from headrace.service.config import WorkerConfig
 from headrace.service.worker.preloading import preload
@@ -42,7 +42,7 @@ def main(text: str, log_to: int, lifeline: int) -> None:
             sys.exit(f"preload={module!r}: {error}; is its folder in sys.path, or PYTHONPATH?")
     ended = threading.Event()
     # Watched from the start: the parent may die while this waits for a dispatcher.
-    end_when_released(ended, _STOP_SECONDS)
+    set_when_stopped(ended, _STOP_SECONDS)
     server = WorkerServer(config)
     draining = threading.Event()
 
@@ -61,7 +61,7 @@ def main(text: str, log_to: int, lifeline: int) -> None:
     if config.hang_timeout:
         exit_when_hung(config.hang_timeout)
     # From here on what users' functions print goes where the parent's own words go.
-    say_ready(server.address, log_to)
+    report_ready(server.address, log_to)
     ended.wait()
     server.stop()
 

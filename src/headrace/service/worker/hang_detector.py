@@ -19,7 +19,7 @@ import traceback
 from dataclasses import dataclass, field
 from types import FrameType
 
-from headrace.process.parent import report_hang
+from headrace.process.parent_link import report_hang
 from headrace.service.worker.meters import Meter, Meters
 from headrace.service.worker.sampler import find_stage
 

@@ -149,7 +149,7 @@ def _advertised(config: WorkerConfig, address: str) -> str:
     dispatcher = config.dispatcher_address
     advice = 'set `worker_address` (--worker-address), as in "myhost:%port%"'
     try:
-        host = addresses.towards(dispatcher)
+        host = addresses.local_address_for(dispatcher)
     except UnavailableError as error:
         raise UnavailableError(
             f"the worker listens at {config.host}, which is no address that clients could call, "

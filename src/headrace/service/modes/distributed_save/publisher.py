@@ -200,7 +200,7 @@ class _Own(Request):
         self.error: Exception | None = None
 
     def reply(
-        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False
     ) -> None:
         self.answer = message
 

@@ -341,7 +341,7 @@ def new_session(
         counts_elements=most is not None,
         wait_timeout=wait_timeout,
         codec=codec,
-        is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
+        is_far=lambda address: not addresses.is_local_host(addresses.split(address)[0]),
         deals=True,
         wants_all=True,
     )

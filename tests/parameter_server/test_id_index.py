@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.parameter_server.table_rows import IdTable
+from headrace.parameter_server.table_rows import IdIndex
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
@@ -15,19 +15,19 @@ def ids_of(*numbers):
 
 
 def test_numbers_beside_ids_stay_with_their_rows_while_room_grows():
-    table = IdTable(beside=2)
+    table = IdIndex(beside=2)
     rows, _ = table.find_or_add(ids_of(7, 8, 9))
-    table.beside(0)[rows] = 70, 80, 90
-    table.beside(1)[rows] += 1
+    table.id_column(0)[rows] = 70, 80, 90
+    table.id_column(1)[rows] += 1
     table.find_or_add(np.arange(1000, 2000, dtype=np.int64))
     assert table.ids_of(rows).tolist() == [7, 8, 9]
-    assert table.beside(0)[table.find(ids_of(9, 7, 8))].tolist() == [90, 70, 80]
-    assert table.beside(1)[: table.used].sum() == 3
-    assert len(table.beside(0)) == table.room
+    assert table.id_column(0)[table.find(ids_of(9, 7, 8))].tolist() == [90, 70, 80]
+    assert table.id_column(1)[: table.used].sum() == 3
+    assert len(table.id_column(0)) == table.capacity
 
 
 def test_ids_whose_hashes_meet_are_told_apart():
-    table = IdTable()
+    table = IdIndex()
     # All begin at one slot of 16 or more, as long as there are no more than 2**20 slots.
     inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
     ids = np.array([(1 << 44) + k for k in range(200)], np.uint64) * np.uint64(inverse)
@@ -42,7 +42,7 @@ def test_ids_whose_hashes_meet_are_told_apart():
 @pytest.mark.parametrize("seed", range(12))
 def test_it_does_what_a_dictionary_does(seed):
     rng = np.random.default_rng(seed)
-    table, model = IdTable(), {}
+    table, model = IdIndex(), {}
     few = int(rng.choice([20, 300, 10**6]))
     for _ in range(60):
         ids = rng.integers(-few, few, int(rng.integers(0, 80)))
@@ -69,12 +69,12 @@ def test_it_does_what_a_dictionary_does(seed):
 
 
 def test_rows_stay_dense_and_slots_few_however_often_ids_come_and_go():
-    table = IdTable()
+    table = IdIndex()
     for start in range(0, 100_000, 500):
         table.find_or_add(np.arange(start, start + 500, dtype=np.int64))
         table.remove(np.arange(start - 500, start, dtype=np.int64))
     assert len(table) == 500
-    assert table.room <= 1024
+    assert table.capacity <= 1024
     assert table.nbytes < 64_000
 
 
@@ -83,18 +83,18 @@ def test_where_memory_ends_nothing_has_changed():
         if room > 64:
             raise MemoryError
 
-    table = IdTable(grow)
+    table = IdIndex(grow)
     rows, _ = table.find_or_add(np.arange(60, dtype=np.int64))
     for _ in range(3):
         with pytest.raises(MemoryError):
             table.find_or_add(np.arange(50, 70, dtype=np.int64))
-        assert (len(table), table.room) == (60, 64)
+        assert (len(table), table.capacity) == (60, 64)
     assert table.find(np.arange(62, dtype=np.int64)).tolist() == [*rows.tolist(), -1, -1]
     assert len(table.find_or_add(np.arange(64, dtype=np.int64))[1]) == 4
 
 
 def test_where_memory_suffices_for_a_part_of_what_grows_nothing_has_changed(monkeypatch):
-    table = IdTable(beside=2)
+    table = IdIndex(beside=2)
     rows, _ = table.find_or_add(np.arange(60, dtype=np.int64))
     with monkeypatch.context() as patch:
         zeros, made = np.zeros, []
@@ -108,7 +108,7 @@ def test_where_memory_suffices_for_a_part_of_what_grows_nothing_has_changed(monk
         patch.setattr(np, "zeros", scarce)
         with pytest.raises(MemoryError):
             table.add(np.arange(60, 100, dtype=np.int64))
-    assert (len(table), table.room) == (60, 64)
+    assert (len(table), table.capacity) == (60, 64)
     table.find_or_add(np.arange(100, dtype=np.int64))
     assert table.find(np.arange(60, dtype=np.int64)).tolist() == rows.tolist()
     assert len(table) == len(table.rows()) == 100

@@ -39,30 +39,30 @@ from typing import Any
 from headrace.forks import in_each_child
 
 __all__ = [
-    "LEAVING",
-    "OUTER_CACHE",
+    "LAST_LEVEL_CACHE_SIZE",
     "READY",
+    "STOPPING",
+    "bind_forked_children",
     "die_with_parent",
-    "end_when_released",
     "exit_when_hung",
-    "forked_children_die_too",
-    "large_copies",
+    "large_copy_tunables",
     "on_sigterm",
     "report_hang",
-    "say_leaving",
-    "say_ready",
-    "wait_for_release",
+    "report_ready",
+    "report_stopping",
+    "set_when_stopped",
+    "wait_for_stop",
 ]
 
 
 READY = "ready"
-LEAVING = "leaving"
+STOPPING = "stopping"
 
 _LINK = 0
 _BLOCK = 4096
 
 
-def say_ready(text: str = "", log_to: int | None = None) -> None:
+def report_ready(text: str = "", log_to: int | None = None) -> None:
     """Tell the parent that this process is ready.
 
     Args:
@@ -70,28 +70,28 @@ def say_ready(text: str = "", log_to: int | None = None) -> None:
         log_to: Descriptor that takes over from standard output and error from now on, as the
             process's command named it.
     """
-    _say(f"{READY} {text}")
+    _send_line(f"{READY} {text}")
     if log_to is not None:
         os.dup2(log_to, 1)
         os.dup2(log_to, 2)
         os.close(log_to)
 
 
-def say_leaving() -> None:
+def report_stopping() -> None:
     """Tell the parent that this process was asked to leave by somebody else."""
-    _say(LEAVING)
+    _send_line(STOPPING)
 
 
-def on_sigterm(leave: Callable[[], None]) -> None:
-    """Have SIGTERM tell the parent that this process was asked to leave, and then call `leave`.
+def on_sigterm(stop: Callable[[], None]) -> None:
+    """Have SIGTERM tell the parent that this process was asked to leave, and then call `stop`.
 
     A process that a user's function forks is not this one, and ends by SIGTERM as others do. To be
     called on the main thread.
     """
 
     def asked(number: int, frame: FrameType | None) -> None:
-        say_leaving()
-        leave()
+        report_stopping()
+        stop()
 
     before = signal.signal(signal.SIGTERM, asked)
     in_each_child(lambda: _set_handler(before))
@@ -118,7 +118,7 @@ def die_with_parent(lifeline: int) -> None:
 
 
 @contextlib.contextmanager
-def forked_children_die_too() -> Iterator[None]:
+def bind_forked_children() -> Iterator[None]:
     """Have the kernel kill processes that are forked within this when it ends, and theirs.
 
     A function of a user's that forks is not asked to look after that; one that starts another
@@ -149,39 +149,39 @@ def forked_children_die_too() -> Iterator[None]:
             os.close(descriptor)
 
 
-def wait_for_release() -> None:
+def wait_for_stop() -> None:
     """Wait until the parent closes the link, or is gone."""
     with contextlib.suppress(OSError):
         while os.read(_LINK, _BLOCK):
             pass
 
 
-def end_when_released(ended: threading.Event, seconds: float) -> None:
-    """Have a thread set `ended` when the parent closes the link, or is gone.
+def set_when_stopped(stopped: threading.Event, seconds: float) -> None:
+    """Have a thread set `stopped` when the parent closes the link, or is gone.
 
     Args:
-        ended: For which the main thread waits.
+        stopped: For which the main thread waits.
         seconds: After so many more the process ends, whatever it does: a function of the user's
             that does not return must not keep it.
     """
 
     def watch() -> None:
-        wait_for_release()
-        ended.set()
+        wait_for_stop()
+        stopped.set()
         threading.Event().wait(seconds)
         os._exit(1)
 
     threading.Thread(target=watch, name="headrace-watch-parent", daemon=True).start()
 
 
-def _say(line: str) -> None:
+def _send_line(line: str) -> None:
     # The parent may be gone; its end of the link then says all there is to say.
     with contextlib.suppress(OSError):
         os.write(_LINK, f"{line}\n".encode())
 
 
 _STDERR = 2
-_LONGEST_INTERVAL = 10.0
+_MAX_INTERVAL_SECONDS = 10.0
 _is_armed = threading.Event()
 
 
@@ -196,38 +196,40 @@ def exit_when_hung(seconds: float) -> None:
         pause = threading.Event()
         while True:
             faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
-            pause.wait(min(_LONGEST_INTERVAL, seconds / 10))
+            pause.wait(min(_MAX_INTERVAL_SECONDS, seconds / 10))
 
     _is_armed.set()
     threading.Thread(target=rearm, name="headrace-watchdog", daemon=True).start()
 
 
-def report_hang(log: logging.Logger, words: str) -> None:
+def report_hang(log: logging.Logger, message: str) -> None:
     """Log an error, and exit with code 1 where `exit_when_hung` was called.
 
     Args:
         log: The logger of the caller.
-        words: The message: what hangs, and where.
+        message: The message: what hangs, and where.
     """
     if not _is_armed.is_set():
-        log.error("%s", words)
+        log.error("%s", message)
         return
     # Logging and printing may wait for a lock that the hung thread holds.
-    faulthandler.dump_traceback_later(_LONGEST_INTERVAL, exit=True, file=_STDERR)
+    faulthandler.dump_traceback_later(_MAX_INTERVAL_SECONDS, exit=True, file=_STDERR)
     try:
-        log.error("%s; this process ends, so that its supervisor starts another", words)
+        log.error("%s; this process ends, so that its supervisor starts another", message)
         sys.stderr.flush()
         sys.stdout.flush()
     finally:
         os._exit(1)
 
 
-OUTER_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+LAST_LEVEL_CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 """Where the kernel says how large the outer cache is: "32768K"."""
 _TUNABLES = "GLIBC_TUNABLES"
 
 
-def large_copies(variables: Mapping[str, str], cache: Path = OUTER_CACHE) -> dict[str, str]:
+def large_copy_tunables(
+    variables: Mapping[str, str], cache: Path = LAST_LEVEL_CACHE_SIZE
+) -> dict[str, str]:
     """Return what to add to a child's environment; nothing where the user has tuned the library.
 
     Args:

@@ -9,7 +9,8 @@ Rule 4. There is a thread for it, so that the transport's goes on. A small reque
         or with another one, while nothing waits is carried out by the transport's thread at once:
         it would do nothing else meanwhile, and handing over takes longer than what is asked.
 Rule 5. Others that look at what is kept, as those who save it, do so between two operations
-        (`between`); what comes with the requests and is none of them, in turn with them (`later`).
+        (`call_between_operations`); what comes with the requests and is none of them, in turn with
+        them (`call_in_order`).
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
 from headrace.parameter_server.messages import (
     ArrayForm,
-    CarriedOut,
-    CarryOut,
-    Elsewhere,
-    OutOfTurn,
-    Reborn,
+    ExecuteOperations,
+    GetServerStatus,
+    NotLeader,
+    OperationResults,
+    PreviousRequestFailed,
     RestoreShards,
     SaveShards,
     ServerStatus,
-    Status,
+    StateLost,
     buffer_of,
     form_of,
     read_arrays,
@@ -51,41 +52,50 @@ from headrace.parameter_server.operations import (
     ApplyIds,
     Assign,
     AssignIds,
-    Count,
-    Describe,
+    DescribeStore,
     Export,
-    Fence,
-    Gather,
+    FenceWrites,
+    ForgetWriteKeys,
     GatherIds,
-    Lookup,
+    GatherRows,
+    IncrementCounter,
+    LookupIds,
     Operation,
-    Read,
+    ReadShard,
     Scatter,
-    Settle,
 )
-from headrace.parameter_server.seats import START, Position
-from headrace.parameter_server.store import Store
+from headrace.parameter_server.replica_state import INITIAL_POSITION, Position
+from headrace.parameter_server.store import ShardStore
 from headrace.serving.call import Done, Message
 from headrace.transport.channel import Request
 
-__all__ = ["AnswerRoom", "Applying", "Changed", "Shared", "metrics_of"]
+__all__ = ["ExecutedWrite", "OperationExecutor", "Replication", "ReplyAllocator", "collect_metrics"]
 
 
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 0.8
-_UNCHANGING = frozenset({Read, Gather, GatherIds, Describe, Export})
-_MAKING = frozenset({Gather, GatherIds, Lookup})
-_SMALL_BYTES = 2 << 20
-_MOST_REFUSED = 10_000
+_READ_ONLY_OPERATIONS = frozenset({ReadShard, GatherRows, GatherIds, DescribeStore, Export})
+_ALLOCATING_OPERATIONS = frozenset({GatherRows, GatherIds, LookupIds})
+_MAX_INLINE_BYTES = 2 << 20
+_MAX_FAILED_CHANNELS = 10_000
 #: Of so many that come together the first does not wait for long until its answer goes.
-_AT_ONCE = 2
+_MAX_INLINE_REQUESTS = 2
 #: What takes no longer than its arrays are large.
-_SHORT = _MAKING | {Read, Count, Assign, Scatter, Apply, ApplyIds, Settle, Fence}
-_WRITES = frozenset({Apply, ApplyIds, Assign, AssignIds, Scatter})
+_INLINE_OPERATIONS = _ALLOCATING_OPERATIONS | {
+    ReadShard,
+    IncrementCounter,
+    Assign,
+    Scatter,
+    Apply,
+    ApplyIds,
+    ForgetWriteKeys,
+    FenceWrites,
+}
+_WRITE_OPERATIONS = frozenset({Apply, ApplyIds, Assign, AssignIds, Scatter})
 
 
-class _Turn:
+class _QueuedFunction:
     """A function that is called between two operations.
 
     Args:
@@ -100,7 +110,7 @@ class _Turn:
         self.result: Any = None
         self.error: Exception | None = None
 
-    def take(self) -> None:
+    def run(self) -> None:
         """Call it."""
         try:
             self.result = self._function()
@@ -110,26 +120,26 @@ class _Turn:
             self.done.set()
 
 
-class AnswerRoom:
+class ReplyAllocator:
     """Makes the arrays of answers, where it can in memory from which they are sent."""
 
     def __init__(self) -> None:
         self.request: Request | None = None
         """What is answered now; None: its answer is made elsewhere."""
 
-    def make(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array without values."""
         size = math.prod(shape) * dtype.itemsize
-        memory = self.request.room(size) if size and self.request is not None else None
+        memory = self.request.allocate(size) if size and self.request is not None else None
         if memory is None:
             return np.empty(shape, dtype)
         return np.frombuffer(memory, dtype).reshape(shape)
 
 
-Changed = tuple[Operation, Sequence[NDArray[Any]]]
+ExecutedWrite = tuple[Operation, Sequence[NDArray[Any]]]
 
 
-class Shared(Protocol):
+class Replication(Protocol):
     """A store that another server has as well. Called while nothing else is carried out."""
 
     @property
@@ -137,64 +147,66 @@ class Shared(Protocol):
         """Which operations have been carried out."""
 
     @property
-    def is_out_of_touch(self) -> bool:
+    def must_confirm_leadership(self) -> bool:
         """Whether the other server is to be asked first whether this one still leads."""
 
-    def refuse(self, message: CarryOut | SaveShards | RestoreShards) -> Message | None:
+    def rejection_for(
+        self, message: ExecuteOperations | SaveShards | RestoreShards
+    ) -> Message | None:
         """Return the answer to what is not carried out here; None: it is."""
 
-    def forward(self, changed: Sequence[Changed]) -> bool:
+    def replicate(self, writes: Sequence[ExecutedWrite]) -> bool:
         """Have the other server carry out what was; False: that was not for this one to do."""
 
 
-class Applying:
+class OperationExecutor:
     """Takes requests from the server's thread, and answers them from its own.
 
     Args:
         store: What operations are carried out on.
         index: The server's number, for statistics.
-        room: Where the store makes its answers.
-        shared: What has another server do the same; None: the store is here alone.
+        allocator: Where the store makes its answers.
+        replication: What has another server do the same; None: the store is here alone.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: ShardStore,
         index: int,
-        room: AnswerRoom | None = None,
-        shared: Shared | None = None,
+        allocator: ReplyAllocator | None = None,
+        replication: Replication | None = None,
     ) -> None:
-        self.files: Callable[[Request], object] | None = None
+        self.on_file_request: Callable[[Request], object] | None = None
         """Answers requests to save and restore."""
-        self.shared = shared
-        self._room = room or AnswerRoom()
-        self.life = secrets.token_hex(8)
+        self.replication = replication
+        self._allocator = allocator or ReplyAllocator()
+        self.state_id = secrets.token_hex(8)
         self._store = store
         self._index = index
-        self._requests: SimpleQueue[Request | _Turn | None] = SimpleQueue()
+        self._queue: SimpleQueue[Request | _QueuedFunction | None] = SimpleQueue()
         self._closed = threading.Event()
         #: Held by whoever looks at the store, or changes it: this object's thread, or the
         #: transport's. All that follows is changed under it, but for the first of the two counts;
         #: `status`, on the transport's thread, reads figures without it.
-        self._one = threading.Lock()
+        self._store_lock = threading.Lock()
         #: How many were handed to the thread, and how many of those are done. The transport's
         #: thread counts the first, ours the second; where they are equal nothing waits that came.
-        self._handed_over = 0
-        self._answered = 0
-        self._operations: Counter[str] = Counter()
-        self._carried_out = 0
+        self._num_queued = 0
+        self._num_completed = 0
+        self._operation_counts: Counter[str] = Counter()
+        self._num_requests = 0
         #: Of operations that change a value.
         self.writes = 0
-        self._failed = 0
+        self._num_failed = 0
         #: Channels of which the last request was not carried out, in the order of those.
-        self._refused: dict[str, None] = {}
+        self._failed_channels: dict[str, None] = {}
         self._bytes_in = 0
         self._bytes_out = 0
-        self._busy = 0.0
-        self._since = time.monotonic()
+        self._busy_seconds = 0.0
+        self._started_at = time.monotonic()
         #: What was kept when that was seen last, and whether it is to be seen again.
-        self._kept = _Kept()
-        self._is_look_due = True
+        self._usage = _StoreUsage()
+        self._is_usage_outdated = True
         self._thread = threading.Thread(
             target=self._run, name=f"headrace-parameter-server-{index}", daemon=True
         )
@@ -206,7 +218,7 @@ class Applying:
     def close(self) -> None:
         """Carry out nothing more; wait for the operation that runs, but not for long."""
         self._closed.set()
-        self._requests.put(None)
+        self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
@@ -214,18 +226,22 @@ class Applying:
         """Take requests; called by the transport's thread."""
         for request in requests:
             message = request.message
-            if isinstance(message, CarryOut | SaveShards | RestoreShards):
-                if self.shared is None and message.life not in ("", self.life):
-                    request.reply(Reborn(life=self.life))
-                elif not isinstance(message, CarryOut):
-                    if self.shared is None:
-                        self._to_files(request)
+            if isinstance(message, ExecuteOperations | SaveShards | RestoreShards):
+                if self.replication is None and message.state_id not in ("", self.state_id):
+                    request.reply(StateLost(state_id=self.state_id))
+                elif not isinstance(message, ExecuteOperations):
+                    if self.replication is None:
+                        self._forward_file_request(request)
                     else:
-                        self.later(partial(self._shared_to_files, request, message))
-                elif len(requests) > _AT_ONCE or not self._carried_out_at_once(request, message):
-                    self._handed_over += 1
-                    self._requests.put(request)
-            elif isinstance(message, Status):
+                        self.call_in_order(
+                            partial(self._forward_replicated_file_request, request, message)
+                        )
+                elif len(requests) > _MAX_INLINE_REQUESTS or not self._try_execute_inline(
+                    request, message
+                ):
+                    self._num_queued += 1
+                    self._queue.put(request)
+            elif isinstance(message, GetServerStatus):
                 request.reply(self.status())
             else:
                 request.reply(Done())
@@ -233,37 +249,43 @@ class Applying:
     @property
     def position(self) -> Position:
         """Which operations on a replicated store have been carried out."""
-        return START if self.shared is None else self.shared.position
+        return INITIAL_POSITION if self.replication is None else self.replication.position
 
-    def _to_files(self, request: Request) -> None:
-        if self.files is None:
+    def _forward_file_request(self, request: Request) -> None:
+        if self.on_file_request is None:
             request.fail(FailedPreconditionError("this server saves nothing"))
         else:
-            self.files(request)
+            self.on_file_request(request)
 
-    def _shared_to_files(self, request: Request, message: SaveShards | RestoreShards) -> None:
-        refusal = None if self.shared is None else self.shared.refuse(message)
+    def _forward_replicated_file_request(
+        self, request: Request, message: SaveShards | RestoreShards
+    ) -> None:
+        refusal = None if self.replication is None else self.replication.rejection_for(message)
         if refusal is None:
-            self._to_files(request)
+            self._forward_file_request(request)
         else:
             request.reply(refusal)
 
-    def _carried_out_at_once(self, request: Request, message: CarryOut) -> bool:
+    def _try_execute_inline(self, request: Request, message: ExecuteOperations) -> bool:
         """Carry out a request on the transport's thread, if it is small and nothing waits."""
-        if self._handed_over != self._answered:
+        if self._num_queued != self._num_completed:
             return False
         kinds = set(map(type, message.operations))
-        if not kinds <= (_SHORT if self.shared is None else _SHORT & _UNCHANGING):
+        if not kinds <= (
+            _INLINE_OPERATIONS
+            if self.replication is None
+            else _INLINE_OPERATIONS & _READ_ONLY_OPERATIONS
+        ):
             return False  # it takes long, or the other server would be waited for
-        if self.shared is not None and self.shared.is_out_of_touch:
+        if self.replication is not None and self.replication.must_confirm_leadership:
             return False  # likewise
         size = sum([memoryview(buffer).nbytes for buffer in request.buffers])
-        if size > _SMALL_BYTES or not self._one.acquire(blocking=False):
+        if size > _MAX_INLINE_BYTES or not self._store_lock.acquire(blocking=False):
             return False
         try:
-            self._begin(request)
+            self._process_request(request)
         finally:
-            self._one.release()
+            self._store_lock.release()
         return True
 
     def status(self) -> ServerStatus:
@@ -272,47 +294,47 @@ class Applying:
         It waits for nothing: while operations are carried out, what is kept is as it was after the
         first one that followed the last question.
         """
-        if self._one.acquire(blocking=False):
+        if self._store_lock.acquire(blocking=False):
             try:
-                self._kept = _kept_in(self._store)
+                self._usage = _measure_usage(self._store)
             finally:
-                self._one.release()
+                self._store_lock.release()
         else:
-            self._is_look_due = True
-        kept = self._kept
+            self._is_usage_outdated = True
+        kept = self._usage
         return ServerStatus(
-            life=self.life,
+            state_id=self.state_id,
             index=self._index,
-            seconds=time.monotonic() - self._since,
-            requests=self._carried_out,
-            operations=dict(self._operations),
+            uptime_seconds=time.monotonic() - self._started_at,
+            requests=self._num_requests,
+            operations=dict(self._operation_counts),
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
-            busy_seconds=self._busy,
-            failed=self._failed,
-            waiting=self._requests.qsize(),
+            busy_seconds=self._busy_seconds,
+            failed=self._num_failed,
+            waiting_requests=self._queue.qsize(),
             shards=kept.shards,
             tables=kept.tables,
             rows=kept.rows,
-            bytes_kept=kept.nbytes,
+            bytes_stored=kept.nbytes,
         )
 
-    def later(self, function: Callable[[], Any]) -> None:
+    def call_in_order(self, function: Callable[[], Any]) -> None:
         """Call a function between two operations, after what came before, and before what comes.
 
         Called by the transport's thread. The function answers for its errors itself.
         """
-        self._handed_over += 1
-        self._requests.put(_Turn(function, is_in_order=True))
+        self._num_queued += 1
+        self._queue.put(_QueuedFunction(function, is_in_order=True))
 
-    def between(self, function: Callable[[], Any]) -> Any:
+    def call_between_operations(self, function: Callable[[], Any]) -> Any:
         """Call a function between two operations, and return what it returns.
 
         Raises:
             CancelledError: The server is stopped.
         """
-        turn = _Turn(function, is_in_order=False)
-        self._requests.put(turn)
+        turn = _QueuedFunction(function, is_in_order=False)
+        self._queue.put(turn)
         while not turn.done.wait(_STOP_SECONDS):
             if self._closed.is_set():
                 raise CancelledError("the parameter server was stopped")
@@ -323,103 +345,106 @@ class Applying:
     # --- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (request := self._requests.get()) is not None:
-            with self._one:
-                if isinstance(request, _Turn):
-                    request.take()
-                    self._answered += request.is_in_order
+        while (request := self._queue.get()) is not None:
+            with self._store_lock:
+                if isinstance(request, _QueuedFunction):
+                    request.run()
+                    self._num_completed += request.is_in_order
                 else:
-                    self._begin(request)
-                    self._answered += 1
+                    self._process_request(request)
+                    self._num_completed += 1
             # Not held while the thread waits for the next: its buffers may be the asker's memory.
             del request
 
-    def _begin(self, request: Request) -> None:
+    def _process_request(self, request: Request) -> None:
         began = time.monotonic()
         is_carried_out = False
         try:
-            is_carried_out = self._carry_out(request)
+            is_carried_out = self._execute_request(request)
         except Exception as error:
-            self._fail(request, error)
+            self._fail_request(request, error)
         if not is_carried_out:
-            self._refused[request.peer] = None
-            if len(self._refused) > _MOST_REFUSED:  # they have left, most likely
-                del self._refused[next(iter(self._refused))]
-        elif self._refused:
-            self._refused.pop(request.peer, None)
-        self._room.request = None
-        self._busy += time.monotonic() - began
-        if self._is_look_due:
-            self._is_look_due = False
-            self._kept = _kept_in(self._store)
+            self._failed_channels[request.peer] = None
+            if len(self._failed_channels) > _MAX_FAILED_CHANNELS:  # they have left, most likely
+                del self._failed_channels[next(iter(self._failed_channels))]
+        elif self._failed_channels:
+            self._failed_channels.pop(request.peer, None)
+        self._allocator.request = None
+        self._busy_seconds += time.monotonic() - began
+        if self._is_usage_outdated:
+            self._is_usage_outdated = False
+            self._usage = _measure_usage(self._store)
 
-    def _carry_out(self, request: Request) -> bool:
+    def _execute_request(self, request: Request) -> bool:
         message = request.message
-        assert isinstance(message, CarryOut)
-        if message.follows and request.peer in self._refused:
-            request.reply(OutOfTurn())
+        assert isinstance(message, ExecuteOperations)
+        if message.requires_previous and request.peer in self._failed_channels:
+            request.reply(PreviousRequestFailed())
             return False
-        shared = self.shared
-        if shared is not None and (refusal := shared.refuse(message)) is not None:
+        shared = self.replication
+        if shared is not None and (refusal := shared.rejection_for(message)) is not None:
             request.reply(refusal)
             return False
         operations = message.operations
-        if len(message.arrays) != len(operations):
+        if len(message.array_forms) != len(operations):
             raise FailedPreconditionError(
-                f"a request has {len(operations)} operations, and arrays for {len(message.arrays)}"
+                f"a request has {len(operations)} operations, and arrays for "
+                f"{len(message.array_forms)}"
             )
         kinds = [type(operation) for operation in operations]
         # What a read shows may change by the next operation of this very request.
-        reads = Read in kinds
-        changes = reads and not _UNCHANGING.issuperset(kinds)
+        reads = ReadShard in kinds
+        changes = reads and not _READ_ONLY_OPERATIONS.issuperset(kinds)
         # In memory of the connection's own one array can be made, and small ones put beside it.
-        is_first = _MAKING.issuperset(kinds[:1]) and _MAKING.isdisjoint(kinds[1:])
-        self._room.request = request if is_first else None
+        is_first = _ALLOCATING_OPERATIONS.issuperset(
+            kinds[:1]
+        ) and _ALLOCATING_OPERATIONS.isdisjoint(kinds[1:])
+        self._allocator.request = request if is_first else None
         answers: list[Answer] = []
         forms: list[tuple[ArrayForm, ...]] = []
         buffers: list[memoryview] = []
-        given = read_arrays(message.arrays, request.buffers)
-        changed: list[Changed] = []
+        given = read_arrays(message.array_forms, request.buffers)
+        changed: list[ExecutedWrite] = []
         is_ours = True
         try:
             for operation, kind, arrays in zip(operations, kinds, given, strict=True):
-                answer, found = self._store.carry_out(operation, arrays)
+                answer, found = self._store.execute(operation, arrays)
                 answers.append(answer)
                 of_each: list[ArrayForm] = []
                 for array in found:
                     of_each.append(form_of(array))
-                    if (kind is Read and changes) or not array.flags.c_contiguous:
+                    if (kind is ReadShard and changes) or not array.flags.c_contiguous:
                         array = array.copy()
                     buffers.append(buffer_of(array))
                 forms.append(tuple(of_each))
-                if shared is not None and kind not in _UNCHANGING:
+                if shared is not None and kind not in _READ_ONLY_OPERATIONS:
                     changed.append((operation, arrays))
-                self._operations[kind.__name__] += 1
-                self.writes += kind in _WRITES
+                self._operation_counts[kind.__name__] += 1
+                self.writes += kind in _WRITE_OPERATIONS
                 self._bytes_in += sum([array.nbytes for array in arrays])
         finally:
             if shared is not None and changed:
-                is_ours = shared.forward(changed)
+                is_ours = shared.replicate(changed)
         if not is_ours:
-            request.reply(Elsewhere(is_vacant=True))
+            request.reply(NotLeader(is_empty=True))
             return False
         self._bytes_out += sum([buffer.nbytes for buffer in buffers])
-        self._carried_out += 1
+        self._num_requests += 1
         request.reply(
-            CarriedOut(
-                life=self.life,
+            OperationResults(
+                state_id=self.state_id,
                 answers=tuple(answers),
-                arrays=tuple(forms),
+                array_forms=tuple(forms),
                 writes=self.writes,
                 position=self.position,
             ),
             buffers,
-            lent=reads and not changes,
+            borrowed=reads and not changes,
         )
         return True
 
-    def _fail(self, request: Request, error: Exception) -> None:
-        self._failed += 1
+    def _fail_request(self, request: Request, error: Exception) -> None:
+        self._num_failed += 1
         if not isinstance(error, HeadraceError | ValueError | TypeError):
             _log.error("an operation failed: %s", describe_error(error), exc_info=error)
         request.fail(error)
@@ -428,7 +453,7 @@ class Applying:
 # --- what a parameter server keeps, and what it says of itself to Prometheus ----------------------
 
 
-class _Kept(NamedTuple):
+class _StoreUsage(NamedTuple):
     """What a store keeps.
 
     Attributes:
@@ -444,10 +469,10 @@ class _Kept(NamedTuple):
     nbytes: int = 0
 
 
-def _kept_in(store: Store) -> _Kept:
+def _measure_usage(store: ShardStore) -> _StoreUsage:
     """Return what a store keeps; to be called between two operations."""
     tables = store.tables.values()
-    return _Kept(
+    return _StoreUsage(
         shards=len(store.shards),
         tables=len(tables),
         rows=sum(len(table.rows) for table in tables),
@@ -456,7 +481,7 @@ def _kept_in(store: Store) -> _Kept:
     )
 
 
-def metrics_of(status: ServerStatus) -> Iterator[Metric]:
+def collect_metrics(status: ServerStatus) -> Iterator[Metric]:
     """Return the metrics of a parameter server."""
     name = "headrace_parameter_server_"
     operations = CounterMetricFamily(
@@ -474,19 +499,19 @@ def metrics_of(status: ServerStatus) -> Iterator[Metric]:
     ):
         yield CounterMetricFamily(f"{name}{counter}", words, value=value)
     seats = GaugeMetricFamily(
-        f"{name}seats",
+        f"{name}replicas",
         "Stores that are on two servers, and what this one does.",
-        labels=["store", "does"],
+        labels=["store", "role"],
     )
-    for store, does in status.seats.items():
+    for store, does in status.replicas.items():
         seats.add_metric([str(store), does], 1)
     yield seats
     for gauge, words, value in (
-        ("waiting", "Requests that wait.", status.waiting),
+        ("waiting", "Requests that wait.", status.waiting_requests),
         ("shards", "Shards of variables that are kept.", status.shards),
         ("tables", "Shards of tables that are kept.", status.tables),
         ("rows", "Rows of tables that are kept.", status.rows),
-        ("kept_bytes", "Bytes of values, slots and tables that are kept.", status.bytes_kept),
-        ("uptime_seconds", "Seconds since the server started.", status.seconds),
+        ("stored_bytes", "Bytes of values, slots and tables that are kept.", status.bytes_stored),
+        ("uptime_seconds", "Seconds since the server started.", status.uptime_seconds),
     ):
         yield GaugeMetricFamily(f"{name}{gauge}", words, value=value)

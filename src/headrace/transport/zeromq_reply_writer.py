@@ -28,26 +28,26 @@ from headrace.transport.envelope import ERROR, ReplyHeader, encode, encode_error
 from headrace.transport.limits import ServerLimits
 from headrace.transport.zeromq_peers import Peer
 
-__all__ = ["Answer", "Outbox"]
+__all__ = ["QueuedReply", "ReplyWriter"]
 
 _log = logging.getLogger(__name__)
 
-_MARK_BYTES = 64 << 10
+_MIN_TRACKED_BYTES = 64 << 10
 _SLACK_BYTES = 16 << 20
 _NOW = int(zmq.DONTWAIT)
 _MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-class Answer(NamedTuple):
+class QueuedReply(NamedTuple):
     """One encoded answer and whom it is for."""
 
     peer: Peer
-    ticket: int
+    request_id: int
     header: bytes
     buffers: Sequence[memoryview]
 
 
-class Outbox:
+class ReplyWriter:
     """Writes answers to a ROUTER, within bounds. Belongs to the server's thread."""
 
     def __init__(
@@ -59,57 +59,61 @@ class Outbox:
         self._router = router
         self._limits = limits
         self._clock = clock
-        self._marks: dict[int, weakref.ref[np.ndarray]] = {}
+        self._tracked_frames: dict[int, weakref.ref[np.ndarray]] = {}
         self._numbers = itertools.count()
         self._sent: deque[tuple[Peer, int]] = deque()
         #: Bytes of answers that the connections of all peers have not taken yet.
-        self.unread = 0
+        self.pending_bytes = 0
 
-    def write(self, answer: Answer) -> None:
+    def write(self, reply: QueuedReply) -> None:
         """Hand an answer to ZeroMQ, or an error in its place where too much is unread."""
-        peer, ticket, header, buffers = answer
-        if peer.gone:
+        peer, ticket, header, buffers = reply
+        if peer.is_disconnected:
             return
         size = len(header) + sum([view.nbytes for view in buffers])
-        if size >= _MARK_BYTES and self._is_full(peer, size):
+        if size >= _MIN_TRACKED_BYTES and self._is_full(peer, size):
             count_answer_withheld()
-            header, buffers = self._refusal(peer, ticket, size), ()
+            header, buffers = self._rejection_header(peer, ticket, size), ()
             size = len(header)
-        peer.unmarked += size
-        if peer.unmarked < _MARK_BYTES:
+        peer.untracked_bytes += size
+        if peer.untracked_bytes < _MIN_TRACKED_BYTES:
             self._send(peer, header, buffers)
             return
-        self._settle()
+        self._count_sent()
         frames = [memoryview(header), *buffers]
         sizes = [frame.nbytes for frame in frames]
         largest = sizes.index(max(sizes))
         marked = np.frombuffer(frames[largest], np.uint8)
-        amount, peer.unmarked = peer.unmarked, 0
-        if not peer.unread:
-            peer.moved_at = self._clock()
-        peer.unread += amount
-        self.unread += amount
-        self._mark(marked, peer, amount)
+        amount, peer.untracked_bytes = peer.untracked_bytes, 0
+        if not peer.pending_bytes:
+            peer.last_progress_at = self._clock()
+        peer.pending_bytes += amount
+        self.pending_bytes += amount
+        self._track_frame(marked, peer, amount)
         self._send(peer, header, buffers, largest, marked)
-        if peer.unread > self._limits.unread_bytes + _SLACK_BYTES and size < _MARK_BYTES:
-            self._cut(peer)  # It asks and asks, and does not even read that it should not.
+        if (
+            peer.pending_bytes > self._limits.pending_reply_bytes + _SLACK_BYTES
+            and size < _MIN_TRACKED_BYTES
+        ):
+            self._cut_peer(peer)  # It asks and asks, and does not even read that it should not.
 
     def _is_full(self, peer: Peer, size: int) -> bool:
-        self._settle()
-        return peer.unread > 0 and (
-            peer.unread + size > self._limits.unread_bytes
-            or self.unread + size > self._limits.all_unread_bytes
+        self._count_sent()
+        return peer.pending_bytes > 0 and (
+            peer.pending_bytes + size > self._limits.pending_reply_bytes
+            or self.pending_bytes + size > self._limits.total_pending_reply_bytes
         )
 
-    def _refusal(self, peer: Peer, ticket: int, size: int) -> bytes:
+    def _rejection_header(self, peer: Peer, ticket: int, size: int) -> bytes:
         error = UnavailableError(
-            f"an answer of {size:,} bytes was dropped, because {peer.unread:,} bytes of earlier "
+            f"an answer of {size:,} bytes was dropped, because {peer.pending_bytes:,} bytes of "
+            "earlier "
             "ones are unread; read them and ask again"
         )
         return encode(ReplyHeader(ticket, ERROR, msgspec.Raw(encode_error(error))))
 
-    def _mark(self, marked: np.ndarray, peer: Peer, amount: int) -> None:
-        number, marks, sent = next(self._numbers), self._marks, self._sent
+    def _track_frame(self, marked: np.ndarray, peer: Peer, amount: int) -> None:
+        number, marks, sent = next(self._numbers), self._tracked_frames, self._sent
 
         def let_go(_: object) -> None:
             marks.pop(number, None)
@@ -117,16 +121,16 @@ class Outbox:
 
         marks[number] = weakref.ref(marked, let_go)
 
-    def _settle(self) -> None:
+    def _count_sent(self) -> None:
         sent = self._sent
         if not sent:
             return
         now = self._clock()
         while sent:
             peer, amount = sent.popleft()
-            peer.unread -= amount
-            peer.moved_at = now
-            self.unread -= amount
+            peer.pending_bytes -= amount
+            peer.last_progress_at = now
+            self.pending_bytes -= amount
 
     def _send(
         self,
@@ -143,13 +147,13 @@ class Outbox:
             router.send(peer.route, _MORE_NOW)
             begun = True
             if marked is not None and largest == 0:
-                self._lend(marked, _MORE_NOW if buffers else _NOW)
+                self._send_borrowed(marked, _MORE_NOW if buffers else _NOW)
             else:
                 router.send(header, _MORE_NOW if buffers else _NOW)
             for index, view in enumerate(buffers, 1):
                 flags = _NOW if index == len(buffers) else _MORE_NOW
                 if marked is not None and index == largest:
-                    self._lend(marked, flags)
+                    self._send_borrowed(marked, flags)
                 else:
                     router.send(view, flags, copy=False)
                 written = index
@@ -161,30 +165,30 @@ class Outbox:
                 for _ in range(written, len(buffers)):
                     router.send(b"", _MORE_NOW)
                 router.send(b"", _NOW)
-            self._cut(peer)
+            self._cut_peer(peer)
             if not isinstance(error, zmq.ZMQError):
                 raise
 
-    def _lend(self, frame: np.ndarray, flags: int) -> None:
+    def _send_borrowed(self, frame: np.ndarray, flags: int) -> None:
         # However small: a copy would be let go of at once.
         self._router.send(zmq.Frame(frame, copy=False, copy_threshold=0), flags, copy=False)
 
-    def check(self, peers: Iterable[Peer]) -> None:
+    def cut_stalled_peers(self, peers: Iterable[Peer]) -> None:
         """End the connections of peers that have stopped reading, where they are in the way."""
-        self._settle()
+        self._count_sent()
         limits = self._limits
-        crowded = self.unread + _MARK_BYTES > limits.all_unread_bytes
+        crowded = self.pending_bytes + _MIN_TRACKED_BYTES > limits.total_pending_reply_bytes
         oldest = self._clock() - limits.stall_seconds
         for peer in peers:
             if (
-                peer.unread
-                and peer.moved_at < oldest
-                and (crowded or 2 * peer.unread > limits.unread_bytes)
+                peer.pending_bytes
+                and peer.last_progress_at < oldest
+                and (crowded or 2 * peer.pending_bytes > limits.pending_reply_bytes)
             ):
-                self._cut(peer)
+                self._cut_peer(peer)
 
-    def _cut(self, peer: Peer) -> None:
-        if not peer.gone:
+    def _cut_peer(self, peer: Peer) -> None:
+        if not peer.is_disconnected:
             count_connection_cut()
-            _log.warning("a connection was ended; %s bytes were unread", f"{peer.unread:,}")
-        peer.cut()
+            _log.warning("a connection was ended; %s bytes were unread", f"{peer.pending_bytes:,}")
+        peer.disconnect()

@@ -9,50 +9,55 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 
 from headrace.errors import HeadraceError, describe_error
-from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.messages import (
     RestoreShards,
     SaveShards,
     ShardsRestored,
     ShardsSaved,
 )
-from headrace.parameter_server.shard_writer import Parts, put_shards, read_shards, write_shards
-from headrace.parameter_server.store import Holding, Store
+from headrace.parameter_server.operation_executor import OperationExecutor
+from headrace.parameter_server.shard_files import (
+    RestoredShards,
+    put_shards,
+    read_shards,
+    write_shards,
+)
+from headrace.parameter_server.store import ShardStore, StoredShard
 from headrace.storage.files import open_folder
 from headrace.transport.channel import Request
 
-__all__ = ["Saving"]
+__all__ = ["CheckpointThread"]
 
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 0.8
 
 
-class Saving:
+class CheckpointThread:
     """Writes a store to files, and reads it back.
 
     Args:
         store: Touched between two operations only.
-        applying: Carries them out, and brings requests here.
-        around: Entered for as long as the store is restored.
+        executor: Carries them out, and brings requests here.
+        during_restore: Entered for as long as the store is restored.
     """
 
     def __init__(
         self,
-        store: Store,
-        applying: Applying,
-        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        store: ShardStore,
+        executor: OperationExecutor,
+        during_restore: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._store = store
-        self._applying = applying
-        self._around = around
+        self._executor = executor
+        self._during_restore = during_restore
         #: Shards that were read and not put in place yet, and the token of their restore.
-        self._prepared: tuple[str, Parts] = ("", [])
+        self._prepared: tuple[str, RestoredShards] = ("", [])
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, name="headrace-parameter-server-saving", daemon=True
         )
-        applying.files = self._requests.put
+        executor.on_file_request = self._requests.put
 
     def start(self) -> None:
         """Begin with what `applying` brings."""
@@ -64,17 +69,17 @@ class Saving:
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
-    def _restore(self, message: RestoreShards, parts: Parts | None) -> None:
+    def _restore(self, message: RestoreShards, parts: RestoredShards | None) -> None:
         """Put shards in place, which are read now if they were not before."""
-        with self._around():
+        with self._during_restore():
             put_shards(
                 self._store,
-                self._applying.between,
-                _read(message) if parts is None else parts,
+                self._executor.call_between_operations,
+                _read_shards(message) if parts is None else parts,
                 message.counters,
-                message.incarnation,
+                message.coordinator_term,
                 message.answers,
-                message.recovers,
+                message.is_recovery,
             )
 
     def _run(self) -> None:
@@ -89,23 +94,23 @@ class Saving:
 
     def _answer(self, request: Request) -> None:
         message = request.message
-        applying = self._applying
+        applying = self._executor
         if isinstance(message, SaveShards):
             written = write_shards(
                 self._store,
-                applying.between,
+                applying.call_between_operations,
                 open_folder(message.url),
-                message.stem,
+                message.file_prefix,
                 [
-                    *(Holding("shard", name) for name in message.shards),
-                    *(Holding("table", name) for name in message.tables),
+                    *(StoredShard("shard", name) for name in message.shards),
+                    *(StoredShard("table", name) for name in message.tables),
                 ],
                 message.since,
-                message.forget,
+                message.forget_earlier_marks,
             )
             request.reply(
                 ShardsSaved(
-                    life=applying.life,
+                    state_id=applying.state_id,
                     # Of those until now, some may have come after the moment of their shard.
                     writes=applying.writes,
                     position=applying.position,
@@ -117,14 +122,18 @@ class Saving:
             token, prepared = self._prepared
             self._prepared = ("", [])
             if message.phase == "prepare":
-                self._prepared = (message.token, _read(message))
+                self._prepared = (message.token, _read_shards(message))
             elif message.phase == "commit":
                 is_prepared = bool(message.token) and message.token == token
                 self._restore(message, prepared if is_prepared else None)
-            request.reply(ShardsRestored(life=applying.life, position=applying.position))
+            request.reply(ShardsRestored(state_id=applying.state_id, position=applying.position))
 
 
-def _read(message: RestoreShards) -> Parts:
+def _read_shards(message: RestoreShards) -> RestoredShards:
     return read_shards(
-        open_folder(message.url), message.shards, message.tables, message.pieces, message.renamed
+        open_folder(message.url),
+        message.shards,
+        message.tables,
+        message.pieces,
+        message.optimizer_renames,
     )

@@ -28,22 +28,38 @@ from numpy.typing import NDArray
 
 from headrace.distribute.context import OnReplica, here
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.connection import Answered, Ask, Servers, UnderWay
-from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.gradients import refuse_non_finite, sum_rows, sum_shared
-from headrace.parameter_server.operations import Fence, Settle
+from headrace.parameter_server.cluster_registry import ServerCluster
+from headrace.parameter_server.gradients import refuse_non_finite, sum_rows, sum_shared_rows
+from headrace.parameter_server.operations import FenceWrites, ForgetWriteKeys
 from headrace.parameter_server.optimizer import Optimizer
-from headrace.parameter_server.origin import Attempt, Origin, gathering, writing_as
-from headrace.parameter_server.specs import AdamaxRule, AdamRule, NadamRule, OptimizerRule, Step
+from headrace.parameter_server.server_requests import (
+    OperationReply,
+    OperationRequest,
+    ParameterServerClient,
+    PendingRequests,
+)
+from headrace.parameter_server.specs import (
+    AdamaxRule,
+    AdamRule,
+    NadamRule,
+    OptimizerRule,
+    StepParameters,
+)
+from headrace.parameter_server.write_context import (
+    ClosureRun,
+    WriteContext,
+    current_collecting_context,
+    write_as,
+)
 
 __all__ = [
-    "BegunStep",
     "ClosureServers",
     "Gradient",
+    "PendingStep",
     "begin_gradients",
     "mean_steps",
-    "push",
     "push_gradients",
+    "push_step",
 ]
 
 
@@ -53,41 +69,41 @@ class Gradient(NamedTuple):
     Attributes:
         rows: Which rows; None: every element.
         values: One for each row, or what rows share.
-        which: Which of the values each row has; None: each has its own, in order.
+        value_indices: Which of the values each row has; None: each has its own, in order.
     """
 
     rows: NDArray[np.int64] | None
     values: NDArray[Any]
-    which: NDArray[np.intp] | None = None
+    value_indices: NDArray[np.intp] | None = None
 
     @classmethod
-    def of_rows(
-        cls, rows: NDArray[np.int64], values: NDArray[Any], which: NDArray[np.intp] | None
+    def from_rows(
+        cls, rows: NDArray[np.int64], values: NDArray[Any], value_indices: NDArray[np.intp] | None
     ) -> Gradient:
         """Return the gradient of rows that may be named several times: those are summed.
 
         Args:
             rows: 1-D, in any order.
             values: A value for each; or what they share.
-            which: Which of the values each row has; None: each has its own.
+            value_indices: Which of the values each row has; None: each has its own.
         """
-        if which is None:
+        if value_indices is None:
             return cls(*sum_rows(rows, values))
-        return cls(*sum_shared(rows, values, which))
+        return cls(*sum_shared_rows(rows, values, value_indices))
 
-    def spread(self) -> Gradient:
+    def expand(self) -> Gradient:
         """Return it with a value for each row."""
-        if self.which is None:
+        if self.value_indices is None:
             return self
-        return Gradient(self.rows, self.values.take(self.which, axis=0))
+        return Gradient(self.rows, self.values.take(self.value_indices, axis=0))
 
-    def arrays(self, part: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
+    def slice_arrays(self, part: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some rows as they are sent: rows and values, and which, where that is shorter."""
         assert self.rows is not None
         rows = self.rows[part]
-        if self.which is None:
+        if self.value_indices is None:
             return [rows, self.values[part]]
-        which, values = self.which[part], self.values
+        which, values = self.value_indices[part], self.values
         used = np.zeros(len(values), bool)
         used[which] = True
         count = np.count_nonzero(used)
@@ -98,31 +114,31 @@ class Gradient(NamedTuple):
         return [rows, values, which.astype(np.min_scalar_type(len(values)))]
 
 
-class TakenStep(NamedTuple):
+class OptimizerStep(NamedTuple):
     """One step of an optimizer, as it was taken in a closure that pushes nothing itself."""
 
     optimizer: Optimizer
-    targets: Sequence[Trained]
+    targets: Sequence[TrainableTarget]
     gradients: Sequence[Gradient]
 
 
-class Trained(Protocol):
+class TrainableTarget(Protocol):
     """What an optimizer can change: a variable or table on parameter servers."""
 
     name: str
     #: Whether a push has to say which step it is, whatever the rule.
-    counts_steps: bool
+    needs_step_number: bool
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ServerCluster:
         """Where it is."""
 
-    def gradient_of(self, gradient: Any) -> Gradient:
+    def convert_gradient(self, gradient: Any) -> Gradient:
         """Bring what a user gave into the form that fits."""
 
-    def pushes(
-        self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
-    ) -> list[Ask]:
+    def step_requests(
+        self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
+    ) -> list[OperationRequest]:
         """Return what is to be asked of which server."""
 
 
@@ -137,17 +153,17 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
         TypeError: One is neither.
         ValueError: One stands there twice, or they are of several clusters.
     """
-    step = _step_of(optimizer, pairs)
-    attempt = gathering()
+    step = _build_step(optimizer, pairs)
+    attempt = current_collecting_context()
 
-    def take(step: TakenStep) -> int:
-        return push(step) if attempt is None else _gather(step, attempt)
+    def take(step: OptimizerStep) -> int:
+        return push_step(step) if attempt is None else _collect(step, attempt)
 
     place = here.get()
     if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
         return take(step)
 
-    def merged(steps: list[TakenStep]) -> list[int]:
+    def merged(steps: list[OptimizerStep]) -> list[int]:
         names = sorted({each.optimizer.name for each in steps})
         if len(names) > 1:
             raise FailedPreconditionError(
@@ -160,13 +176,13 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
     return taken
 
 
-def begin_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> BegunStep:
+def begin_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> PendingStep:
     """Begin one step, where nobody else takes part in it; see `push_gradients`."""
-    return begin(_step_of(optimizer, pairs))
+    return begin_step(_build_step(optimizer, pairs))
 
 
-def _step_of(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> TakenStep:
-    targets = [_checked(variable) for _, variable in pairs]
+def _build_step(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> OptimizerStep:
+    targets = [_check_target(variable) for _, variable in pairs]
     if len({id(target) for target in targets}) < len(targets):
         names = [target.name for target in targets]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -175,20 +191,21 @@ def _step_of(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> TakenSte
     if len(clusters) > 1:
         raise ValueError("the variables of one step must be in one cluster, and are in several")
     gradients = [
-        target.gradient_of(gradient) for target, (gradient, _) in zip(targets, pairs, strict=True)
+        target.convert_gradient(gradient)
+        for target, (gradient, _) in zip(targets, pairs, strict=True)
     ]
     if optimizer.rule.ema_momentum is not None:
-        _refuse_rows(optimizer, targets, gradients)
-    optimizer.use_in(
+        _reject_sparse_gradients(optimizer, targets, gradients)
+    optimizer.begin_step_in(
         targets[0].cluster,
         [target.name for target in targets],
-        counts=_depends_on_count(optimizer, targets),
+        counts=_depends_on_step_number(optimizer, targets),
     )
-    return TakenStep(optimizer, targets, gradients)
+    return OptimizerStep(optimizer, targets, gradients)
 
 
-def _refuse_rows(
-    optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[Gradient]
+def _reject_sparse_gradients(
+    optimizer: Optimizer, targets: Sequence[TrainableTarget], gradients: Sequence[Gradient]
 ) -> None:
     """Refuse gradients of some rows, which would leave the averages of all others behind."""
     for target, gradient in zip(targets, gradients, strict=True):
@@ -200,27 +217,27 @@ def _refuse_rows(
             )
 
 
-def _depends_on_count(optimizer: Optimizer, targets: Sequence[Trained]) -> bool:
+def _depends_on_step_number(optimizer: Optimizer, targets: Sequence[TrainableTarget]) -> bool:
     """Return whether a step depends on how many were taken before."""
     return (
         callable(optimizer.learning_rate)
         or isinstance(optimizer.rule, AdamRule | AdamaxRule | NadamRule)
         or optimizer.rule.ema_overwrite_frequency is not None
-        or any(target.counts_steps for target in targets)
+        or any(target.needs_step_number for target in targets)
     )
 
 
-def _checked(target: Any) -> Trained:
-    if not hasattr(target, "pushes"):
+def _check_target(target: Any) -> TrainableTarget:
+    if not hasattr(target, "step_requests"):
         raise TypeError(
             "an optimizer changes variables and tables on parameter servers, but got a "
             f"{type(target).__name__}; make it in the scope of a ParameterServerStrategy"
         )
-    found: Trained = target
+    found: TrainableTarget = target
     return found
 
 
-def sum_steps(steps: Sequence[TakenStep], among: str) -> TakenStep:
+def sum_steps(steps: Sequence[OptimizerStep], among: str) -> OptimizerStep:
     """Return one step for several, with the sums of gradients; one that lacks any counts as zero.
 
     Args:
@@ -230,16 +247,16 @@ def sum_steps(steps: Sequence[TakenStep], among: str) -> TakenStep:
     Raises:
         FailedPreconditionError: Some are dense and some are not, for one variable.
     """
-    parts: dict[int, tuple[Trained, list[Gradient]]] = {}
+    parts: dict[int, tuple[TrainableTarget, list[Gradient]]] = {}
     for step in steps:
         for target, gradient in zip(step.targets, step.gradients, strict=True):
             parts.setdefault(id(target), (target, []))[1].append(gradient)
     targets = [target for target, _ in parts.values()]
-    sums = [_sum(gradients, among) for _, gradients in parts.values()]
-    return TakenStep(steps[0].optimizer, targets, sums)
+    sums = [_sum_gradients(gradients, among) for _, gradients in parts.values()]
+    return OptimizerStep(steps[0].optimizer, targets, sums)
 
 
-def _sum(gradients: Sequence[Gradient], among: str) -> Gradient:
+def _sum_gradients(gradients: Sequence[Gradient], among: str) -> Gradient:
     if any(gradient.rows is None for gradient in gradients):
         if not all(gradient.rows is None for gradient in gradients):
             raise FailedPreconditionError(
@@ -247,11 +264,11 @@ def _sum(gradients: Sequence[Gradient], among: str) -> Gradient:
             )
         return Gradient(None, np.sum([gradient.values for gradient in gradients], axis=0))
     rows = np.concatenate([gradient.rows for gradient in gradients if gradient.rows is not None])
-    values = np.concatenate([gradient.spread().values for gradient in gradients])
+    values = np.concatenate([gradient.expand().values for gradient in gradients])
     return Gradient(*sum_rows(rows, values))
 
 
-def _gather(step: TakenStep, attempt: Attempt) -> int:
+def _collect(step: OptimizerStep, context: WriteContext) -> int:
     """Keep a step for the mean of its round; return how many will have been taken with it."""
     optimizer, targets, gradients = step
     count = optimizer.counter_in(targets[0].cluster)
@@ -261,60 +278,60 @@ def _gather(step: TakenStep, attempt: Attempt) -> int:
         )
     # A user may go on to write into what was given.
     kept = [each._replace(values=np.array(each.values)) for each in gradients]
-    attempt.gather(step._replace(gradients=kept))
-    taken = [each for each in attempt.gathered if each.optimizer.name == optimizer.name]
+    context.collect_step(step._replace(gradients=kept))
+    taken = [each for each in context.collected_steps if each.optimizer.name == optimizer.name]
     return count() + len(taken)
 
 
-class BegunStep:
+class PendingStep:
     """A step that all servers were asked for; of a closure it is the attempt's until it ends.
 
     Args:
-        under_way: What they were asked; None: nothing.
+        requests: What they were asked; None: nothing.
         taken: Returns how many steps have been taken with it, of the answers.
 
     Attributes:
         owner: Who began it, and waits for it where several are under way.
         calls: What its servers were asked, as long as it is not over.
-        is_waiting: Whether somebody waits for it now.
-        is_over: Whether its answers are here, or an error.
+        is_awaited: Whether somebody waits for it now.
+        is_done: Whether its answers are here, or an error.
     """
 
     def __init__(
-        self, under_way: UnderWay | None, taken: Callable[[Sequence[Answered]], int]
+        self, requests: PendingRequests | None, taken: Callable[[Sequence[OperationReply]], int]
     ) -> None:
         self.owner: object = None
-        self.calls = [] if under_way is None else under_way.calls
-        self.is_waiting = False
-        self.is_over = under_way is None
-        self._under_way = under_way
+        self.calls = [] if requests is None else requests.calls
+        self.is_awaited = False
+        self.is_done = requests is None
+        self._requests = requests
         self._taken = taken
-        self._answers: Sequence[Answered] = ()
+        self._answers: Sequence[OperationReply] = ()
         self._error: Exception | None = None
 
-    def is_on_its_way(self, servers: Servers) -> bool:
+    def precedes_new_requests(self, servers: ParameterServerClient) -> bool:
         """Whether what is sent now by the same servers' channels comes after it."""
-        return self._under_way is None or self._under_way.is_on_its_way(servers)
+        return self._requests is None or self._requests.precedes_new_requests(servers)
 
     def wait(self) -> None:
         """Wait until it is over."""
-        if self.is_over or self._under_way is None:
+        if self.is_done or self._requests is None:
             return
-        self.is_waiting = True
+        self.is_awaited = True
         try:
-            self._answers = self._under_way.finish()
+            self._answers = self._requests.wait()
         except Exception as error:
             self._error = error.with_traceback(None)  # which holds this frame, and so the step
         finally:
-            self.is_waiting = False
-        self.is_over = True
-        self._under_way, self.calls = None, []  # nobody needs the gradients any more
+            self.is_awaited = False
+        self.is_done = True
+        self._requests, self.calls = None, []  # nobody needs the gradients any more
 
     def result(self) -> int:
         """Return how many steps have been taken with it.
 
         Raises:
-            HeadraceError: As of `Servers.ask_all`.
+            HeadraceError: As of `ParameterServerClient.execute_all`.
         """
         self.wait()
         error, self._error = self._error, None
@@ -326,12 +343,12 @@ class BegunStep:
             del error  # its traceback holds this frame, which would hold it
 
 
-def push(step: TakenStep) -> int:
+def push_step(step: OptimizerStep) -> int:
     """Take a step now, on all servers; return how many have been taken with it."""
-    return begin(step).result()
+    return begin_step(step).result()
 
 
-def begin(step: TakenStep) -> BegunStep:
+def begin_step(step: OptimizerStep) -> PendingStep:
     """Ask all servers for a step, and do not wait for them.
 
     Where the servers must say first which step it is, that is waited for.
@@ -339,51 +356,55 @@ def begin(step: TakenStep) -> BegunStep:
     optimizer, targets, gradients = step
     cluster = targets[0].cluster
     count = optimizer.counter_in(cluster)
-    if optimizer.clips_norms:  # in which a value counts as often as there are rows that share it
-        gradients = [gradient.spread() for gradient in gradients]
+    if optimizer.clips_by_norm:  # in which a value counts as often as there are rows that share it
+        gradients = [gradient.expand() for gradient in gradients]
     values = optimizer.prepare(
         [target.name for target in targets], [gradient.values for gradient in gradients]
     )
     if values is None:
         skipped = count()
-        return BegunStep(None, lambda _: skipped)
+        return PendingStep(None, lambda _: skipped)
     gradients = [
         gradient._replace(values=value) for gradient, value in zip(gradients, values, strict=True)
     ]
     servers = cluster.servers
-    counting = count.step(cluster)
-    if _depends_on_count(optimizer, targets):
-        counted = count.counted(cluster, servers.ask_all([counting])[0][0])
-        number = Step(iteration=counted.before, learning_rate=optimizer.rate(counted.before))
-        asks = _pushes(optimizer, number, targets, gradients)
-        return BegunStep(servers.begin_all(asks), lambda _: counted.after)
-    number = Step(iteration=0, learning_rate=optimizer.rate(0))
-    asks = [counting, *_pushes(optimizer, number, targets, gradients)]
-    return BegunStep(
-        servers.begin_all(asks), lambda answers: count.counted(cluster, answers[0][0]).after
+    counting = count.increment_request(cluster)
+    if _depends_on_step_number(optimizer, targets):
+        counted = count.record_count(cluster, servers.execute_all([counting])[0][0])
+        number = StepParameters(
+            iteration=counted.before, learning_rate=optimizer.rate(counted.before)
+        )
+        asks = _step_requests(optimizer, number, targets, gradients)
+        return PendingStep(servers.begin_all(asks), lambda _: counted.after)
+    number = StepParameters(iteration=0, learning_rate=optimizer.rate(0))
+    asks = [counting, *_step_requests(optimizer, number, targets, gradients)]
+    return PendingStep(
+        servers.begin_all(asks), lambda answers: count.record_count(cluster, answers[0][0]).after
     )
 
 
-def _pushes(
+def _step_requests(
     optimizer: Optimizer,
-    step: Step,
-    targets: Sequence[Trained],
+    step: StepParameters,
+    targets: Sequence[TrainableTarget],
     gradients: Sequence[Gradient],
-) -> list[Ask]:
+) -> list[OperationRequest]:
     return [
         ask
         for target, gradient in zip(targets, gradients, strict=True)
-        for ask in target.pushes(optimizer.name, optimizer.rule_for(target.name), step, gradient)
+        for ask in target.step_requests(
+            optimizer.name, optimizer.rule_for(target.name), step, gradient
+        )
     ]
 
 
 # --- rounds of closures ---------------------------------------------------------------------------
 
-_FIRST_WRITE = 1 << 32
+_FIRST_ROUND_WRITE = 1 << 32
 """Keys of a round are those of its last closure, beyond all that a function writes itself."""
 
 
-def mean_steps(closures: Sequence[Sequence[TakenStep]]) -> list[TakenStep]:
+def mean_steps(closures: Sequence[Sequence[OptimizerStep]]) -> list[OptimizerStep]:
     """Return the steps of a round, in the order in which they first occur.
 
     Args:
@@ -392,17 +413,17 @@ def mean_steps(closures: Sequence[Sequence[TakenStep]]) -> list[TakenStep]:
     Raises:
         FailedPreconditionError: Some have a dense gradient and some a sparse one for a variable.
     """
-    steps: dict[tuple[str, int], list[TakenStep]] = {}
+    steps: dict[tuple[str, int], list[OptimizerStep]] = {}
     for taken in closures:
         counts: dict[str, int] = {}
         for step in taken:
             name = step.optimizer.name
             place = counts[name] = counts.get(name, -1) + 1
             steps.setdefault((name, place), []).append(step)
-    return [_mean(each) for each in steps.values()]
+    return [_mean_step(each) for each in steps.values()]
 
 
-def _mean(steps: Sequence[TakenStep]) -> TakenStep:
+def _mean_step(steps: Sequence[OptimizerStep]) -> OptimizerStep:
     total = sum_steps(steps, "functions of a round")
     count = len(steps)
     return total._replace(
@@ -420,7 +441,7 @@ class ClosureServers:
 
     Args:
         servers: Those of the cluster.
-        incarnation: Of the coordinator; a later one's is larger.
+        coordinator_term: Of the coordinator; a later one's is larger.
 
     Attributes:
         servers: Likewise.
@@ -429,26 +450,30 @@ class ClosureServers:
         UnavailableError: A server cannot be reached.
     """
 
-    def __init__(self, servers: Servers, incarnation: int) -> None:
+    def __init__(self, servers: ParameterServerClient, coordinator_term: int) -> None:
         self.servers = servers
-        self._incarnation = incarnation
-        servers.ask_each(Fence(incarnation))
-        servers.lives.on_return(lambda server: servers.ask(server, Fence(incarnation)))
+        self._coordinator_term = coordinator_term
+        servers.execute_on_each(FenceWrites(coordinator_term))
+        servers.states.on_restart(
+            lambda server: servers.execute(server, FenceWrites(coordinator_term))
+        )
 
-    def settle(self, closures: Sequence[int], below: int) -> None:
+    def forget_write_keys(self, closures: Sequence[int], below: int) -> None:
         """Have all servers forget the keys of closures that have ended.
 
         Args:
             closures: Their numbers.
             below: All below this one have, too.
         """
-        self.servers.ask_each(Settle(self._incarnation, tuple(closures), below))
+        self.servers.execute_on_each(
+            ForgetWriteKeys(self._coordinator_term, tuple(closures), below)
+        )
 
-    def fence(self, worker: int) -> None:
+    def fence(self, worker_session: int) -> None:
         """Have all servers refuse what a life of a worker still writes."""
-        self.servers.ask_each(Fence(self._incarnation, worker))
+        self.servers.execute_on_each(FenceWrites(self._coordinator_term, worker_session))
 
-    def push_round(self, last: int, closures: Sequence[Sequence[TakenStep]]) -> None:
+    def push_round(self, last: int, closures: Sequence[Sequence[OptimizerStep]]) -> None:
         """Push the mean of the steps of a round; a server carries out each step once.
 
         Args:
@@ -456,6 +481,13 @@ class ClosureServers:
             closures: The steps of each.
         """
         # No worker has number 0, so nobody fences this one.
-        with writing_as(Origin(self._incarnation, last, worker=0, first=_FIRST_WRITE)):
+        with write_as(
+            ClosureRun(
+                self._coordinator_term,
+                last,
+                worker_session=0,
+                first_write_number=_FIRST_ROUND_WRITE,
+            )
+        ):
             for step in mean_steps(closures):
-                push(step)
+                push_step(step)

@@ -2,12 +2,12 @@
 
 A variable, table, optimizer or strategy pickles as a handle: the id of its cluster, and its name
 there. The coordinator enters a cluster when it makes a strategy, a worker when a coordinator greets
-it (`enter`). In a process that is both, handles resolve to what was entered first, so that a
-variable is one object there.
+it (`register_cluster`). In a process that is both, handles resolve to what was entered first, so
+that a variable is one object there.
 
-A `Cluster` has the connection to its servers, a background thread (`Background`), and the names of
-its optimizers (`OptimizerNames`): "Adam", "Adam_1" ... for handles without a name, in order of
-creation; "Adam_in_functions" in functions, where each call makes the handle again.
+A `ServerCluster` has the connection to its servers, a background thread (`BackgroundThread`), and
+the names of its optimizers (`OptimizerNames`): "Adam", "Adam_1" ... for handles without a name, in
+order of creation; "Adam_in_functions" in functions, where each call makes the handle again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from headrace.errors import FailedPreconditionError
 from headrace.forks import stays_with_parent
-from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.server_requests import ParameterServerClient
 
 __all__ = [
-    "Cluster",
+    "BackgroundTask",
     "Handle",
-    "Work",
-    "cluster_of",
-    "clusters_here",
-    "enter",
-    "leave",
+    "ServerCluster",
+    "find_cluster",
     "naming_clusters",
-    "numbered",
+    "number_name",
+    "register_cluster",
+    "registered_cluster_ids",
+    "unregister_cluster",
 ]
 
 
@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FORKED = (
+_FORKED_MESSAGE = (
     "this process was forked after work at parameter servers was begun, which only the process "
     "that began it can wait for: use variables and tables there"
 )
 
 
-class Work(Generic[T]):
+class BackgroundTask(Generic[T]):
     """What was submitted; whoever waits for it in a forked child, which has no thread, is refused.
 
     Args:
@@ -60,23 +60,23 @@ class Work(Generic[T]):
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return self._here().done()
+        return self._check_process().done()
 
     def wait(self) -> None:
         """Wait until it has ended."""
-        self._here().exception()
+        self._check_process().exception()
 
     def result(self) -> T:
         """Return what came of it, once it has ended; raises what it failed with."""
-        return self._here().result()
+        return self._check_process().result()
 
-    def _here(self) -> Future[T]:
+    def _check_process(self) -> Future[T]:
         if self._process != os.getpid():
-            raise FailedPreconditionError(_FORKED)
+            raise FailedPreconditionError(_FORKED_MESSAGE)
         return self._future
 
 
-class Background:
+class BackgroundThread:
     """A thread that begins with the first work it gets, and ends when it is closed."""
 
     def __init__(self) -> None:
@@ -84,12 +84,12 @@ class Background:
         self._thread: ThreadPoolExecutor | None = None
         stays_with_parent(self)
 
-    def submit(self, work: Callable[[], T]) -> Work[T]:
+    def submit(self, function: Callable[[], T]) -> BackgroundTask[T]:
         """Do some work after all that was submitted before."""
         with self._lock:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "headrace-parameter-servers")
-            return Work(self._thread.submit(work))
+            return BackgroundTask(self._thread.submit(function))
 
     def close(self) -> None:
         """Finish what was submitted."""
@@ -103,7 +103,7 @@ class Background:
         self._lock, self._thread = threading.Lock(), None
 
 
-def numbered(name: str, taken: Container[str]) -> str:
+def number_name(name: str, taken: Container[str]) -> str:
     """Return a name that is not taken: this one, or with a number behind it."""
     free, number = name, 0
     while free in taken:
@@ -116,37 +116,37 @@ class OptimizerNames:
     """The names of optimizers in one cluster, as one process sees them.
 
     Attributes:
-        numbers: Whether handles without a name are numbered here, as in the program that has the
-            strategy.
+        assigns_numbers: Whether handles without a name are numbered here, as in the program that
+            has the strategy.
     """
 
     def __init__(self) -> None:
-        self.numbers = False
+        self.assigns_numbers = False
         self._lock = threading.Lock()
         #: By name: the class of the optimizer.
-        self._kinds: dict[str, str] = {}
+        self._classes: dict[str, str] = {}
         #: By name: how many steps the servers had counted before this program.
-        self._earlier: dict[str, int] = {}
+        self._earlier_counts: dict[str, int] = {}
         #: By class: what optimizers that functions made without a name have trained.
         self._trained: dict[str, set[str]] = {}
 
-    def give(self, kind: str) -> str:
+    def assign_name(self, kind: str) -> str:
         """Return a name that no other optimizer has: the class, with a number from the second."""
         with self._lock:
-            name = numbered(kind, self._kinds)
-            self._kinds[name] = kind
+            name = number_name(kind, self._classes)
+            self._classes[name] = kind
             return name
 
-    def claim(self, name: str, kind: str) -> None:
+    def claim_name(self, name: str, kind: str) -> None:
         """Record a name that a user gave; several handles may have it, of one class.
 
         Raises:
             ValueError: An optimizer of another class has it.
         """
-        found = self._kinds.get(name)
+        found = self._classes.get(name)
         if found is None:
             with self._lock:
-                found = self._kinds.setdefault(name, kind)
+                found = self._classes.setdefault(name, kind)
         if found != kind:
             raise ValueError(
                 f"`name` {name!r} belongs to an optimizer of class {found}, but this one is a "
@@ -178,19 +178,19 @@ class OptimizerNames:
 
     # --- counts that servers had before this program ------------------------------------------
 
-    def found(self, counters: Mapping[str, int]) -> None:
+    def record_earlier_counts(self, counters: Mapping[str, int]) -> None:
         """Record what the servers had counted before this program."""
-        self._earlier = {name: count for name, count in counters.items() if count}
+        self._earlier_counts = {name: count for name, count in counters.items() if count}
 
-    def restored(self, name: str) -> None:
+    def record_restored(self, name: str) -> None:
         """Record that the count of an optimizer was restored: it is expected to go on."""
-        self._earlier.pop(name, None)
+        self._earlier_counts.pop(name, None)
 
     def warn_of_earlier_steps(self, name: str) -> None:
         """Warn once if an optimizer goes on with a count of an earlier program."""
-        if not self._earlier:
+        if not self._earlier_counts:
             return
-        count = self._earlier.pop(name, 0)
+        count = self._earlier_counts.pop(name, 0)
         if count:
             _log.warning(
                 "optimizer %r continues at step %d: the parameter servers have counted its steps "
@@ -201,7 +201,7 @@ class OptimizerNames:
             )
 
 
-class Cluster:
+class ServerCluster:
     """A cluster as one process sees it.
 
     Args:
@@ -209,52 +209,52 @@ class Cluster:
         servers: Leads to its parameter servers.
     """
 
-    def __init__(self, cluster_id: str, servers: Servers) -> None:
+    def __init__(self, cluster_id: str, servers: ParameterServerClient) -> None:
         self.cluster_id = cluster_id
         self.servers = servers
-        self.background = Background()
+        self.background = BackgroundThread()
         #: What counters were at when they were last asked: they only grow, unless they are lost.
         self.counters: dict[str, int] = {}
         self.optimizers = OptimizerNames()
         self.is_closed = False
         self._lock = threading.RLock()
-        self._things: weakref.WeakValueDictionary[tuple[str, str], Any] = (
+        self._objects: weakref.WeakValueDictionary[tuple[str, str], Any] = (
             weakref.WeakValueDictionary()
         )
 
     def resolve(self, kind: str, name: str, make: Callable[[], T]) -> T:
         """Return the one object of this process for a handle; `make` makes the first."""
         with self._lock:
-            found: T | None = self._things.get((kind, name))
+            found: T | None = self._objects.get((kind, name))
             if found is None:
-                found = self._things[kind, name] = make()
+                found = self._objects[kind, name] = make()
             return found
 
-    def keep(self, kind: str, name: str, thing: object) -> None:
-        """Have later handles of this name resolve to `thing`, as long as it lives."""
+    def register(self, kind: str, name: str, target: object) -> None:
+        """Have later handles of this name resolve to `target`, as long as it lives."""
         with self._lock:
-            self._things[kind, name] = thing
+            self._objects[kind, name] = target
 
     def close(self) -> None:
         """Ask the servers nothing more, and resolve nothing more; what is under way is finished."""
         self.is_closed = True
-        leave(self)
+        unregister_cluster(self)
         self.background.close()
         self.servers.close()
 
 
-_clusters: dict[str, list[Cluster]] = {}
+_clusters: dict[str, list[ServerCluster]] = {}
 
 _lock = threading.Lock()
 
 
-def enter(cluster: Cluster) -> None:
+def register_cluster(cluster: ServerCluster) -> None:
     """Resolve handles of a cluster from now on, until it is closed."""
     with _lock:
         _clusters.setdefault(cluster.cluster_id, []).append(cluster)
 
 
-def leave(cluster: Cluster) -> None:
+def unregister_cluster(cluster: ServerCluster) -> None:
     """Resolve no more handles of a cluster."""
     with _lock:
         entered = _clusters.get(cluster.cluster_id, [])
@@ -264,24 +264,24 @@ def leave(cluster: Cluster) -> None:
             _clusters.pop(cluster.cluster_id, None)
 
 
-def clusters_here() -> list[str]:
+def registered_cluster_ids() -> list[str]:
     """Return the ids of the clusters that this process takes part in."""
     with _lock:
         return list(_clusters)
 
 
-def naming_clusters() -> list[Cluster]:
+def naming_clusters() -> list[ServerCluster]:
     """Return the clusters in which this process numbers optimizers: whose strategy it made."""
     with _lock:
         return [
             cluster
             for entered in _clusters.values()
             for cluster in entered
-            if cluster.optimizers.numbers
+            if cluster.optimizers.assigns_numbers
         ]
 
 
-def cluster_of(cluster_id: str, what: str) -> Cluster:
+def find_cluster(cluster_id: str, what: str) -> ServerCluster:
     """Return the cluster of a handle.
 
     Args:
@@ -332,24 +332,24 @@ class Handle(Generic[R]):
     kind: ClassVar[str]
 
     name: str
-    _cluster: Cluster
+    _cluster: ServerCluster
     _record: R
 
-    def _become(self, cluster: Cluster, record: R) -> None:
+    def _become(self, cluster: ServerCluster, record: R) -> None:
         self._cluster = cluster
         self._record = record
         self.name = record.name
-        cluster.keep(self.kind, record.name, self)
+        cluster.register(self.kind, record.name, self)
 
     @classmethod
-    def of(cls, cluster: Cluster, record: R) -> Self:
+    def of(cls, cluster: ServerCluster, record: R) -> Self:
         """Return what a record names."""
         made = cls.__new__(cls)
         made._become(cluster, record)
         return made
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ServerCluster:
         """The cluster that it is in."""
         return self._cluster
 
@@ -363,5 +363,5 @@ class Handle(Generic[R]):
 
 
 def _resolve(cls: type[Handle[R]], cluster_id: str, record: R) -> Handle[R]:
-    cluster = cluster_of(cluster_id, f"{cls.kind} {record.name!r}")
+    cluster = find_cluster(cluster_id, f"{cls.kind} {record.name!r}")
     return cluster.resolve(cls.kind, record.name, lambda: cls.of(cluster, record))

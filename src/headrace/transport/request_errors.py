@@ -9,32 +9,32 @@ import time
 from headrace.counts import count_request_too_large
 from headrace.errors import HeadraceError
 
-__all__ = ["Complaints"]
+__all__ = ["RequestErrorLog"]
 
 _log = logging.getLogger(__name__)
 
-_SECONDS = 60.0
+_WARNING_INTERVAL_SECONDS = 60.0
 
 
-class Complaints:
+class RequestErrorLog:
     """Keeps a peer that errs again and again from filling the log."""
 
     def __init__(self) -> None:
         self._next_failure = -math.inf
         self._has_refused = False
 
-    def failed(self, address: str, error: BaseException) -> None:
+    def log_failure(self, address: str, error: BaseException) -> None:
         """Log what no handler should raise, but not each time; refusals are not worth it."""
         now = time.monotonic()
         if isinstance(error, HeadraceError) or now < self._next_failure:
             _log.debug("the handler of %s raised", address, exc_info=error)
             return
-        self._next_failure = now + _SECONDS
+        self._next_failure = now + _WARNING_INTERVAL_SECONDS
         _log.error("the handler of %s raised", address, exc_info=error)
 
-    def refused(self, words: str) -> None:
+    def log_refusal(self, message: str) -> None:
         """Count a request that is too large, and log the first."""
         count_request_too_large()
         if not self._has_refused:
             self._has_refused = True
-            _log.warning("refused %s; more of them will be counted, not logged", words)
+            _log.warning("refused %s; more of them will be counted, not logged", message)

@@ -11,13 +11,13 @@ from headrace.errors import InvalidArgumentError
 from headrace.parameter_server import gradients as sums
 from headrace.parameter_server.arrays import IndexedSlices
 from headrace.parameter_server.gradients import (
-    Batch,
+    IdBatch,
+    assign_shards,
     check_ids,
-    distinct_ids,
-    shard_of_ids,
     split_by_hash,
     sum_rows,
-    sum_shared,
+    sum_shared_rows,
+    unique_ids,
 )
 
 IDS = {
@@ -43,7 +43,7 @@ def way(request, monkeypatch):
 def test_ids_of_any_width_are_put_in_order(bits):
     ids = np.random.default_rng(bits).integers(0, 2**bits - 1, 3000, endpoint=True)
     ids[:2] = 0, 2**bits - 1
-    distinct, inverse = distinct_ids(ids)
+    distinct, inverse = unique_ids(ids)
     expected, places = np.unique(ids, return_inverse=True)
     assert np.array_equal(distinct, expected)
     assert np.array_equal(inverse, places)
@@ -77,7 +77,7 @@ def test_both_ways_to_sum_agree(monkeypatch):
 @pytest.mark.parametrize("name", IDS)
 def test_distinct_ids_and_their_places_make_the_ids_again(name):
     ids = np.array(IDS[name], np.int64)
-    once, inverse = distinct_ids(ids)
+    once, inverse = unique_ids(ids)
     assert once.tolist() == sorted(set(IDS[name]))
     assert once[inverse].tolist() == ids.tolist()
 
@@ -90,7 +90,7 @@ def test_ids_that_share_rows_are_summed_as_if_each_had_its_own(name, dtype):
     rng = np.random.default_rng(3)
     shared = rng.standard_normal((4, 3)).astype(getattr(ml_dtypes, dtype, dtype))
     which = rng.integers(0, 4, len(ids))
-    once, values, found = sum_shared(ids, shared, which)
+    once, values, found = sum_shared_rows(ids, shared, which)
     expected = sum_rows(ids, shared[which])
     assert once.tolist() == expected[0].tolist()
     assert values[found].tobytes() == expected[1].tobytes()
@@ -101,21 +101,21 @@ def test_ids_that_share_rows_are_summed_as_if_each_had_its_own(name, dtype):
 @pytest.mark.parametrize("row", [(), (3,), (2, 0)])
 def test_values_of_distinct_ids_go_back_to_all_ids(name, row):
     ids = np.array(IDS[name], np.int64)
-    batch = Batch(ids)
-    values = np.arange(len(batch.distinct) * int(np.prod(row)), dtype="uint16")
-    values = values.reshape(len(batch.distinct), *row).astype("bool" if row == () else "uint16")
-    expected = values[np.searchsorted(batch.distinct, ids)]
+    batch = IdBatch(ids)
+    values = np.arange(len(batch.unique) * int(np.prod(row)), dtype="uint16")
+    values = values.reshape(len(batch.unique), *row).astype("bool" if row == () else "uint16")
+    expected = values[np.searchsorted(batch.unique, ids)]
     for parts in ([values], [values[:1], values[1:]]):
-        found = batch.spread(parts, row, values.dtype)
+        found = batch.expand(parts, row, values.dtype)
         assert (found.dtype, found.tolist()) == (values.dtype, expected.tolist())
 
 
 def test_values_go_back_in_the_shape_of_the_ids_and_are_not_copied_where_these_were_in_order():
     values = np.arange(3.0)
-    batch = Batch(np.array([[4, 2], [2, 9]]))
-    assert batch.spread([values], (), values.dtype).tolist() == [[1, 0], [0, 2]]
-    assert Batch(np.array([2, 4, 9])).spread([values], (), values.dtype) is values
-    assert Batch(np.array(7)).spread([values[:1]], (), values.dtype).shape == ()
+    batch = IdBatch(np.array([[4, 2], [2, 9]]))
+    assert batch.expand([values], (), values.dtype).tolist() == [[1, 0], [0, 2]]
+    assert IdBatch(np.array([2, 4, 9])).expand([values], (), values.dtype) is values
+    assert IdBatch(np.array(7)).expand([values[:1]], (), values.dtype).shape == ()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_ids_are_integers():
 @pytest.mark.parametrize("ids", [np.arange(30_000), np.arange(30_000) * 64, -np.arange(30_000)])
 @pytest.mark.parametrize("shards", [1, 2, 3, 7])
 def test_ids_are_spread_evenly_whatever_their_stride(ids, shards):
-    owner = shard_of_ids(ids, shards)
+    owner = assign_shards(ids, shards)
     counts = np.bincount(owner, minlength=shards)
     assert counts.min() > 0.9 * len(ids) / shards
     assert counts.max() < 1.1 * len(ids) / shards
@@ -165,11 +165,11 @@ def test_integers_beyond_64_bits_are_called_by_what_they_are():
 
 def test_ids_that_were_written_into_are_put_in_order_again():
     ids = np.array([5, 1, 5, 9, 2], np.int64)
-    distinct, inverse = distinct_ids(ids)
+    distinct, inverse = unique_ids(ids)
     assert distinct.tolist() == [1, 2, 5, 9]
     assert distinct[inverse].tolist() == ids.tolist()
     ids[1] = 7  # the first is as it was
-    distinct, inverse = distinct_ids(ids)
+    distinct, inverse = unique_ids(ids)
     assert distinct.tolist() == [2, 5, 7, 9]
     assert distinct[inverse].tolist() == ids.tolist()
 
@@ -178,9 +178,9 @@ def test_who_writes_into_an_answer_changes_no_later_one():
     ids = np.array([5, 1, 5, 9, 2], np.int64)
     values = np.ones((5, 2), np.float32)
     for _ in range(2):
-        distinct, inverse = distinct_ids(ids)
+        distinct, inverse = unique_ids(ids)
         rows, summed = sum_rows(ids, values)
-        shared, _, which = sum_shared(ids, values, np.arange(5))
+        shared, _, which = sum_shared_rows(ids, values, np.arange(5))
         assert distinct.tolist() == rows.tolist() == shared.tolist() == [1, 2, 5, 9]
         assert summed[:, 0].tolist() == [1, 1, 2, 1]
         assert inverse.tolist() == [2, 0, 2, 3, 1]
@@ -189,12 +189,12 @@ def test_who_writes_into_an_answer_changes_no_later_one():
 
 
 def test_only_so_many_ids_are_remembered(monkeypatch):
-    monkeypatch.setattr(sums, "_MOST_IDS", 100)
-    monkeypatch.setattr(sums, "_recent", sums._Recent())
+    monkeypatch.setattr(sums, "_MAX_CACHED_IDS", 100)
+    monkeypatch.setattr(sums, "_sort_cache", sums._SortCache())
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10):
-        distinct_ids(np.arange(count))
-    assert [len(each.ids) for each in sums._recent.batches] == [10, 9, 8, 7, 6, 5, 4, 3]
-    distinct_ids(np.arange(90))
-    assert [len(each.ids) for each in sums._recent.batches] == [90, 10]
-    distinct_ids(np.arange(101))
-    assert len(sums._recent.batches) == 2
+        unique_ids(np.arange(count))
+    assert [len(each.ids) for each in sums._sort_cache.batches] == [10, 9, 8, 7, 6, 5, 4, 3]
+    unique_ids(np.arange(90))
+    assert [len(each.ids) for each in sums._sort_cache.batches] == [90, 10]
+    unique_ids(np.arange(101))
+    assert len(sums._sort_cache.batches) == 2

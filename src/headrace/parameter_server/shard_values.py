@@ -26,12 +26,12 @@ from headrace.parameter_server.specs import ShardSpec, TableSpec
 from headrace.parameter_server.write_keys import KeyState
 
 __all__ = [
-    "Changes",
-    "Saved",
+    "DirtyRows",
     "SavedServer",
     "SavedShard",
     "SavedTable",
-    "Touched",
+    "ShardChanges",
+    "ShardSnapshot",
 ]
 
 
@@ -78,35 +78,35 @@ class SavedServer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     keys: KeyState = KeyState()
 
 
-class Saved(NamedTuple, Generic[R]):
+class ShardSnapshot(NamedTuple, Generic[R]):
     """A record and the arrays that belong to it."""
 
     record: R
     arrays: Arrays
 
 
-class Changes(NamedTuple, Generic[R]):
+class ShardChanges(NamedTuple, Generic[R]):
     """What was written of a shard since a mark.
 
     Attributes:
         record: Of the shard, as it is now.
-        whole: Whether `arrays` are all of it; else they are some rows.
+        is_complete: Whether `arrays` are all of it; else they are some rows.
         rows: Of a variable: which rows of the shard. None for a table, whose arrays name ids.
-        removed: Of a table: ids that have no row any more.
+        removed_ids: Of a table: ids that have no row any more.
         arrays: Values and slots of those rows.
     """
 
     record: R
-    whole: bool
+    is_complete: bool
     rows: NDArray[np.int64] | None
-    removed: NDArray[np.int64] | None
+    removed_ids: NDArray[np.int64] | None
     arrays: Arrays
 
 
 # --- which rows were written since a mark: what an incremental checkpoint has to hold -------------
 
 
-class Touched:
+class DirtyRows:
     """The rows of one shard, each with the number of the period in which it was last written.
 
     Periods are counted from 0, and each mark begins one. In period 0 nothing is kept: whoever sets
@@ -118,32 +118,32 @@ class Touched:
 
     def __init__(self, period: int) -> None:
         self._period = period
-        self._whole = period
-        self._rows = np.zeros(0, np.uint32)
+        self._all_written_in = period
+        self._row_periods = np.zeros(0, np.uint32)
 
-    def begin(self, period: int) -> None:
+    def begin_period(self, period: int) -> None:
         """Begin a period: what is written from now on belongs to it."""
         self._period = period
 
-    def write_all(self) -> None:
+    def mark_all(self) -> None:
         """Note that all rows were written."""
-        self._whole = self._period
+        self._all_written_in = self._period
 
-    def write(self, rows: NDArray[np.int64], room: int) -> None:
-        """Note that rows were written, of `room` that there are or may be."""
+    def mark_rows(self, rows: NDArray[np.int64], capacity: int) -> None:
+        """Note that rows were written, of `capacity` that there are or may be."""
         if not self._period:
             return
-        if len(self._rows) < room:
-            larger = np.zeros(room, np.uint32)
-            larger[: len(self._rows)] = self._rows
-            self._rows = larger
-        self._rows[rows] = self._period
+        if len(self._row_periods) < capacity:
+            larger = np.zeros(capacity, np.uint32)
+            larger[: len(self._row_periods)] = self._row_periods
+            self._row_periods = larger
+        self._row_periods[rows] = self._period
 
-    def since(self, mark: int) -> NDArray[np.int64] | None:
+    def rows_since(self, mark: int) -> NDArray[np.int64] | None:
         """Return the rows that were written in later periods than `mark`; None: all of them."""
-        return None if self._whole > mark else np.flatnonzero(self._rows > mark)
+        return None if self._all_written_in > mark else np.flatnonzero(self._row_periods > mark)
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        return self._rows.nbytes
+        return self._row_periods.nbytes

@@ -20,21 +20,21 @@ import zmq
 from headrace.errors import HeadraceError
 from headrace.transport.channel import Channel, Reply
 
-__all__ = ["Inbox"]
+__all__ = ["ChannelPoller"]
 
-_MOST_AT_ONCE = 64
+_MAX_REPLIES_PER_CHANNEL = 64
 """Answers that are taken from one channel before the others have their turn."""
 
 
-class Inbox:
+class ChannelPoller:
     """Waits on several channels, and for a wake-up."""
 
     def __init__(self) -> None:
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._rung = False
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_woken = False
         self._lock = threading.Lock()
         self._poller = zmq.Poller()
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(self._wakeup_fd, zmq.POLLIN)
         #: Channel -> the sockets that the poller watches for it.
         self._watched: dict[Channel, Sequence[Any]] = {}
         self._owners: dict[Any, Channel] = {}
@@ -43,27 +43,27 @@ class Inbox:
     def add(self, channel: Channel) -> None:
         """Wait on `channel`, too."""
         self._watched[channel] = ()
-        channel.listen(self.wake)
+        channel.set_wakeup(self.wake)
 
     def remove(self, channel: Channel) -> None:
         """Stop waiting on `channel`; to be called before it is closed."""
         self._watch(channel, ())
         self._watched.pop(channel, None)
-        channel.listen(None)
+        channel.set_wakeup(None)
 
     def wake(self) -> None:
         """End the wait that is under way, or the next one. May be called from any thread."""
-        if self._rung:
+        if self._is_woken:
             return
         # Under a lock: the number of a bell that was closed may be another file's by now.
         with self._lock:
             if not self._closed:
-                self._rung = True
-                os.eventfd_write(self._bell, 1)
+                self._is_woken = True
+                os.eventfd_write(self._wakeup_fd, 1)
 
     def wait(self, timeout: float) -> list[tuple[Channel, Reply | HeadraceError]]:
         """Return what has arrived, after at most `timeout` seconds; nothing if woken before."""
-        events = self._collect([channel for channel in self._watched if channel.has_news])
+        events = self._collect([channel for channel in self._watched if channel.has_pending])
         if events:
             return events
         for channel in self._watched:
@@ -73,11 +73,11 @@ class Inbox:
             left = until - time.monotonic()
             # Rounded up: a wait of less than a millisecond must not become a busy loop.
             ready = self._poller.poll(None if left == math.inf else max(0, math.ceil(left * 1000)))
-            woken = any(each == self._bell for each, _ in ready)
+            woken = any(each == self._wakeup_fd for each, _ in ready)
             if woken:
                 # In this order: who rings in between is answered by this very return.
-                os.eventfd_read(self._bell)
-                self._rung = False
+                os.eventfd_read(self._wakeup_fd)
+                self._is_woken = False
             channels = {self._owners[each] for each, _ in ready if each in self._owners}
             if woken:  # perhaps by a channel without sockets
                 channels.update(each for each, sockets in self._watched.items() if not sockets)
@@ -88,7 +88,7 @@ class Inbox:
     def _collect(self, channels: Sequence[Channel]) -> list[tuple[Channel, Reply | HeadraceError]]:
         events: list[tuple[Channel, Reply | HeadraceError]] = []
         for channel in channels:
-            for _ in range(_MOST_AT_ONCE):
+            for _ in range(_MAX_REPLIES_PER_CHANNEL):
                 try:
                     reply = channel.receive(0.0)
                 except HeadraceError as error:
@@ -118,4 +118,4 @@ class Inbox:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                os.close(self._bell)
+                os.close(self._wakeup_fd)

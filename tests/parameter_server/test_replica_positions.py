@@ -11,9 +11,9 @@ import random
 
 import pytest
 
-from headrace.parameter_server.lives import Leaders, Lives
-from headrace.parameter_server.messages import CarryOut
-from headrace.parameter_server.seats import Admission, Role, Seat
+from headrace.parameter_server.messages import ExecuteOperations
+from headrace.parameter_server.replica_state import ReplicaRole, ReplicaState, RequestDecision
+from headrace.parameter_server.server_states import ServerStates, StoreLeaders
 
 
 class Server:
@@ -30,7 +30,7 @@ class Server:
         return not (self.is_paused or self.is_down)
 
     def end(self) -> None:
-        self.seat = Seat()
+        self.seat = ReplicaState()
         self.has: set[int] = set()
         self.is_followed = False
 
@@ -38,47 +38,49 @@ class Server:
         return self.other.answers and not self.is_cut
 
     def give_up(self) -> None:
-        self.seat.vacate()
+        self.seat.discard_state()
         self.has, self.is_followed = set(), False
 
     def mend(self) -> None:
         """Have the other seat follow, and get all, as a leading seat tries again and again."""
-        if self.seat.role is not Role.LEADING or self.is_followed or not self.reaches_other():
+        if self.seat.role is not ReplicaRole.LEADER or self.is_followed or not self.reaches_other():
             return
         seat, other = self.seat, self.other
-        if other.seat.outranks(seat.epoch, seat.life) or not other.seat.follow(
-            seat.epoch, seat.life, seat.position
+        if other.seat.outranks(seat.term, seat.state_id) or not other.seat.become_follower(
+            seat.term, seat.state_id, seat.position
         ):
             self.give_up()
             return
         other.has, other.is_followed = set(self.has), False
-        other.seat.is_whole = self.is_followed = True
+        other.seat.is_complete = self.is_followed = True
 
     def in_touch(self) -> bool:
         """Ask the other seat whether this one leads; False: it does not."""
         if self.is_followed:
             seat = self.seat
-            if not self.reaches_other() or not self.other.seat.is_led_by(seat.epoch, seat.life):
+            if not self.reaches_other() or not self.other.seat.is_following(
+                seat.term, seat.state_id
+            ):
                 self.is_followed = False
                 self.mend()
-        return self.seat.role is Role.LEADING
+        return self.seat.role is ReplicaRole.LEADER
 
     def begin(self, life: str) -> None:
         """Begin new contents, if the other seat agrees."""
-        if self.seat.role is not Role.VACANT and self.seat.is_whole:
+        if self.seat.role is not ReplicaRole.EMPTY and self.seat.is_complete:
             return
         self.give_up()
-        if self.reaches_other() and self.other.seat.follow(1, life):
+        if self.reaches_other() and self.other.seat.become_follower(1, life):
             self.other.has, self.other.is_followed = set(), False
-            self.seat.lead(life)
+            self.seat.become_leader(life)
             self.mend()
 
     def carry_out(self, operation: int) -> bool:
         self.in_touch()
-        if self.seat.role is not Role.LEADING:
+        if self.seat.role is not ReplicaRole.LEADER:
             return False
         self.has.add(operation)
-        self.seat.advance(self.place, 1)
+        self.seat.advance_position(self.place, 1)
         if self.is_followed:
             self.other.has.add(operation)
             self.other.seat.position = self.seat.position
@@ -89,14 +91,14 @@ class Client:
     """Whoever asks: what it knows, and which operations it must find."""
 
     def __init__(self) -> None:
-        self.lives = Lives(2, "server {}".format)
-        self.leaders = Leaders(("0", "1"), 2)
+        self.lives = ServerStates(2, "server {}".format)
+        self.leaders = StoreLeaders(("0", "1"), 2)
         self.must: set[int] = set()
         self.life = ""
 
     def tell(self, other: Client) -> None:
         """Say what is known, with a greeting or an answer."""
-        other.lives.learn(self.lives.acknowledged())
+        other.lives.merge(self.lives.acknowledged_states())
         if other.life in ("", self.life):
             other.life = self.life
             other.must |= self.must
@@ -113,43 +115,49 @@ class Storm:
     def ask(self, client: Client) -> None:
         """Ask once, as `Call` does; the answer is checked against what the client has seen."""
         leaders, lives = client.leaders, client.lives
-        asked = leaders.server_of(0)
+        asked = leaders.find_server(0)
         server = self.servers[asked]
-        life = lives.known(0)
-        message = leaders.to_store(CarryOut((), (), life), 0, lives.seen(0, life))
+        life = lives.state_id(0)
+        message = leaders.address_message(
+            ExecuteOperations((), (), life), 0, lives.acknowledged_position(0, life)
+        )
         if not server.answers or self.random.random() < 0.05:
-            leaders.is_gone(0, asked)
+            leaders.record_unavailable(0, asked)
             return
-        if server.seat.role is Role.LEADING:
+        if server.seat.role is ReplicaRole.LEADER:
             server.in_touch()
-        admission = server.seat.admit(life, insists=message.insists, seen=message.seen)
-        if admission is Admission.REBORN:
-            lives.met(0, server.seat.life)
-            client.life, client.must = server.seat.life, set()  # the server reported the loss
-        elif admission in (Admission.HERE, Admission.PROMOTED):
-            if admission is Admission.PROMOTED:
+        admission = server.seat.decide(
+            life,
+            peer_unavailable=message.peer_unavailable,
+            required_position=message.required_position,
+        )
+        if admission is RequestDecision.STATE_LOST:
+            lives.record_state(0, server.seat.state_id)
+            client.life, client.must = server.seat.state_id, set()  # the server reported the loss
+        elif admission in (RequestDecision.EXECUTE, RequestDecision.TAKE_OVER):
+            if admission is RequestDecision.TAKE_OVER:
                 server.is_followed = False
                 server.mend()
             self.operations += 1
             if not server.carry_out(self.operations):
-                leaders.is_elsewhere(0, asked, is_vacant=True)
+                leaders.record_not_leader(0, asked, is_empty=True)
                 return
             seat = server.seat
-            leaders.answered(0, asked)
-            lives.met(0, seat.life, len(server.has), seat.position)
-            assert client.life in ("", seat.life)
-            client.life = seat.life
+            leaders.record_reply(0, asked)
+            lives.record_state(0, seat.state_id, len(server.has), seat.position)
+            assert client.life in ("", seat.state_id)
+            client.life = seat.state_id
             client.must.add(self.operations)
             missing = client.must - server.has
             assert not missing, f"acknowledged, and served without an error: {missing}"
             self.acknowledged += 1
         else:
-            if admission is Admission.OUTDATED:
+            if admission is RequestDecision.STALE_STATE:
                 server.give_up()
                 self.outdated += 1
-            is_vacant = admission is not Admission.ELSEWHERE
-            leaders.is_elsewhere(0, asked, is_vacant=is_vacant)
-            if leaders.beginning(0) is not None:
+            is_vacant = admission is not RequestDecision.NOT_LEADER
+            leaders.record_not_leader(0, asked, is_empty=is_vacant)
+            if leaders.take_lead_request(0) is not None:
                 self.lives += 1
                 if self.servers[0].answers:
                     self.servers[0].begin(f"life {self.lives}")

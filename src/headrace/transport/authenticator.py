@@ -11,56 +11,59 @@ import zmq.auth
 
 from headrace.transport.security import AllowList, Security
 
-__all__ = ["Admission"]
+__all__ = ["Authenticator"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_NAMES = 1000
+_MAX_WARNED_ADDRESSES = 1000
 
 
-class Admission:
+class Authenticator:
     """The authenticator of one ZeroMQ context, which serves one ROUTER. Belongs to its thread."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], router: zmq.Socket[bytes], security: Security
     ) -> None:
         security.apply(router, "server")
-        self._list = AllowList.of(security)
-        self._refused = False
-        self._complained: set[str] = set()
+        self._allow_list = AllowList.of(security)
+        self._was_refused = False
+        self._warned_addresses: set[str] = set()
         self._authenticator = zmq.auth.Authenticator(context, log=_log)
         self._authenticator.configure_curve_callback(domain="headrace", credentials_provider=self)
         self._authenticator.start()
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """Readable when a peer wants to be let in; then `decide` is due."""
+        """Readable when a peer wants to be let in; then `authenticate_next` is due."""
         found: zmq.Socket[bytes] = self._authenticator.zap_socket
         return found
 
-    def decide(self) -> None:
+    def authenticate_next(self) -> None:
         """Let one peer in, or not; warn once of each address from which one was refused."""
         message = self._authenticator.zap_socket.recv_multipart()
-        self._refused = False
+        self._was_refused = False
         # The handler is a coroutine that never waits, because our callback is a plain function.
         with contextlib.suppress(StopIteration):
             self._authenticator.handle_zap_message(message).send(None)
-        if not self._refused:
+        if not self._was_refused:
             return
         # RFC 27/ZAP: version, request id, domain, address, ...
         host = message[3].decode("ascii", "replace").removeprefix("::ffff:")
-        if host not in self._complained and len(self._complained) < _MOST_NAMES:
-            self._complained.add(host)
+        if (
+            host not in self._warned_addresses
+            and len(self._warned_addresses) < _MAX_WARNED_ADDRESSES
+        ):
+            self._warned_addresses.add(host)
             _log.warning("refused a connection from %s: its key is on no list", host)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether the peer with this public key may enter; pyzmq's authenticator asks."""
-        self._refused = not self._list.callback(domain, key)
-        return not self._refused
+        self._was_refused = not self._allow_list.callback(domain, key)
+        return not self._was_refused
 
     def role_of(self, key: bytes) -> Literal["worker", "client"] | None:
         """Return the role of a peer that was let in with this public key."""
-        return self._list.role_of(key.decode("ascii", "replace"))
+        return self._allow_list.role_of(key.decode("ascii", "replace"))
 
     def close(self) -> None:
         self._authenticator.stop()

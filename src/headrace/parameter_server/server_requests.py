@@ -10,13 +10,13 @@ request; the servers work at the same time.
 Rule 1. A server that cannot be reached is asked again until `timeout` seconds have passed; after 10
         s a warning says which it is.
 Rule 2. What may have been carried out is repeated only if that does no harm: it changes nothing, or
-        it has a key, or twice is as good as once (`may_be_repeated`). What never reached the server
+        it has a key, or twice is as good as once (`is_retryable`). What never reached the server
         is always asked again.
 Rule 3. What a thread asks of a server is carried out in that order, also where it does not wait
         for each answer (`begin_all`), and where something has to be asked again.
 Rule 4. A server that was started again has lost what it held. That is reported once, before
         anything else is asked of it, to the log and to those who restore it or asked for it
-        (`lives`). Who then misses a shard waits for it as for the server.
+        (`states`). Who then misses a shard waits for it as for the server.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ from headrace.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from headrace.parameter_server.lives import Leaders, Lives, Patience
 from headrace.parameter_server.messages import (
     ArrayForm,
-    CarriedOut,
-    CarryOut,
-    Elsewhere,
-    OutOfTurn,
-    Reborn,
+    ExecuteOperations,
+    GetServerStatus,
+    NotLeader,
+    OperationResults,
+    PreviousRequestFailed,
     ServerReply,
     ServerStatus,
-    Status,
+    StateLost,
+    as_contiguous,
     buffer_of,
-    contiguous,
     form_of,
     read_arrays,
 )
@@ -58,58 +57,63 @@ from headrace.parameter_server.operations import (
     Answer,
     Assign,
     AssignIds,
-    Count,
-    Keyed,
-    Lookup,
+    ForgetWriteKeys,
+    IncrementCounter,
+    KeyedOperation,
+    LookupIds,
     Operation,
     Scatter,
-    Settle,
 )
-from headrace.parameter_server.origin import finish, in_closure, under_way
-from headrace.parameter_server.seats import PATIENCE, Acknowledged
+from headrace.parameter_server.replica_state import REPLICA_TIMEOUT_SECONDS, AcknowledgedState
+from headrace.parameter_server.server_states import ServerStates, ServerWait, StoreLeaders
+from headrace.parameter_server.write_context import (
+    current_closure_run,
+    current_pending_steps,
+    wait_for_steps,
+)
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.security import Security
 
 __all__ = [
-    "NOTHING_HERE",
-    "Answered",
-    "Ask",
-    "Servers",
-    "UnderWay",
-    "may_be_repeated",
+    "NO_STATE_MESSAGE",
+    "OperationReply",
+    "OperationRequest",
+    "ParameterServerClient",
+    "PendingRequests",
+    "is_retryable",
 ]
 
 
-_LARGEST_REQUEST = 16 << 30
+_MAX_REQUEST_BYTES = 16 << 30
 
-_NO_KEY = (
+_MISSING_KEY_MESSAGE = (
     "a function that a coordinator scheduled writes on a thread that it started, and would write "
     "it again if it ran again. Write on the function's own thread, or start the other one with "
     "contextvars.copy_context().run; to one variable only one thread may write"
 )
 
-_FORKED = (
+_FORKED_MESSAGE = (
     "this process was forked from the one that made the strategy, to which variables and tables "
     "belong: read and write there, and pass values to processes that it starts, best with "
     "`subprocess` or the spawn method of multiprocessing"
 )
 
-_FORKED_IN_FUNCTION = (
+_FORKED_IN_FUNCTION_MESSAGE = (
     "this process was forked inside a function that a coordinator scheduled, and asks parameter "
     "servers: what it writes would not be told apart from what the function writes. Read and write "
     "in the function itself, and pass values to processes that it starts"
 )
 
 
-class Servers:
+class ParameterServerClient:
     """The parameter servers of a cluster, as those see them who ask.
 
     Args:
         addresses: Where they listen, by index.
         security: Keys of a client.
         timeout: Seconds for which a server that cannot be reached is asked again.
-        of_worker: Whether scheduled functions ask: what may not be repeated must have a key then.
+        for_worker: Whether scheduled functions ask: what may not be repeated must have a key then.
         replication: How many of the servers have what one of them has: 1 or 2.
 
     Raises:
@@ -122,7 +126,7 @@ class Servers:
         *,
         security: Security | None = None,
         timeout: float = 120.0,
-        of_worker: bool = False,
+        for_worker: bool = False,
         replication: int = 1,
     ) -> None:
         check_strings("addresses", addresses)
@@ -133,25 +137,25 @@ class Servers:
         self.timeout = float(timeout)
         self.replication = replication
         #: Which server is asked for which store.
-        self.leaders = Leaders(self.addresses, replication)
-        self._of_worker = of_worker
+        self.leaders = StoreLeaders(self.addresses, replication)
+        self._for_worker = for_worker
         self._security = security
         #: Which lives of the servers are known.
-        self.lives = Lives(len(addresses), self.name_of)
-        self._lines = threading.local()
+        self.states = ServerStates(len(addresses), self.describe_server)
+        self._thread_connections = threading.local()
         #: Whose channel each is.
-        self._owners: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
+        self._channel_threads: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
         self._process = os.getpid()
         self._closed = threading.Event()
 
     def __len__(self) -> int:
         return len(self.addresses)
 
-    def ask(self, server: int, operation: Operation, *arrays: NDArray[Any]) -> Answered:
-        """Ask one thing of one server; see `ask_all`."""
-        return self.ask_all([Ask(server, operation, arrays)])[0]
+    def execute(self, server: int, operation: Operation, *arrays: NDArray[Any]) -> OperationReply:
+        """Ask one thing of one server; see `execute_all`."""
+        return self.execute_all([OperationRequest(server, operation, arrays)])[0]
 
-    def ask_all(self, asks: Sequence[Ask]) -> list[Answered]:
+    def execute_all(self, requests: Sequence[OperationRequest]) -> list[OperationReply]:
         """Ask things of several servers at a time; return the answers in the order of the asks.
 
         What one server is asked is carried out in the order in which it stands. The arrays of an
@@ -164,51 +168,51 @@ class Servers:
             FailedPreconditionError: A function writes on a thread that it started, or who asks is
                 in a process that was forked.
         """
-        return self.begin_all(asks).finish()
+        return self.begin_all(requests).wait()
 
-    def begin_all(self, asks: Sequence[Ask]) -> UnderWay:
-        """Ask as `ask_all` does, and return before the answers are here.
+    def begin_all(self, requests: Sequence[OperationRequest]) -> PendingRequests:
+        """Ask as `execute_all` does, and return before the answers are here.
 
         Whoever asks finishes it, on this thread. What is asked meanwhile is carried out after it:
         by the same channels, which keep the order, or once it is finished.
 
         Raises:
-            UnavailableError, FailedPreconditionError: As of `ask_all`.
+            UnavailableError, FailedPreconditionError: As of `execute_all`.
         """
         self._check_process()
-        if self._of_worker:
-            for _, operation, _ in asks:
-                if not may_be_repeated(operation):
-                    raise FailedPreconditionError(_NO_KEY)
+        if self._for_worker:
+            for _, operation, _ in requests:
+                if not is_retryable(operation):
+                    raise FailedPreconditionError(_MISSING_KEY_MESSAGE)
         by_server: dict[int, list[int]] = {}
-        for position, ask in enumerate(asks):
+        for position, ask in enumerate(requests):
             by_server.setdefault(ask.server, []).append(position)
-        earlier = under_way()
-        if not all(one.is_on_its_way(self) for one in earlier):
-            finish(earlier)
-        last = {call.server: call for one in earlier for call in one.calls if call.came is None}
+        earlier = current_pending_steps()
+        if not all(one.precedes_new_requests(self) for one in earlier):
+            wait_for_steps(earlier)
+        last = {call.server: call for one in earlier for call in one.calls if call.reply is None}
         calls = []
         for server, positions in by_server.items():
-            calls.append(Call(self, server, [asks[position] for position in positions]))
+            calls.append(ServerCall(self, server, [requests[position] for position in positions]))
         for call in calls:
-            call.begin(last.get(call.server))
-        return UnderWay(calls, list(by_server.values()))
+            call.send(last.get(call.server))
+        return PendingRequests(calls, list(by_server.values()))
 
-    def greet(self) -> None:
+    def wait_until_reachable(self) -> None:
         """Wait until all servers answer, and ask nothing.
 
         Raises:
             UnavailableError: One did not answer in time.
         """
-        self.ask_each(Settle(0))
+        self.execute_on_each(ForgetWriteKeys(0))
 
-    def ask_each(self, operation: Operation) -> None:
+    def execute_on_each(self, operation: Operation) -> None:
         """Ask all servers the same, whose answers say nothing.
 
         Raises:
             UnavailableError: One did not answer in time.
         """
-        self.ask_all([Ask(server, operation) for server in range(len(self))])
+        self.execute_all([OperationRequest(server, operation) for server in range(len(self))])
 
     def status(self, server: int, timeout: float = 5.0) -> ServerStatus:
         """Ask a server what it has done.
@@ -219,7 +223,7 @@ class Servers:
         """
         channel = self.connect(server)
         try:
-            answer, _ = channel.call(Status(), timeout=timeout)
+            answer, _ = channel.call(GetServerStatus(), timeout=timeout)
         finally:
             channel.close()
         assert isinstance(answer, ServerStatus)
@@ -229,32 +233,36 @@ class Servers:
         """Ask nothing more; whoever waits gets CancelledError. May be called twice."""
         self._closed.set()
         # Threads that are at work close their own channels (`check_open`).
-        self._lines = threading.local()
+        self._thread_connections = threading.local()
         alive = {thread.ident for thread in threading.enumerate()}
-        self._close_channels({owner for owner in self._owners.values() if owner not in alive})
+        self._close_channels(
+            {owner for owner in self._channel_threads.values() if owner not in alive}
+        )
         self._close_channels({threading.get_ident()})
 
     def _close_channels(self, owners: set[int]) -> None:
-        for channel, owner in list(self._owners.items()):
+        for channel, owner in list(self._channel_threads.items()):
             if owner in owners:
                 channel.close()
 
     # --- for calls ----------------------------------------------------------------------------
 
-    def name_of(self, server: int) -> str:
+    def describe_server(self, server: int) -> str:
         """Return what a server is called in messages."""
         return f"parameter server {server} at {self.addresses[server]}"
 
-    def line(self, store: int, server: int) -> Line:
+    def connection_to(self, store: int, server: int) -> ServerConnection:
         """Return this thread's line to a server that it asks for a store."""
         self.check_open()
-        mine: dict[tuple[int, int], Line] | None = getattr(self._lines, "mine", None)
+        mine: dict[tuple[int, int], ServerConnection] | None = getattr(
+            self._thread_connections, "mine", None
+        )
         if mine is None:
-            mine = self._lines.mine = {}
+            mine = self._thread_connections.mine = {}
         found = mine.get((store, server))
         if found is None:
-            found = mine[store, server] = Line(self.connect(server))
-            self._owners[found.channel] = threading.get_ident()
+            found = mine[store, server] = ServerConnection(self.connect(server))
+            self._channel_threads[found.channel] = threading.get_ident()
             self.check_open()  # `close` may not have seen it
         return found
 
@@ -267,13 +275,15 @@ class Servers:
             security=self._security,
             # A server that stands still is waited for as long as one that is gone; where another
             # one has the same, for half of that at most, so that there is time to ask it.
-            patience=min(PATIENCE, self.timeout / 2) if self.leaders.are_two else self.timeout,
-            request_bytes=_LARGEST_REQUEST,
+            keepalive_timeout=min(REPLICA_TIMEOUT_SECONDS, self.timeout / 2)
+            if self.leaders.is_replicated
+            else self.timeout,
+            request_bytes=_MAX_REQUEST_BYTES,
         )
 
-    def acknowledged(self) -> tuple[Acknowledged, ...]:
+    def acknowledged_states(self) -> tuple[AcknowledgedState, ...]:
         """Return what is known to be acknowledged of replicated stores, for other processes."""
-        return self.lives.acknowledged() if self.leaders.are_two else ()
+        return self.states.acknowledged_states() if self.leaders.is_replicated else ()
 
     def check_open(self) -> None:
         """Raise CancelledError if nothing is to be asked any more."""
@@ -283,37 +293,40 @@ class Servers:
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise FailedPreconditionError(_FORKED_IN_FUNCTION if self._of_worker else _FORKED)
+            raise FailedPreconditionError(
+                _FORKED_IN_FUNCTION_MESSAGE if self._for_worker else _FORKED_MESSAGE
+            )
 
-    def is_elsewhere(self, store: int, server: int, message: Elsewhere) -> None:
+    def handle_not_leader(self, store: int, server: int, message: NotLeader) -> None:
         """Take note that a server does not lead a store, and have it begin where nobody has it."""
-        self.leaders.is_elsewhere(store, server, is_vacant=message.is_vacant)
-        if message.outdated_at >= 0:
-            writes = self.lives.writes(store)
+        self.leaders.record_not_leader(store, server, is_empty=message.is_empty)
+        if message.discarded_writes >= 0:
+            writes = self.states.acknowledged_writes(store)
             were = (
                 f"{writes} were acknowledged" if writes else "some that were acknowledged it lacks"
             )
             other = store + (store + 1) % len(self) - server
-            self.lives.is_outdated(
+            self.states.mark_stale(
                 store,
-                f"{self.name_of(server)} had {message.outdated_at} updates of store {store}, and "
-                f"{were}: it stood still or was cut off while {self.name_of(other)} led",
+                f"{self.describe_server(server)} had {message.discarded_writes} updates of store "
+                f"{store}, and "
+                f"{were}: it stood still or was cut off while {self.describe_server(other)} led",
             )
-        if (beginning := self.leaders.beginning(store)) is not None:
-            self.line(store, store).channel.send(beginning)
+        if (beginning := self.leaders.take_lead_request(store)) is not None:
+            self.connection_to(store, store).channel.send(beginning)
 
-    def patience(self, server: int, task: str, began: float | None = None) -> Patience:
+    def start_wait(self, server: int, task: str, started_at: float | None = None) -> ServerWait:
         """Return how one waits for a server that was asked to do something."""
-        return Patience(
-            self.name_of(server),
+        return ServerWait(
+            self.describe_server(server),
             task,
             self.timeout,
-            self.pause,
-            began,
-            lambda began_again: self.lives.why_lost(server, began_again=began_again),
+            self.sleep,
+            started_at,
+            lambda began_again: self.states.loss_reason(server, was_restarted=began_again),
         )
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Wait; raise CancelledError if nothing is to be asked any more."""
         self._closed.wait(seconds)
         self.check_open()
@@ -322,18 +335,18 @@ class Servers:
 # --------------------------------------------------------------------------------------------------
 # What is asked of servers at a time: one request to each, and its answer, whenever it comes
 
-#     under_way = UnderWay(calls, positions)    each call was begun: it is sent
+#     under_way = PendingRequests(calls, positions)    each call was begun: it is sent
 #     under_way.finish() -> answers             waits, and asks again as long as that makes sense
 #
 # Calls that one thread begins go by one line to each server, which keeps their order: so one may be
 # begun while others are under way. Who waits for one hands on what comes for others.
 
-NOTHING_HERE = "it has nothing of what it is asked for"
+NO_STATE_MESSAGE = "it has nothing of what it is asked for"
 """What a server says that does not lead the store that it is asked for."""
-_SLICE_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
-class Ask(NamedTuple):
+class OperationRequest(NamedTuple):
     """One operation for one server."""
 
     server: int
@@ -341,10 +354,10 @@ class Ask(NamedTuple):
     arrays: Sequence[NDArray[Any]] = ()
 
 
-Answered = tuple[Answer, list[NDArray[Any]]]
+OperationReply = tuple[Answer, list[NDArray[Any]]]
 
 
-class UnderWay:
+class PendingRequests:
     """What several servers are asked at a time, and have perhaps not answered yet.
 
     Args:
@@ -352,24 +365,24 @@ class UnderWay:
         positions: Where each of its answers stands among all.
     """
 
-    def __init__(self, calls: list[Call], positions: list[list[int]]) -> None:
+    def __init__(self, calls: list[ServerCall], positions: list[list[int]]) -> None:
         self.calls = calls
         self._positions = positions
 
-    def finish(self) -> list[Answered]:
+    def wait(self) -> list[OperationReply]:
         """Wait for the answers, and ask again as long as that makes sense.
 
         Raises:
-            HeadraceError: As of `Servers.ask_all`.
+            HeadraceError: As of `ParameterServerClient.execute_all`.
         """
         answers: list[Any] = [None] * sum(map(len, self._positions))
         failed: Exception | None = None
         now = time.monotonic()
         for call in self.calls:
-            call.began = now  # before, nobody waited
+            call.started_at = now  # before, nobody waited
         for call, positions in zip(self.calls, self._positions, strict=True):
             try:
-                for position, answer in zip(positions, call.finish(), strict=True):
+                for position, answer in zip(positions, call.wait(), strict=True):
                     answers[position] = answer
             except Exception as error:
                 failed = failed or error
@@ -380,12 +393,12 @@ class UnderWay:
                 del failed  # its traceback holds this frame, which would hold it
         return answers
 
-    def is_on_its_way(self, servers: Servers) -> bool:
+    def precedes_new_requests(self, servers: ParameterServerClient) -> bool:
         """Whether what is sent now by the same servers' channels comes after it."""
-        return all(call.is_on_its_way(servers) for call in self.calls)
+        return all(call.precedes_new_requests(servers) for call in self.calls)
 
 
-class Line:
+class ServerConnection:
     """A thread's channel to a server, and who waits for answers on it.
 
     Args:
@@ -394,7 +407,7 @@ class Line:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.waiting: dict[int, Call] = {}
+        self.pending_calls: dict[int, ServerCall] = {}
 
     def receive(self) -> bool:
         """Hand the next answer to whoever waits for it; False: none has come for a while.
@@ -402,136 +415,147 @@ class Line:
         Where the server is gone, or does not let this process in, all who wait hear it.
         """
         try:
-            reply = self.channel.receive(_SLICE_SECONDS)
+            reply = self.channel.receive(_POLL_SECONDS)
         except (UnavailableError, UnauthenticatedError) as error:
-            waiting, self.waiting = self.waiting, {}
+            waiting, self.pending_calls = self.pending_calls, {}
             for call in waiting.values():
-                call.came = error.with_traceback(None)  # which holds this frame, and so the calls
+                call.reply = error.with_traceback(None)  # which holds this frame, and so the calls
             return True
         if reply is None:
             return False
-        asked = self.waiting.pop(reply.ticket, None)
+        asked = self.pending_calls.pop(reply.request_id, None)
         if asked is not None:  # else it is for somebody who gave up, as by Ctrl-C
-            asked.came = reply
+            asked.reply = reply
         return True
 
 
-class Call:
+class ServerCall:
     """What one server is asked at a time."""
 
-    def __init__(self, servers: Servers, server: int, asks: Sequence[Ask]) -> None:
+    def __init__(
+        self, servers: ParameterServerClient, server: int, requests: Sequence[OperationRequest]
+    ) -> None:
         self._servers = servers
         self.server = server
         operations: list[Operation] = []
         forms: list[tuple[ArrayForm, ...]] = []
         self._buffers: list[memoryview] = []
-        for _, operation, arrays in asks:
+        for _, operation, arrays in requests:
             operations.append(operation)
             of_each: list[ArrayForm] = []
             for array in arrays:
                 of_each.append(form_of(array))
-                self._buffers.append(buffer_of(contiguous(array)))
+                self._buffers.append(buffer_of(as_contiguous(array)))
             forms.append(tuple(of_each))
         self._operations = tuple(operations)
         self._forms = tuple(forms)
         #: The answer, or why there is none; None: not yet.
-        self.came: Reply | UnavailableError | UnauthenticatedError | None = None
+        self.reply: Reply | UnavailableError | UnauthenticatedError | None = None
         #: When whoever waits for it began to.
-        self.began = time.monotonic()
-        self._patient: Patience | None = None
+        self.started_at = time.monotonic()
+        self._wait: ServerWait | None = None
 
-    def begin(self, after: Call | None = None) -> None:
+    def send(self, previous: ServerCall | None = None) -> None:
         """Send it.
 
         Args:
-            after: What is on its way to the same server, and must be carried out before; a server
-                that has another life by now, or did not carry that out, refuses this as well.
+            previous: What is on its way to the same server, and must be carried out before; a
+                server that has another life by now, or did not carry that out, refuses this as
+                well.
         """
         servers = self._servers
-        servers.lives.wait(self.server, servers.check_open)
-        if after is None:
-            self._life = servers.lives.known(self.server)
-            self._asked = servers.leaders.server_of(self.server)
+        servers.states.wait_for_recovery(self.server, servers.check_open)
+        if previous is None:
+            self._state_id = servers.states.state_id(self.server)
+            self._target_server = servers.leaders.find_server(self.server)
         else:
-            self._life, self._asked = after._life, after._asked
-        self._line = servers.line(self.server, self._asked)
-        message = CarryOut(self._operations, self._forms, self._life, follows=after is not None)
-        self.came = None
-        ticket = self._line.channel.send(
-            servers.leaders.to_store(
-                message, self.server, servers.lives.seen(self.server, self._life)
+            self._state_id, self._target_server = previous._state_id, previous._target_server
+        self._connection = servers.connection_to(self.server, self._target_server)
+        message = ExecuteOperations(
+            self._operations, self._forms, self._state_id, requires_previous=previous is not None
+        )
+        self.reply = None
+        ticket = self._connection.channel.send(
+            servers.leaders.address_message(
+                message,
+                self.server,
+                servers.states.acknowledged_position(self.server, self._state_id),
             ),
             self._buffers,
         )
-        self._line.waiting[ticket] = self
+        self._connection.pending_calls[ticket] = self
 
-    def is_on_its_way(self, servers: Servers) -> bool:
+    def precedes_new_requests(self, servers: ParameterServerClient) -> bool:
         """Whether what is sent now to the same server comes after it."""
-        if isinstance(self.came, Reply):
-            return isinstance(self.came.message, CarriedOut)
+        if isinstance(self.reply, Reply):
+            return isinstance(self.reply.message, OperationResults)
         return (
-            self.came is None
+            self.reply is None
             and servers is self._servers
-            and servers.lives.known(self.server) == self._life != ""
-            and servers.leaders.server_of(self.server) == self._asked
+            and servers.states.state_id(self.server) == self._state_id != ""
+            and servers.leaders.find_server(self.server) == self._target_server
         )
 
-    def finish(self) -> list[Answered]:
+    def wait(self) -> list[OperationReply]:
         """Wait for the answer, and ask again as long as that makes sense."""
         servers = self._servers
         while True:
             try:
-                reply = self._receive()
+                reply = self._wait_for_reply()
                 message = reply.message
                 if isinstance(message, Exception):
                     try:
                         raise message
                     finally:
                         del message, reply  # its traceback holds this frame, which would hold it
-                if isinstance(message, CarriedOut):
-                    servers.leaders.answered(self.server, self._asked)
+                if isinstance(message, OperationResults):
+                    servers.leaders.record_reply(self.server, self._target_server)
                     # An answer that was not read for a while may be of a life that is over by now.
-                    if self._life in ("", servers.lives.known(self.server)):
-                        servers.lives.met(
-                            self.server, message.life, message.writes, message.position
+                    if self._state_id in ("", servers.states.state_id(self.server)):
+                        servers.states.record_state(
+                            self.server, message.state_id, message.writes, message.position
                         )
-                    given = read_arrays(message.arrays, reply.buffers)
+                    given = read_arrays(message.array_forms, reply.buffers)
                     return list(zip(message.answers, given, strict=True))
-                if isinstance(message, Reborn):
-                    servers.lives.met(self.server, message.life)
-                elif isinstance(message, Elsewhere):
-                    servers.is_elsewhere(self.server, self._asked, message)
-                elif not isinstance(message, OutOfTurn):
+                if isinstance(message, StateLost):
+                    servers.states.record_state(self.server, message.state_id)
+                elif isinstance(message, NotLeader):
+                    servers.handle_not_leader(self.server, self._target_server, message)
+                elif not isinstance(message, PreviousRequestFailed):
                     raise FailedPreconditionError(
-                        f"{servers.name_of(self.server)} answered with "
+                        f"{servers.describe_server(self.server)} answered with "
                         f"{type(message).__name__}; is it of another version of Headrace?"
                     )
             except UnavailableError as error:
-                servers.leaders.is_gone(self.server, self._asked)
-                if not (self._repeatable() or error.unsent):
-                    raise self._unknown(error) from error
-                self._patience().wait(error)
+                servers.leaders.record_unavailable(self.server, self._target_server)
+                if not (self._is_retryable() or error.unsent):
+                    raise self._unknown_outcome(error) from error
+                self._get_wait().wait_before_retry(error)
             except NotFoundError as error:
                 # What a closure names was made before it was scheduled, so it was lost, also where
                 # this process meets the server for the first time.
-                is_lost = servers.lives.came_back(self.server) or in_closure() is not None
+                is_lost = (
+                    servers.states.has_restarted(self.server) or current_closure_run() is not None
+                )
                 # What fails changes nothing, so nothing was done where it was all.
-                if not ((self._repeatable() or len(self._operations) == 1) and is_lost):
+                if not ((self._is_retryable() or len(self._operations) == 1) and is_lost):
                     raise
-                self._patience().wait(error)
+                self._get_wait().wait_before_retry(error)
             else:
-                if isinstance(message, Elsewhere):
-                    self._patience().wait(UnavailableError(NOTHING_HERE))
-            finish(under_way())  # what was asked before it is done before it, also now
-            self.begin()
+                if isinstance(message, NotLeader):
+                    self._get_wait().wait_before_retry(UnavailableError(NO_STATE_MESSAGE))
+            wait_for_steps(
+                current_pending_steps()
+            )  # what was asked before it is done before it, also now
+            self.send()
 
-    def _receive(self) -> Reply:
+    def _wait_for_reply(self) -> Reply:
         """Return the answer; the server is alive, or the channel says that it is not."""
-        while self.came is None:
-            if not self._line.receive():
+        while self.reply is None:
+            if not self._connection.receive():
                 self._servers.check_open()
-                self._patience().say("has not answered")
-        came, self.came = self.came, None
+                self._get_wait().warn_if_due("has not answered")
+        came, self.reply = self.reply, None
         if isinstance(came, Exception):
             try:
                 raise came
@@ -539,23 +563,24 @@ class Call:
                 del came  # as above
         return came
 
-    def _repeatable(self) -> bool:
-        return all(map(may_be_repeated, self._operations))
+    def _is_retryable(self) -> bool:
+        return all(map(is_retryable, self._operations))
 
-    def _patience(self) -> Patience:
+    def _get_wait(self) -> ServerWait:
         """Return how this call waits, from when it began; most never do."""
-        if self._patient is None:
-            task = f"carry out {self._names()}"
-            self._patient = self._servers.patience(self.server, task, self.began)
-        return self._patient
+        if self._wait is None:
+            task = f"carry out {self._operation_names()}"
+            self._wait = self._servers.start_wait(self.server, task, self.started_at)
+        return self._wait
 
-    def _names(self) -> str:
+    def _operation_names(self) -> str:
         kinds = dict.fromkeys(type(operation).__name__ for operation in self._operations)
         return ", ".join(kinds)
 
-    def _unknown(self, error: UnavailableError) -> UnavailableError:
+    def _unknown_outcome(self, error: UnavailableError) -> UnavailableError:
         return UnavailableError(
-            f"{self._servers.name_of(self.server)} was lost while it carried out {self._names()}: "
+            f"{self._servers.describe_server(self.server)} was lost while it carried out "
+            f"{self._operation_names()}: "
             "it may be done or not, so it is not asked again. Read what is there, and decide; in "
             f"functions that a coordinator schedules, writes are repeated safely. {error}"
         )
@@ -563,21 +588,21 @@ class Call:
 
 # --- what may be asked of a server again, where nobody knows whether it was carried out -----------
 
-_KEYED = frozenset(get_args(Keyed))
+_KEYED_OPERATIONS = frozenset(get_args(KeyedOperation))
 
 
-def may_be_repeated(operation: Operation) -> bool:
+def is_retryable(operation: Operation) -> bool:
     """Whether an operation may be asked again that was perhaps carried out."""
-    if type(operation) not in _KEYED or operation.key is not None:  # type: ignore[union-attr]
+    if type(operation) not in _KEYED_OPERATIONS or operation.key is not None:  # type: ignore[union-attr]
         return True
     match operation:
-        case Assign(how=how):
+        case Assign(mode=how):
             return how == "assign"
-        case Scatter(how=how):
+        case Scatter(mode=how):
             return how in ("update", "min", "max")
-        case Count(by=by):
+        case IncrementCounter(delta=by):
             return by == 0
         # An id that is counted once too often is admitted a little earlier.
-        case AssignIds() | Lookup():
+        case AssignIds() | LookupIds():
             return True
     return False

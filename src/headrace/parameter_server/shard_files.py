@@ -1,7 +1,7 @@
 """A server writes its shards to a checkpoint, while it goes on with what it is asked.
 
-Rule 1. What is copied is copied between two operations, at most `PART_BYTES` at a time where it can
-        be more; the rest of the work is done on another thread.
+Rule 1. What is copied is copied between two operations, at most `CHUNK_BYTES` at a time where it
+        can be more; the rest of the work is done on another thread.
 Rule 2. A shard is of one moment. One that is larger than a part is copied part by part, and then
         the rows that were written meanwhile are copied at a time: they replace the earlier copies.
 Rule 3. Keys of writes to a shard are those of its moment.
@@ -20,72 +20,72 @@ from headrace.errors import DataLossError, NotFoundError
 from headrace.parameter_server.array_shard import ArrayShard
 from headrace.parameter_server.checkpoint_format import (
     Answers,
-    Piece,
+    ShardPiece,
     TensorFile,
-    checksum_of,
-    standing,
+    compute_checksum,
+    current_pieces,
     write_tensors,
 )
-from headrace.parameter_server.gradients import shard_of_ids
+from headrace.parameter_server.gradients import assign_shards
 from headrace.parameter_server.operations import Counted
-from headrace.parameter_server.saved import Saved, SavedShard, SavedTable
-from headrace.parameter_server.specs import ShardSpec, TableSpec, dtype_named, filled
+from headrace.parameter_server.shard_values import SavedShard, SavedTable, ShardSnapshot
+from headrace.parameter_server.specs import ShardSpec, TableSpec, fill_array, parse_dtype
 from headrace.parameter_server.store import (
-    Holding,
-    Store,
-    changes_of,
-    forget_removed,
-    holdings,
-    mark,
-    part_of,
-    part_of_saved,
-    put,
-    rows_of,
-    snapshot_of,
-    touched_bytes,
+    ShardStore,
+    StoredShard,
+    build_shard,
+    forget_removed_ids,
+    list_shards,
+    measure_dirty_bytes,
+    measure_rows,
+    put_shard,
+    set_mark,
+    snapshot_changes,
+    snapshot_rows,
+    snapshot_shard,
 )
 from headrace.parameter_server.table_shard import TableShard
 from headrace.storage.files import Folder
 
 __all__ = [
-    "Parts",
-    "assembled_shard",
+    "RestoredShards",
+    "assemble_shard",
     "put_shards",
     "read_shards",
     "write_shards",
 ]
 
 
-PART_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20
 """What is copied between two operations: some milliseconds."""
-_FILE_BYTES = 64 << 20
+_TARGET_FILE_BYTES = 64 << 20
 
 
-class Written(NamedTuple):
+class WrittenShards(NamedTuple):
     """What a server wrote.
 
     Attributes:
         pieces: In their order.
         mark: What was written before it is in the pieces.
         counters: What they are at.
-        incarnation: Of the coordinator whose writes `answers` are.
+        coordinator_term: Of the coordinator whose writes `answers` are.
         answers: Keys of writes, by shard.
         bytes: Of the files.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardPiece, ...]
     mark: int
     counters: dict[str, int]
-    incarnation: int
+    coordinator_term: int
     answers: Answers
     bytes: int
 
 
-class _Copied(NamedTuple):
+class _CopiedPiece(NamedTuple):
     """A piece without a file yet, and its arrays."""
 
-    holding: Holding
-    of: str
+    shard: StoredShard
+    owner: str
     row: int | None
     begins: bool
     slot_firsts: dict[str, float]
@@ -94,72 +94,80 @@ class _Copied(NamedTuple):
 
 
 def write_shards(
-    store: Store,
-    between: Callable[[Callable[[], Any]], Any],
+    store: ShardStore,
+    call_between_operations: Callable[[Callable[[], Any]], Any],
     folder: Folder,
-    stem: str,
-    wanted: Sequence[Holding],
+    file_prefix: str,
+    shards: Sequence[StoredShard],
     since: int | None,
-    forget: bool = False,
-    part_bytes: int = PART_BYTES,
-) -> Written:
+    forget_earlier_marks: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> WrittenShards:
     """Write shards to files.
 
     Args:
         store: Whose.
-        between: Calls a function between two operations.
+        call_between_operations: Calls a function between two operations.
         folder: Where to.
-        stem: What the names of the files begin with.
-        wanted: Which shards.
+        file_prefix: What the names of the files begin with.
+        shards: Which shards.
         since: A mark: write what changed after it. None: write all.
-        forget: Nobody will ask for what changed after an earlier mark.
-        part_bytes: Copied at a time.
+        forget_earlier_marks: Nobody will ask for what changed after an earlier mark.
+        chunk_bytes: Copied at a time.
 
     Raises:
         NotFoundError: The store has no such shard.
     """
 
     def begin() -> int:
-        missing = set(wanted).difference(holdings(store))
+        missing = set(shards).difference(list_shards(store))
         if missing:
             kind, name = min(missing)
             raise NotFoundError(
                 f"there is no {kind} {name} on this server, so it cannot be saved: the server was "
                 "started again and not restored"
             )
-        if forget:
-            forget_removed(store, store.period if since is None else since)
-        return mark(store)
+        if forget_earlier_marks:
+            forget_removed_ids(store, store.period if since is None else since)
+        return set_mark(store)
 
-    marked = between(begin)
+    marked = call_between_operations(begin)
     answers: Answers = {}
-    files = _Files(folder, stem)
-    small: list[Holding] = []
+    files = _PieceFiles(folder, file_prefix)
+    small: list[StoredShard] = []
     size = 0
-    for holding in wanted:
-        needed, is_all = between(partial(touched_bytes, store, holding, since))
-        if is_all and needed > part_bytes:
-            for copied in _in_parts(store, between, holding, marked, part_bytes, answers):
+    for holding in shards:
+        needed, is_all = call_between_operations(
+            partial(measure_dirty_bytes, store, holding, since)
+        )
+        if is_all and needed > chunk_bytes:
+            for copied in _copy_in_chunks(
+                store, call_between_operations, holding, marked, chunk_bytes, answers
+            ):
                 files.add(copied)
             continue
-        if small and size + needed > part_bytes:
-            for copied in between(partial(_copies, store, small, since, answers)):
+        if small and size + needed > chunk_bytes:
+            for copied in call_between_operations(
+                partial(_copy_small_shards, store, small, since, answers)
+            ):
                 files.add(copied)
             small, size = [], 0
         small.append(holding)
         size += needed
     if small:
-        for copied in between(partial(_copies, store, small, since, answers)):
+        for copied in call_between_operations(
+            partial(_copy_small_shards, store, small, since, answers)
+        ):
             files.add(copied)
     files.flush()
 
     def end() -> tuple[dict[str, int], int]:
         for counter in store.counters:
-            answers[f"counter {counter}"] = store.keys.answers_of(f"counter {counter}")
-        return dict(store.counters), store.keys.incarnation
+            answers[f"counter {counter}"] = store.write_keys.answers_for(f"counter {counter}")
+        return dict(store.counters), store.write_keys.coordinator_term
 
-    counters, incarnation = between(end)
-    return Written(
+    counters, incarnation = call_between_operations(end)
+    return WrittenShards(
         tuple(files.pieces),
         marked,
         counters,
@@ -169,40 +177,46 @@ def write_shards(
     )
 
 
-def _copies(
-    store: Store, several: list[Holding], since: int | None, answers: Answers
-) -> list[_Copied]:
+def _copy_small_shards(
+    store: ShardStore, shards: list[StoredShard], since: int | None, answers: Answers
+) -> list[_CopiedPiece]:
     """Copy shards as they are at this moment, or what was written of them since a mark."""
     made = []
-    for holding in several:
+    for holding in shards:
         target = f"{holding.kind} {holding.name}"
-        answers[target] = store.keys.answers_of(target)
-        copied = _copy(store, holding, since)
+        answers[target] = store.write_keys.answers_for(target)
+        copied = _copy_shard(store, holding, since)
         if copied.begins or holding.kind == "table" or len(copied.arrays["rows"]):
             made.append(copied)
     return made
 
 
-def _copy(store: Store, holding: Holding, since: int | None) -> _Copied:
+def _copy_shard(store: ShardStore, shard: StoredShard, since: int | None) -> _CopiedPiece:
     if since is None:
-        saved = snapshot_of(store, holding)
-        return _copied(holding, saved, None, 0, True)
-    changes = changes_of(store, holding, since)
+        saved = snapshot_shard(store, shard)
+        return _build_piece(shard, saved, None, 0, True)
+    changes = snapshot_changes(store, shard, since)
     arrays = dict(changes.arrays)
-    if changes.removed is not None and len(changes.removed):
-        arrays["removed"] = changes.removed
-    return _copied(holding, Saved(changes.record, arrays), changes.rows, 0, changes.whole)
+    if changes.removed_ids is not None and len(changes.removed_ids):
+        arrays["removed"] = changes.removed_ids
+    return _build_piece(
+        shard, ShardSnapshot(changes.record, arrays), changes.rows, 0, changes.is_complete
+    )
 
 
-def _copied(
-    holding: Holding, saved: Saved[Any], rows: NDArray[np.int64] | None, first: int, begins: bool
-) -> _Copied:
+def _build_piece(
+    shard: StoredShard,
+    saved: ShardSnapshot[Any],
+    rows: NDArray[np.int64] | None,
+    first: int,
+    begins: bool,
+) -> _CopiedPiece:
     record, arrays = saved
-    if holding.kind == "table":
+    if shard.kind == "table":
         # Columns were taken row by row: they are copies.
         made = dict(arrays)
-        return _Copied(
-            holding, record.spec.table, None, begins, record.slot_firsts, record.step, made
+        return _CopiedPiece(
+            shard, record.spec.table, None, begins, record.slot_firsts, record.step, made
         )
     assert isinstance(record, SavedShard)
     made = {name: np.array(array, order="C", copy=True) for name, array in arrays.items()}
@@ -210,80 +224,80 @@ def _copied(
     if rows is not None:
         made["rows"] = rows + record.spec.row
         row = None
-    return _Copied(holding, record.spec.variable, row, begins, record.slot_firsts, 0, made)
+    return _CopiedPiece(shard, record.spec.variable, row, begins, record.slot_firsts, 0, made)
 
 
-def _in_parts(
-    store: Store,
-    between: Callable[[Callable[[], Any]], Any],
-    holding: Holding,
-    marked: int,
-    part_bytes: int,
+def _copy_in_chunks(
+    store: ShardStore,
+    call_between_operations: Callable[[Callable[[], Any]], Any],
+    shard: StoredShard,
+    mark: int,
+    chunk_bytes: int,
     answers: Answers,
-) -> Iterator[_Copied]:
+) -> Iterator[_CopiedPiece]:
     """Copy a large shard part by part, and at last what was written since it was begun."""
     start = 0
-    stop, row_bytes = between(partial(rows_of, store, holding))
-    step = max(1, part_bytes // row_bytes)
+    stop, row_bytes = call_between_operations(partial(measure_rows, store, shard))
+    step = max(1, chunk_bytes // row_bytes)
     is_first = True
     while start < stop:
 
-        def part(first: int = start, begins: bool = is_first) -> _Copied:
-            saved = part_of(store, holding, first, first + step)
-            return _copied(holding, saved, None, first, begins)
+        def part(first: int = start, begins: bool = is_first) -> _CopiedPiece:
+            saved = snapshot_rows(store, shard, first, first + step)
+            return _build_piece(shard, saved, None, first, begins)
 
-        yield between(part)
+        yield call_between_operations(part)
         start += step
         is_first = False
 
-    def rest() -> list[_Copied]:
-        return _copies(store, [holding], marked, answers)
+    def rest() -> list[_CopiedPiece]:
+        return _copy_small_shards(store, [shard], mark, answers)
 
-    yield from between(rest)
+    yield from call_between_operations(rest)
 
 
-class _Files:
+class _PieceFiles:
     """Puts pieces into files, each as long as some parts."""
 
-    def __init__(self, folder: Folder, stem: str) -> None:
-        self.pieces: list[Piece] = []
+    def __init__(self, folder: Folder, file_prefix: str) -> None:
+        self.pieces: list[ShardPiece] = []
         self.bytes = 0
         self._folder = folder
-        self._stem = stem
+        self._file_prefix = file_prefix
         self._number = 0
         self._tensors: dict[str, NDArray[Any]] = {}
         self._size = 0
 
-    def add(self, copied: _Copied) -> None:
+    def add(self, copied: _CopiedPiece) -> None:
         """Take a piece; it is written when there is enough for a file."""
         key = str(len(self.pieces))
         value = copied.arrays.get("value")
         is_run = copied.row is not None and value is not None and value.ndim
         self.pieces.append(
-            Piece(
-                kind=copied.holding.kind,
-                shard=copied.holding.name,
-                of=copied.of,
-                file=f"{self._stem}-{self._number}.safetensors",
+            ShardPiece(
+                kind=copied.shard.kind,
+                shard=copied.shard.name,
+                owner=copied.owner,
+                file=f"{self._file_prefix}-{self._number}.safetensors",
                 key=key,
                 row=copied.row,
                 begins=copied.begins,
                 slot_firsts=copied.slot_firsts,
                 step=copied.step,
                 rows=len(value) if is_run and value is not None else None,
-                checksum=checksum_of(copied.arrays),
+                checksum=compute_checksum(copied.arrays),
             )
         )
         for name, array in copied.arrays.items():
             self._tensors[f"{key}/{name}"] = array
             self._size += array.nbytes
-        if self._size >= _FILE_BYTES:
+        if self._size >= _TARGET_FILE_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write what is left."""
         if self._tensors:
-            name = f"{self._stem}-{self._number}.safetensors"
+            name = f"{self._file_prefix}-{self._number}.safetensors"
             self.bytes += write_tensors(self._folder, name, self._tensors)
             self._number += 1
             self._tensors, self._size = {}, 0
@@ -298,41 +312,44 @@ class _Files:
 
 Arrays = Mapping[str, NDArray[Any]]
 
-ArraysOf = Callable[[Piece], Arrays]
+ArraysOf = Callable[[ShardPiece], Arrays]
 
 
-def assembled_shard(
-    spec: ShardSpec, pieces: Sequence[Piece], arrays_of: ArraysOf, renamed: Mapping[str, str]
-) -> Saved[SavedShard]:
+def assemble_shard(
+    spec: ShardSpec,
+    pieces: Sequence[ShardPiece],
+    arrays_of: ArraysOf,
+    optimizer_renames: Mapping[str, str],
+) -> ShardSnapshot[SavedShard]:
     """Return a shard of a variable.
 
     Args:
         spec: Which rows of it.
         pieces: Of the variable.
         arrays_of: Returns the arrays of a piece.
-        renamed: New names of optimizers.
+        optimizer_renames: New names of optimizers.
 
     Raises:
         DataLossError: Not all of its rows are there.
     """
     found: dict[str, NDArray[Any]] = {}
     firsts: dict[str, float] = {}
-    value = found["value"] = np.empty(spec.shape, dtype_named(spec.dtype))
+    value = found["value"] = np.empty(spec.shape, parse_dtype(spec.dtype))
     rows = spec.shape[0] if spec.shape else 1
     covered = 0
-    for piece in standing(pieces):
-        if _is_elsewhere(spec, rows, piece):
+    for piece in current_pieces(pieces):
+        if _has_no_rows_of(spec, rows, piece):
             continue
         arrays = arrays_of(piece)
-        there, taken = _places(spec, rows, piece, arrays)
+        there, taken = _locate_rows(spec, rows, piece, arrays)
         if piece.row is not None:
             covered += there.stop - there.start
-        for name, array in _renamed(arrays, renamed, ("rows",)):
+        for name, array in _rename_slots(arrays, optimizer_renames, ("rows",)):
             part = array[taken] if array.ndim else array
             if name not in found:
-                first = firsts[name] = _first(piece, name, renamed)
+                first = firsts[name] = _slot_initial_value(piece, name, optimizer_renames)
                 shape = (*value.shape[:1], *array.shape[1:])
-                found[name] = filled(shape, first, array.dtype)
+                found[name] = fill_array(shape, first, array.dtype)
             if spec.shape:
                 found[name][there] = part
             else:
@@ -342,17 +359,17 @@ def assembled_shard(
             f"of the {rows} rows of {spec.name} that begin at row {spec.row} of {spec.variable}, "
             f"the checkpoint has {covered}"
         )
-    return Saved(SavedShard(spec=spec, slot_firsts=firsts), found)
+    return ShardSnapshot(SavedShard(spec=spec, slot_firsts=firsts), found)
 
 
-def _is_elsewhere(spec: ShardSpec, rows: int, piece: Piece) -> bool:
+def _has_no_rows_of(spec: ShardSpec, rows: int, piece: ShardPiece) -> bool:
     """Whether a piece is known to have no row of the shard, so that it need not be read."""
     if piece.row is None or piece.rows is None:
         return False
     return piece.row + piece.rows <= spec.row or piece.row >= spec.row + rows
 
 
-def _places(spec: ShardSpec, rows: int, piece: Piece, arrays: Arrays) -> tuple[Any, Any]:
+def _locate_rows(spec: ShardSpec, rows: int, piece: ShardPiece, arrays: Arrays) -> tuple[Any, Any]:
     """Return where in the shard a piece goes, and which part of the piece goes there."""
     if piece.row is None:
         local = arrays["rows"] - spec.row
@@ -366,22 +383,25 @@ def _places(spec: ShardSpec, rows: int, piece: Piece, arrays: Arrays) -> tuple[A
     return slice(start, stop), slice(first, first + stop - start)
 
 
-def _assembled_table(
-    spec: TableSpec, pieces: Sequence[Piece], arrays_of: ArraysOf, renamed: Mapping[str, str]
-) -> Saved[SavedTable]:
-    """Return a shard of a table: the ids that fall to it; see `assembled_shard`."""
+def _assemble_table(
+    spec: TableSpec,
+    pieces: Sequence[ShardPiece],
+    arrays_of: ArraysOf,
+    optimizer_renames: Mapping[str, str],
+) -> ShardSnapshot[SavedTable]:
+    """Return a shard of a table: the ids that fall to it; see `assemble_shard`."""
     firsts: dict[str, float] = {}
     step = 0
     #: Where the state of an id is: of those that stand there several times the last counts.
     layers: list[dict[str, NDArray[Any]]] = []
     waiting: dict[str, dict[str, NDArray[Any]]] = {}
-    for piece in standing(pieces):
+    for piece in current_pieces(pieces):
         arrays = arrays_of(piece)
         step = max(step, piece.step)
-        mine = shard_of_ids(arrays["ids"], spec.shards) == spec.index
+        mine = assign_shards(arrays["ids"], spec.shards) == spec.index
         layer: dict[str, NDArray[Any]] = {}
         without = [each for each in arrays if "/" in each and each not in piece.slot_firsts]
-        for name, array in _renamed(arrays, renamed, without):
+        for name, array in _rename_slots(arrays, optimizer_renames, without):
             if name.startswith("waiting_"):
                 continue
             if name == "removed":
@@ -389,21 +409,21 @@ def _assembled_table(
                 continue
             layer[name] = array[mine]
             if "/" in name:
-                firsts[name] = _first(piece, name, renamed)
+                firsts[name] = _slot_initial_value(piece, name, optimizer_renames)
         layers.append(layer)
         if "waiting_ids" in arrays:
-            due = shard_of_ids(arrays["waiting_ids"], spec.shards) == spec.index
+            due = assign_shards(arrays["waiting_ids"], spec.shards) == spec.index
             waiting[piece.shard] = {
                 name: array[due] for name, array in arrays.items() if name.startswith("waiting_")
             }
-    whole = _last_of_each(layers, firsts)
+    whole = _latest_rows(layers, firsts)
     for name in ("waiting_ids", "waiting_seen", "waiting_touched"):
         parts = [each[name] for each in waiting.values()]
         whole[name] = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    return Saved(SavedTable(spec=spec, step=step, slot_firsts=firsts), whole)
+    return ShardSnapshot(SavedTable(spec=spec, step=step, slot_firsts=firsts), whole)
 
 
-def _last_of_each(
+def _latest_rows(
     layers: Sequence[Mapping[str, NDArray[Any]]], firsts: Mapping[str, float]
 ) -> dict[str, NDArray[Any]]:
     """Return the rows of all layers, of each id the last, without those that were removed."""
@@ -431,19 +451,21 @@ def _last_of_each(
     }
 
 
-def _renamed(
-    arrays: Arrays, renamed: Mapping[str, str], without: Sequence[str]
+def _rename_slots(
+    arrays: Arrays, optimizer_renames: Mapping[str, str], without: Sequence[str]
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     for name, array in arrays.items():
         if name not in without:
             optimizer, slash, slot = name.rpartition("/")
-            yield f"{renamed.get(optimizer, optimizer)}{slash}{slot}", array
+            yield f"{optimizer_renames.get(optimizer, optimizer)}{slash}{slot}", array
 
 
-def _first(piece: Piece, name: str, renamed: Mapping[str, str]) -> float:
+def _slot_initial_value(
+    piece: ShardPiece, name: str, optimizer_renames: Mapping[str, str]
+) -> float:
     for old, first in piece.slot_firsts.items():
         optimizer, slash, slot = old.rpartition("/")
-        if f"{renamed.get(optimizer, optimizer)}{slash}{slot}" == name:
+        if f"{optimizer_renames.get(optimizer, optimizer)}{slash}{slot}" == name:
             return first
     return 0.0
 
@@ -454,16 +476,16 @@ def _first(piece: Piece, name: str, renamed: Mapping[str, str]) -> float:
 # Files are read and shards are put together on another thread (`read_shards`); then all are put in
 # place between two operations (`put_shards`), so that nobody finds one without the others.
 
-Parts: TypeAlias = list[ArrayShard | TableShard]
+RestoredShards: TypeAlias = list[ArrayShard | TableShard]
 
 
 def read_shards(
     folder: Folder,
     shards: Sequence[tuple[ShardSpec, str]],
     tables: Sequence[tuple[TableSpec, str]],
-    pieces: Sequence[Piece],
-    renamed: Mapping[str, str],
-) -> Parts:
+    pieces: Sequence[ShardPiece],
+    optimizer_renames: Mapping[str, str],
+) -> RestoredShards:
     """Read shards, and check them.
 
     Args:
@@ -471,89 +493,95 @@ def read_shards(
         shards: Each with the name of the variable in the checkpoint.
         tables: Likewise.
         pieces: What is in the files.
-        renamed: New names of optimizers.
+        optimizer_renames: New names of optimizers.
 
     Raises:
         DataLossError: A file is missing or damaged, or rows are.
     """
-    files = _Opened(folder)
-    ready: Parts = []
+    files = _OpenPieceFile(folder)
+    ready: RestoredShards = []
     for spec, name in shards:
-        found = _of(pieces, "shard", name)
-        ready.append(part_of_saved(assembled_shard(spec, found, files.arrays_of, renamed)))
+        found = _pieces_of(pieces, "shard", name)
+        ready.append(build_shard(assemble_shard(spec, found, files.arrays_of, optimizer_renames)))
     for table, name in tables:
-        found = _of(pieces, "table", name)
+        found = _pieces_of(pieces, "table", name)
         if not found:
             raise DataLossError(f"the checkpoint has nothing of the table {name}")
-        ready.append(part_of_saved(_assembled_table(table, found, files.arrays_of, renamed)))
+        ready.append(build_shard(_assemble_table(table, found, files.arrays_of, optimizer_renames)))
     return ready
 
 
 def put_shards(
-    store: Store,
-    between: Callable[[Callable[[], Any]], Any],
-    parts: Parts,
+    store: ShardStore,
+    call_between_operations: Callable[[Callable[[], Any]], Any],
+    parts: RestoredShards,
     counters: Mapping[str, int],
-    incarnation: int,
+    coordinator_term: int,
     answers: Answers,
-    recovers: bool = False,
+    is_recovery: bool = False,
 ) -> None:
     """Put shards in place of what is there under their names.
 
     Args:
         store: Whose.
-        between: Calls a function between two operations.
+        call_between_operations: Calls a function between two operations.
         parts: The shards.
         counters: What they are to be at.
-        incarnation: Of the coordinator whose writes `answers` are.
+        coordinator_term: Of the coordinator whose writes `answers` are.
         answers: Keys of writes that are in the shards; none where rows were dealt again.
-        recovers: The store lost what it had: what it has counted since then counts as well.
+        is_recovery: The store lost what it had: what it has counted since then counts as well.
     """
 
     def put_in_place() -> None:
         for part in parts:
-            put(store, part)
+            put_shard(store, part)
         for counter, count in counters.items():
-            later = _counted_since(store, counter, incarnation, answers) if recovers else 0
+            later = (
+                _count_unsaved_increments(store, counter, coordinator_term, answers)
+                if is_recovery
+                else 0
+            )
             store.counters[counter] = count + later
-        store.keys.restore(incarnation, answers)
+        store.write_keys.restore(coordinator_term, answers)
         store.is_restored = True
 
-    between(put_in_place)
+    call_between_operations(put_in_place)
 
 
-def _counted_since(store: Store, counter: str, incarnation: int, answers: Answers) -> int:
+def _count_unsaved_increments(
+    store: ShardStore, counter: str, coordinator_term: int, answers: Answers
+) -> int:
     """Return how far a counter was moved by writes that are not in what was saved of it."""
     target = f"counter {counter}"
     moved = store.counters.get(counter, 0)
-    if store.keys.incarnation == incarnation:
+    if store.write_keys.coordinator_term == coordinator_term:
         # Those whose answer the lost server did not get out: they were sent again.
         known = {(closure, number) for closure, number, _ in answers.get(target, ())}
-        for closure, number, answer in store.keys.answers_of(target):
+        for closure, number, answer in store.write_keys.answers_for(target):
             if (closure, number) in known and isinstance(answer, Counted):
                 moved -= answer.after - answer.before
     return moved
 
 
-def _of(pieces: Sequence[Piece], kind: str, name: str) -> list[Piece]:
-    return [piece for piece in pieces if piece.kind == kind and piece.of == name]
+def _pieces_of(pieces: Sequence[ShardPiece], kind: str, name: str) -> list[ShardPiece]:
+    return [piece for piece in pieces if piece.kind == kind and piece.owner == name]
 
 
-class _Opened:
+class _OpenPieceFile:
     """The last file that was read: pieces of one file come one after another."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._name = ""
         self._file: TensorFile | None = None
-        self._checked: set[tuple[str, str]] = set()
+        self._verified: set[tuple[str, str]] = set()
 
-    def arrays_of(self, piece: Piece) -> dict[str, NDArray[Any]]:
+    def arrays_of(self, piece: ShardPiece) -> dict[str, NDArray[Any]]:
         """Return the arrays of a piece; they are checked when it is read first."""
         if self._file is None or self._name != piece.file:
             self._file = None
             self._file = TensorFile(self._folder, piece.file)
             self._name = piece.file
-        is_new = (piece.file, piece.key) not in self._checked
-        self._checked.add((piece.file, piece.key))
-        return self._file.of(piece.key, piece.checksum if is_new else None)
+        is_new = (piece.file, piece.key) not in self._verified
+        self._verified.add((piece.file, piece.key))
+        return self._file.read_under(piece.key, piece.checksum if is_new else None)

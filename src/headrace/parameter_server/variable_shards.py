@@ -20,36 +20,48 @@ from headrace.arguments import check_int
 from headrace.distribute.scattering import cast_exactly
 from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
-from headrace.parameter_server.connection import Answered, Ask, Servers
-from headrace.parameter_server.gradients import Batch, split_by_rows
+from headrace.parameter_server.gradients import IdBatch, split_by_rows
 from headrace.parameter_server.operations import (
     Apply,
     Assign,
     Create,
-    Describe,
-    Described,
-    Gather,
-    Read,
+    DescribeStore,
+    GatherRows,
+    ReadShard,
     Scatter,
+    StoreDescription,
 )
-from headrace.parameter_server.origin import next_key
-from headrace.parameter_server.partitioners import count_shards, ranges_of_rows
-from headrace.parameter_server.pushing import Gradient
-from headrace.parameter_server.read_cache import ask_together
+from headrace.parameter_server.optimizer_steps import Gradient
+from headrace.parameter_server.partitioners import count_shards, split_rows
+from headrace.parameter_server.read_cache import execute_with_prefetch
+from headrace.parameter_server.server_requests import (
+    OperationReply,
+    OperationRequest,
+    ParameterServerClient,
+)
 from headrace.parameter_server.specs import (
     Constant,
     Initializer,
     Normal,
     OptimizerRule,
     ShardSpec,
-    Step,
+    StepParameters,
     Uniform,
     Zeros,
-    dtype_named,
     name_of,
+    parse_dtype,
 )
+from headrace.parameter_server.write_context import next_key
 
-__all__ = ["PlacedShard", "Sharded", "VariableRecord", "add_together", "cut", "initial", "make"]
+__all__ = [
+    "PlacedShard",
+    "VariableRecord",
+    "VariableShards",
+    "add_to_variables",
+    "create_shards",
+    "place_shards",
+    "resolve_initial_value",
+]
 
 
 _PART = re.compile(r"/part_\d+$")
@@ -80,42 +92,42 @@ class VariableRecord(msgspec.Struct, frozen=True):
     shards: tuple[PlacedShard, ...]
 
 
-class Initial(msgspec.Struct, frozen=True):
+class InitialValue(msgspec.Struct, frozen=True):
     """First values: all of them, or what makes them.
 
     Attributes:
         shape: Of the variable.
         dtype: Of the variable.
         value: All of it.
-        by_shard: Makes the value of a shard of this shape that begins at this offset.
+        shard_function: Makes the value of a shard of this shape that begins at this offset.
         initializer: Of the servers' own.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     value: Any = None
-    by_shard: Callable[..., Any] | None = None
+    shard_function: Callable[..., Any] | None = None
     initializer: Initializer | None = None
 
 
-def initial(initial_value: Any, shape: Any, dtype: Any) -> Initial:
+def resolve_initial_value(initial_value: Any, shape: Any, dtype: Any) -> InitialValue:
     """Find out the shape and dtype of a variable from what a user gave.
 
     Raises:
         TypeError: It is no array of numbers.
         ValueError: The shape is missing, or another one.
     """
-    sizes = None if shape is None else _sizes(shape)
+    sizes = None if shape is None else _check_shape(shape)
     if isinstance(initial_value, _INITIALIZERS):
         if sizes is None:
             raise ValueError(
                 f"`shape` must say how large the variable is that {initial_value} fills"
             )
         found = np.dtype(np.float32 if dtype is None else dtype)
-        return Initial(sizes, found, initializer=initial_value)
+        return InitialValue(sizes, found, initializer=initial_value)
     if callable(initial_value):
         if sizes is not None and dtype is not None:
-            return Initial(sizes, np.dtype(dtype), by_shard=initial_value)
+            return InitialValue(sizes, np.dtype(dtype), shard_function=initial_value)
         initial_value = initial_value()
     if isinstance(initial_value, str):
         raise TypeError(
@@ -128,22 +140,22 @@ def initial(initial_value: Any, shape: Any, dtype: Any) -> Initial:
     if sizes is not None and array.shape != sizes:
         raise ValueError(f"`shape` is {sizes}, but the initial value has shape {array.shape}")
     name_of(array.dtype)
-    return Initial(array.shape, array.dtype, value=array)
+    return InitialValue(array.shape, array.dtype, value=array)
 
 
-def cut(
+def place_shards(
     name: str,
-    first: Initial,
+    initial: InitialValue,
     partitioner: Callable[..., Any] | None,
-    place: Callable[[int], int],
+    choose_server: Callable[[int], int],
 ) -> tuple[PlacedShard, ...]:
     """Cut a variable into shards, and place each.
 
     Args:
         name: Of the variable.
-        first: Its shape and dtype.
+        initial: Its shape and dtype.
         partitioner: Says into how many; None: one.
-        place: Takes a shard's bytes, and returns its server.
+        choose_server: Takes a shard's bytes, and returns its server.
 
     Raises:
         ValueError: The partitioner returned nonsense, or the name is that of a part.
@@ -153,13 +165,13 @@ def cut(
             f"`name` is {name!r}, which is what a part of the variable "
             f"{_PART.sub('', name)!r} is called; use one that does not end in /part_ and a number"
         )
-    shape = first.shape
-    dtype = name_of(first.dtype)
+    shape = initial.shape
+    dtype = name_of(initial.dtype)
     shards = 1
     if partitioner is not None and shape:
-        shards = count_shards(partitioner(shape, first.dtype), shape)
-    ranges = ranges_of_rows(shape[0], shards) if shards > 1 else [range(shape[0] if shape else 1)]
-    row_bytes = math.prod(shape[1:]) * first.dtype.itemsize
+        shards = count_shards(partitioner(shape, initial.dtype), shape)
+    ranges = split_rows(shape[0], shards) if shards > 1 else [range(shape[0] if shape else 1)]
+    row_bytes = math.prod(shape[1:]) * initial.dtype.itemsize
     return tuple(
         PlacedShard(
             ShardSpec(
@@ -171,34 +183,42 @@ def cut(
                 dtype=dtype,
                 variable_shape=shape,
             ),
-            place(len(rows) * row_bytes),
+            choose_server(len(rows) * row_bytes),
         )
         for index, rows in enumerate(ranges)
     )
 
 
-def make(servers: Servers, shards: Sequence[PlacedShard], first: Initial) -> bool:
+def create_shards(
+    servers: ParameterServerClient, shards: Sequence[PlacedShard], initial: InitialValue
+) -> bool:
     """Have the servers make shards, all at a time; return whether any was there before.
 
     Raises:
         AlreadyExistsError: There is a variable of this name that is another one.
     """
-    _check_alike(servers, shards)
+    _check_existing(servers, shards)
     asks = []
     for shard in shards:
-        arrays = [] if first.initializer is not None else [_value_of(shard, first, len(shards) > 1)]
-        asks.append(Ask(shard.server, Create(shard.spec, first.initializer), arrays))
-    return any(answer.existed for answer, _ in servers.ask_all(asks))  # type: ignore[union-attr]
+        arrays = (
+            []
+            if initial.initializer is not None
+            else [_shard_value(shard, initial, len(shards) > 1)]
+        )
+        asks.append(OperationRequest(shard.server, Create(shard.spec, initial.initializer), arrays))
+    return any(answer.existed for answer, _ in servers.execute_all(asks))  # type: ignore[union-attr]
 
 
-def _check_alike(servers: Servers, shards: Sequence[PlacedShard]) -> None:
+def _check_existing(servers: ParameterServerClient, shards: Sequence[PlacedShard]) -> None:
     """Refuse a name under which a variable is there that is cut or placed in another way."""
     spec = shards[0].spec
-    asks = [Ask(server, Describe(spec.variable)) for server in range(len(servers))]
+    asks = [
+        OperationRequest(server, DescribeStore(spec.variable)) for server in range(len(servers))
+    ]
     found: dict[str, ShardSpec] = {}
     where: set[tuple[str, int]] = set()
-    for server, (answer, _) in enumerate(servers.ask_all(asks)):
-        assert isinstance(answer, Described)
+    for server, (answer, _) in enumerate(servers.execute_all(asks)):
+        assert isinstance(answer, StoreDescription)
         for each in answer.shards:
             found[each.spec.name] = each.spec
             where.add((each.spec.name, server))
@@ -207,9 +227,10 @@ def _check_alike(servers: Servers, shards: Sequence[PlacedShard]) -> None:
         known = next(iter(found.values()))
         raise AlreadyExistsError(
             f"the parameter servers have a variable {spec.variable!r} of shape "
-            f"{known.variable_shape} and dtype {known.dtype} in {_counted(found)}, of another "
+            f"{known.variable_shape} and dtype {known.dtype} in {_format_count(found)}, of another "
             "program or of this one before it was started again; it cannot be made of shape "
-            f"{spec.variable_shape} and dtype {spec.dtype} in {_counted(wanted)}: use another name "
+            f"{spec.variable_shape} and dtype {spec.dtype} in {_format_count(wanted)}: use another "
+            "name "
             "or the same partitioner, or start the servers again"
         )
     for shard in shards:
@@ -223,35 +244,37 @@ def _check_alike(servers: Servers, shards: Sequence[PlacedShard]) -> None:
             )
 
 
-def _counted(shards: Mapping[str, ShardSpec]) -> str:
+def _format_count(shards: Mapping[str, ShardSpec]) -> str:
     return "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
 
 
-def _value_of(shard: PlacedShard, first: Initial, is_part: bool) -> NDArray[Any]:
-    if first.by_shard is None:
-        whole: NDArray[Any] = first.value
+def _shard_value(shard: PlacedShard, initial: InitialValue, is_part: bool) -> NDArray[Any]:
+    if initial.shard_function is None:
+        whole: NDArray[Any] = initial.value
         return whole[shard.rows] if is_part else whole
     spec = shard.spec
     if is_part:
         offset = (spec.row, *[0] * (len(spec.shape) - 1))
         try:
-            made = as_array(first.by_shard(partition_shape=spec.shape, partition_offset=offset))
+            made = as_array(
+                initial.shard_function(partition_shape=spec.shape, partition_offset=offset)
+            )
         except (TypeError, ValueError):
             # It knows nothing of parts. It might raise these for another reason: then so it will.
-            made = as_array(first.by_shard())
+            made = as_array(initial.shard_function())
     else:
-        made = as_array(first.by_shard())
-    if made.shape != spec.shape and made.shape == first.shape:
+        made = as_array(initial.shard_function())
+    if made.shape != spec.shape and made.shape == initial.shape:
         made = made[shard.rows]
     if made.shape != spec.shape:
         raise InvalidArgumentError(
             f"the function that makes {spec.name!r} returned shape {made.shape}, and neither "
-            f"{spec.shape} of the shard nor {first.shape} of the variable"
+            f"{spec.shape} of the shard nor {initial.shape} of the variable"
         )
-    return made.astype(dtype_named(spec.dtype), copy=False)
+    return made.astype(parse_dtype(spec.dtype), copy=False)
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
+def _check_shape(shape: Any) -> tuple[int, ...]:
     if isinstance(shape, int | np.integer):
         shape = (shape,)
     return tuple(check_int("shape", size, minimum=0) for size in shape)
@@ -264,7 +287,7 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 Rows = NDArray[np.int64]
 
 
-class Sharded:
+class VariableShards:
     """The shards of a variable, and the servers that have them.
 
     Args:
@@ -272,97 +295,101 @@ class Sharded:
         record: Of the variable.
     """
 
-    def __init__(self, servers: Servers, record: VariableRecord) -> None:
+    def __init__(self, servers: ParameterServerClient, record: VariableRecord) -> None:
         self.servers = servers
         self._row_shape = record.shape[1:]
-        self._dtype = dtype_named(record.dtype)
+        self._dtype = parse_dtype(record.dtype)
         #: In which rows are sent: half of an int64, for most variables.
         self._row_dtype = np.min_scalar_type(max(record.shape[:1], default=0))
         self._shards: Sequence[PlacedShard] = record.shards
         self._ranges = [range(each.rows.start, each.rows.stop) for each in record.shards]
 
     @property
-    def is_whole(self) -> bool:
+    def is_single(self) -> bool:
         """Whether there is one shard alone."""
         return len(self._shards) == 1
 
     def read(self) -> NDArray[Any]:
         """Return the value."""
-        return self.joined(self.servers.ask_all(self.reads()))
+        return self.join_value(self.servers.execute_all(self.read_requests()))
 
     def read_slot(self, name: str) -> NDArray[Any]:
         """Return a slot, by "optimizer/name"."""
-        asks = [Ask(each.server, Read(each.spec.name, name)) for each in self._shards]
-        return self.joined(self.servers.ask_all(asks))
+        asks = [
+            OperationRequest(each.server, ReadShard(each.spec.name, name)) for each in self._shards
+        ]
+        return self.join_value(self.servers.execute_all(asks))
 
-    def reads(self) -> list[Ask]:
+    def read_requests(self) -> list[OperationRequest]:
         """Return what asks for the value."""
-        return [Ask(each.server, Read(each.spec.name)) for each in self._shards]
+        return [OperationRequest(each.server, ReadShard(each.spec.name)) for each in self._shards]
 
-    def joined(self, answers: Sequence[Answered]) -> NDArray[Any]:
+    def join_value(self, answers: Sequence[OperationReply]) -> NDArray[Any]:
         """Return the value; in one copy where it has several parts, and in none else."""
         parts = [arrays[0] for _, arrays in answers]
-        return parts[0] if self.is_whole else np.concatenate(parts)
+        return parts[0] if self.is_single else np.concatenate(parts)
 
-    def rows(self, batch: Batch, combiner: str | None = None) -> NDArray[Any]:
+    def read_rows(self, batch: IdBatch, combiner: str | None = None) -> NDArray[Any]:
         """Return the rows of a batch, or of each of its bags one."""
-        asks = self.row_reads(batch.distinct)
-        answers = ask_together(self.servers, asks) if asks else []
+        asks = self.row_requests(batch.unique)
+        answers = execute_with_prefetch(self.servers, asks) if asks else []
         parts = [arrays[0] for _, arrays in answers]
         if combiner is None:
-            return batch.spread(parts, self._row_shape, self._dtype)
+            return batch.expand(parts, self._row_shape, self._dtype)
         return batch.pool(parts, self._row_shape, self._dtype, combiner)
 
-    def row_reads(self, rows: Rows) -> list[Ask]:
+    def row_requests(self, rows: Rows) -> list[OperationRequest]:
         """Return what asks for rows, which rise and of which each is there once."""
         sent = rows.astype(self._row_dtype)
         return [
-            Ask(shard.server, Gather(shard.spec.name), [sent[part]])
+            OperationRequest(shard.server, GatherRows(shard.spec.name), [sent[part]])
             for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True)
             if part.stop > part.start
         ]
 
-    def joined_rows(self, answers: Sequence[Answered]) -> NDArray[Any]:
-        """Return the rows that `row_reads` asked for."""
+    def join_rows(self, answers: Sequence[OperationReply]) -> NDArray[Any]:
+        """Return the rows that `row_requests` asked for."""
         parts = [arrays[0] for _, arrays in answers]
         if not parts:
             return np.empty((0, *self._row_shape), self._dtype)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def assign(self, how: str, value: NDArray[Any], slot: str = "", first: float = 0.0) -> None:
-        """Change the whole value; or set a slot, which begins with `first`."""
-        self.servers.ask_all(self.assigns(how, value, slot, first))
+    def assign(
+        self, mode: str, value: NDArray[Any], slot: str = "", initial_value: float = 0.0
+    ) -> None:
+        """Change the whole value; or set a slot, which begins with `initial_value`."""
+        self.servers.execute_all(self.assign_requests(mode, value, slot, initial_value))
 
-    def assigns(
-        self, how: str, value: NDArray[Any], slot: str = "", first: float = 0.0
-    ) -> list[Ask]:
+    def assign_requests(
+        self, mode: str, value: NDArray[Any], slot: str = "", initial_value: float = 0.0
+    ) -> list[OperationRequest]:
         """Return what asks for a change of the whole value, or of a slot."""
         return [
-            Ask(
+            OperationRequest(
                 shard.server,
-                Assign(shard.spec.name, how, next_key(shard.spec.name), slot, first),
-                [value if self.is_whole else value[shard.rows]],
+                Assign(shard.spec.name, mode, next_key(shard.spec.name), slot, initial_value),
+                [value if self.is_single else value[shard.rows]],
             )
             for shard in self._shards
         ]
 
-    def scatter(self, how: str, rows: Rows, values: NDArray[Any]) -> None:
+    def scatter(self, mode: str, rows: Rows, values: NDArray[Any]) -> None:
         """Change rows, in any order; one that is named twice is changed twice."""
         parts = [slice(0, len(rows))]
-        if not self.is_whole:  # stable: of a row that is named twice the last stays the last
+        if not self.is_single:  # stable: of a row that is named twice the last stays the last
             order = np.argsort(rows, kind="stable")
             rows, values = rows[order], values[order]
             parts = split_by_rows(rows, self._ranges)
         asks = []
         for shard, part in zip(self._shards, parts, strict=True):
             if part.stop > part.start:
-                operation = Scatter(shard.spec.name, how, next_key(shard.spec.name))
-                asks.append(Ask(shard.server, operation, [rows[part], values[part]]))
-        self.servers.ask_all(asks)
+                operation = Scatter(shard.spec.name, mode, next_key(shard.spec.name))
+                asks.append(OperationRequest(shard.server, operation, [rows[part], values[part]]))
+        self.servers.execute_all(asks)
 
-    def pushes(
-        self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
-    ) -> list[Ask]:
+    def step_requests(
+        self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
+    ) -> list[OperationRequest]:
         """Return what one step of an optimizer asks of which server."""
         rows, values, _ = gradient
         asks = []
@@ -371,27 +398,31 @@ class Sharded:
                 name = shard.spec.name
                 operation = Apply(name, optimizer, rule, step, next_key(name))
                 asks.append(
-                    Ask(shard.server, operation, [values if self.is_whole else values[shard.rows]])
+                    OperationRequest(
+                        shard.server, operation, [values if self.is_single else values[shard.rows]]
+                    )
                 )
             return asks
         for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True):
             if part.stop > part.start:
                 name = shard.spec.name
                 operation = Apply(name, optimizer, rule, step, next_key(name))
-                sent = gradient.arrays(part)
+                sent = gradient.slice_arrays(part)
                 sent[0] = sent[0].astype(self._row_dtype)
-                asks.append(Ask(shard.server, operation, sent))
+                asks.append(OperationRequest(shard.server, operation, sent))
         return asks
 
 
-def add_together(pairs: Sequence[tuple[Any, NDArray[Any]]]) -> None:
+def add_to_variables(pairs: Sequence[tuple[Any, NDArray[Any]]]) -> None:
     """Add to several variables, for which each of their servers is asked once.
 
     Args:
         pairs: A variable on parameter servers of one cluster, and what is added, of its shape and
             dtype.
     """
-    wholes: list[tuple[Sharded, NDArray[Any]]] = [(each.sharded, value) for each, value in pairs]
-    asks = [ask for whole, value in wholes for ask in whole.assigns("add", value)]
+    wholes: list[tuple[VariableShards, NDArray[Any]]] = [
+        (each.sharded, value) for each, value in pairs
+    ]
+    asks = [ask for whole, value in wholes for ask in whole.assign_requests("add", value)]
     if asks:
-        wholes[0][0].servers.ask_all(asks)
+        wholes[0][0].servers.execute_all(asks)

@@ -11,10 +11,10 @@ from headrace.errors import DeadlineExceededError, FailedPreconditionError
 from headrace.forks import stays_with_parent
 from headrace.transport.channel import Buffer, Channel
 
-__all__ = ["CallingEnd"]
+__all__ = ["RequestTrackingChannel"]
 
 
-class CallingEnd(Channel):
+class RequestTrackingChannel(Channel):
     """A channel, as far as its carrier does not matter.
 
     Args:

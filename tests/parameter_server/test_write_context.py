@@ -5,34 +5,39 @@ import threading
 
 from headrace.distribute.context import here
 from headrace.distribute.strategy import MirroredStrategy
-from headrace.parameter_server.origin import Origin, in_closure, next_key, writing_as
 from headrace.parameter_server.specs import WriteKey
+from headrace.parameter_server.write_context import (
+    ClosureRun,
+    current_closure_run,
+    next_key,
+    write_as,
+)
 from tests.parameter_server.small_cluster import in_threads
 
 
 def test_each_write_of_a_closure_to_one_target_has_the_next_number():
-    with writing_as(Origin(incarnation=3, closure=7, worker=1)):
+    with write_as(ClosureRun(coordinator_term=3, closure=7, worker_session=1)):
         keys = [next_key("w"), next_key("b"), next_key("w")]
     assert keys == [
-        WriteKey(incarnation=3, closure=7, worker=1, number=0),
-        WriteKey(incarnation=3, closure=7, worker=1, number=0),
-        WriteKey(incarnation=3, closure=7, worker=1, number=1),
+        WriteKey(coordinator_term=3, closure=7, worker_session=1, number=0),
+        WriteKey(coordinator_term=3, closure=7, worker_session=1, number=0),
+        WriteKey(coordinator_term=3, closure=7, worker_session=1, number=1),
     ]
 
 
 def test_a_closure_ends_with_its_block_also_inside_another():
-    with writing_as(Origin(1, 1, 0)):
-        with writing_as(Origin(1, 2, 0)):
-            assert in_closure().closure == 2
+    with write_as(ClosureRun(1, 1, 0)):
+        with write_as(ClosureRun(1, 2, 0)):
+            assert current_closure_run().closure == 2
             next_key("w")
-        assert in_closure().closure == 1
+        assert current_closure_run().closure == 1
         assert next_key("w").number == 0
-    assert in_closure() is None
+    assert current_closure_run() is None
     assert next_key("w") is None
 
 
 def test_threads_that_take_the_context_over_count_together():
-    with writing_as(Origin(1, 1, 0)):
+    with write_as(ClosureRun(1, 1, 0)):
         context = contextvars.copy_context()
         found = in_threads(8, lambda number: context.copy().run(next_key, "w"))
     assert sorted(key.number for key in found) == list(range(8))
@@ -51,7 +56,7 @@ def test_each_replica_has_its_own_numbers_whichever_comes_first():
             came.set()
             return keys
 
-        with writing_as(Origin(1, 9, 0)):
+        with write_as(ClosureRun(1, 9, 0)):
             shared = next_key("w")
             one, other = strategy.local_results(strategy.run(write))
             return [shared, *one, *other]

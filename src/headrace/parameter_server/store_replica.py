@@ -1,0 +1,683 @@
+"""One seat of a replicated store, in the server that has it; and all that a server has.
+
+Rule 1. What arrives is looked at between two operations, in the order in which it came: so a seat
+        takes nothing from the one before after it was made the leading one.
+Rule 2. The store and the seat are read and changed there alone, so they need no lock of their own.
+        Two looks are taken elsewhere, on the transport's thread, and may be late: whether the seat
+        outranks who speaks to it, and what it does, in words.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from headrace.errors import (
+    CancelledError,
+    HeadraceError,
+    NotFoundError,
+    UnavailableError,
+    describe_error,
+)
+from headrace.parameter_server.checkpoint_thread import CheckpointThread
+from headrace.parameter_server.messages import (
+    ExecuteOperations,
+    FollowLeader,
+    LeadEmptyStore,
+    NotLeader,
+    ReplicateOperations,
+    RestoreShards,
+    SaveShards,
+    ServerReply,
+    ServerStatus,
+    StateLost,
+    TransferShard,
+    as_contiguous,
+    buffer_of,
+    form_of,
+    read_arrays,
+)
+from headrace.parameter_server.operation_executor import ExecutedWrite, OperationExecutor
+from headrace.parameter_server.operations import ForgetWriteKeys
+from headrace.parameter_server.replica_state import (
+    INITIAL_POSITION,
+    REPLICA_TIMEOUT_SECONDS,
+    Position,
+    ReplicaRole,
+    ReplicaState,
+    RequestDecision,
+)
+from headrace.parameter_server.shard_values import ShardSnapshot
+from headrace.parameter_server.store import (
+    ShardStore,
+    StoredShard,
+    list_shards,
+    restore_snapshot,
+    snapshot_server,
+    snapshot_shard,
+)
+from headrace.parameter_server.write_keys import WriteKeys
+from headrace.serving.call import Done, Message, Ping
+from headrace.transport import zeromq
+from headrace.transport.channel import Buffer, Channel, Request
+from headrace.transport.security import Security
+
+__all__ = ["ReplicationStream", "StoreReplica", "StoreReplicas"]
+
+
+_log = logging.getLogger(__name__)
+
+_PERIODS_PER_TERM = 1 << 20
+"""Marks of one epoch: those of the next are larger, so that increments have all of each shard."""
+
+
+class StoreReplica:
+    """One seat: a store, what carries out operations on it, and its conversation with the other.
+
+    Args:
+        store_number: Of the store.
+        index: Of this server.
+        security: Keys of a client of the other server.
+    """
+
+    def __init__(self, store_number: int, index: int, security: Security | None) -> None:
+        self._store_number = store_number
+        self._store = ShardStore()
+        self._state = ReplicaState()
+        self.executor = OperationExecutor(self._store, index, replication=self)
+        self._stream = ReplicationStream(
+            store_number, self._store, self._state, self.executor, self._discard_state, security
+        )
+        self._file_thread = CheckpointThread(self._store, self.executor, self._stream.pause)
+        #: How many writes were here when they were given up because others were missing; -1: none.
+        self._discarded_writes = -1
+        self.executor.start()
+        self._file_thread.start()
+
+    @property
+    def role_description(self) -> str:
+        """What the seat does."""
+        seat = self._state
+        if seat.role is ReplicaRole.LEADER:
+            return "leader" if self._stream.has_synced_follower else "leader without follower"
+        if seat.role is ReplicaRole.FOLLOWER:
+            return "follower" if seat.is_complete else "catching up"
+        return "empty"
+
+    def close(self) -> None:
+        """Carry out nothing more."""
+        self._stream.close()
+        self._file_thread.close()
+        self.executor.close()
+        self._stream.disconnect()
+
+    def handle(self, requests: Sequence[Request]) -> None:
+        """Take requests; called by the transport's thread."""
+        clients: list[Request] = []
+        for request in requests:
+            message = request.message
+            hear = _PEER_REQUEST_HANDLERS.get(type(message))
+            if hear is None:
+                clients.append(request)
+            elif isinstance(
+                message, FollowLeader | TransferShard | ReplicateOperations
+            ) and self._state.outranks(message.term, message.state_id):
+                # At once: where two believe that they lead, each may wait for the other here.
+                request.reply(NotLeader(is_empty=False))
+            else:
+                self.executor.handle(clients)
+                clients = []
+                self.executor.call_in_order(partial(self._handle_peer_request, hear, request))
+        self.executor.handle(clients)
+
+    # --- between two operations, or as a part of one ----------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """Which operations have been carried out."""
+        return self._state.position
+
+    @property
+    def must_confirm_leadership(self) -> bool:
+        """Whether the other seat may have taken over without the knowledge of this one."""
+        return self._stream.must_confirm_leadership
+
+    def rejection_for(
+        self, message: ExecuteOperations | SaveShards | RestoreShards
+    ) -> Message | None:
+        """Return the answer to what is not carried out here; None: it is."""
+        if self.must_confirm_leadership:
+            self._stream.confirm_leadership()
+        admission = self._state.decide(
+            message.state_id,
+            peer_unavailable=message.peer_unavailable,
+            required_position=message.required_position,
+        )
+        if admission is RequestDecision.TAKE_OVER:
+            self._take_over()
+        self.executor.state_id = self._state.state_id
+        match admission:
+            case RequestDecision.NOT_LEADER:
+                return NotLeader(is_empty=False)
+            case RequestDecision.NO_STATE:
+                return NotLeader(is_empty=True, discarded_writes=self._discarded_writes)
+            case RequestDecision.STALE_STATE:
+                return self._discard_stale_state(message.required_position)
+            case RequestDecision.STATE_LOST:
+                return StateLost(state_id=self._state.state_id)
+        return None
+
+    def _discard_stale_state(self, required_position: Position) -> Message:
+        """Give up contents that lack acknowledged operations; return the answer that says so."""
+        had = self.executor.writes
+        _log.error(
+            "store %d is given up on this server: it stood still or was cut off, and lacks "
+            "operations that were acknowledged elsewhere (it is at %s, and %s was reached); it has "
+            "%d updates",
+            self._store_number,
+            self._state.position,
+            required_position,
+            had,
+        )
+        self._stream.stop_leading()
+        self._discard_state()
+        self._discarded_writes = had
+        return NotLeader(is_empty=True, discarded_writes=had)
+
+    def replicate(self, writes: Sequence[ExecutedWrite]) -> bool:
+        """Have the other seat carry out what was; False: this one does not lead any more."""
+        return self._stream.replicate(writes)
+
+    def _take_over(self) -> None:
+        store = self._store
+        store.period = self._state.term * _PERIODS_PER_TERM
+        # Which rows were written after an earlier mark, only the other seat knew.
+        for shard in store.shards.values():
+            shard.dirty_rows.begin_period(store.period)
+            shard.dirty_rows.mark_all()
+        for table in store.tables.values():
+            table.begin_period(store.period)
+            table.dirty_rows.mark_all()
+        self._stream.start_sync()
+
+    def _discard_state(self) -> None:
+        self._state.discard_state()
+        self._clear_store()
+
+    def _clear_store(self) -> None:
+        self._store.shards.clear()
+        self._store.tables.clear()
+        self._store.counters.clear()
+        self._store.write_keys = WriteKeys()
+        self._store.is_restored = False
+        self.executor.writes = 0
+        self._discarded_writes = -1
+
+    def _handle_peer_request(
+        self, handler: Callable[[StoreReplica, Request], Message], request: Request
+    ) -> None:
+        try:
+            request.reply(handler(self, request))
+        except Exception as error:
+            request.fail(error)
+
+    def _handle_lead(self, request: Request) -> Message:
+        message = request.message
+        assert isinstance(message, LeadEmptyStore)
+        if self._state.role is ReplicaRole.EMPTY or not self._state.is_complete:
+            self._state.discard_state()
+            self._stream.replica_addresses, self._stream.replica_index = (
+                message.replica_addresses,
+                0,
+            )
+            self._clear_store()
+            self._stream.start_empty_store()
+        return Done()
+
+    def _handle_follow(self, request: Request) -> Message:
+        message = request.message
+        assert isinstance(message, FollowLeader)
+        if not self._state.become_follower(message.term, message.state_id, message.position):
+            return NotLeader(is_empty=False)
+        self._stream.stop_leading()
+        self._stream.replica_addresses, self._stream.replica_index = (
+            message.replica_addresses,
+            message.replica_index,
+        )
+        self._clear_store()
+        restore_snapshot(self._store, ShardSnapshot(message.server, {}))
+        self._store.is_restored = message.is_restored
+        self.executor.writes = message.writes
+        return Done()
+
+    def _handle_transfer(self, request: Request) -> Message:
+        message = request.message
+        assert isinstance(message, TransferShard)
+        if not self._state.is_following(message.term, message.state_id):
+            return NotLeader(is_empty=False)
+        (arrays,) = read_arrays([message.array_forms], request.buffers)
+        restore_snapshot(
+            self._store,
+            ShardSnapshot(message.saved, dict(zip(message.array_names, arrays, strict=True))),
+        )
+        self._store.write_keys.restore(message.coordinator_term, message.answers)
+        return Done()
+
+    def _handle_replicate(self, request: Request) -> Message:
+        message = request.message
+        assert isinstance(message, ReplicateOperations)
+        seat = self._state
+        if not seat.is_following(message.term, message.state_id):
+            return NotLeader(is_empty=False)
+        seat.is_complete = seat.is_complete or message.is_complete
+        given = read_arrays(message.array_forms, request.buffers)
+        for operation, arrays in zip(message.operations, given, strict=True):
+            try:
+                self._store.execute(operation, arrays)
+            except NotFoundError:
+                if seat.is_complete:
+                    raise
+                # It comes with its shard, which this seat does not have yet.
+        seat.position, self.executor.writes = message.position, message.writes
+        return Done()
+
+
+_PEER_REQUEST_HANDLERS: dict[type, Callable[[StoreReplica, Request], Message]] = {
+    TransferShard: StoreReplica._handle_transfer,
+    FollowLeader: StoreReplica._handle_follow,
+    LeadEmptyStore: StoreReplica._handle_lead,
+    ReplicateOperations: StoreReplica._handle_replicate,
+}
+
+
+class StoreReplicas:
+    """The seats that one server has, each from when it is first asked for.
+
+    Args:
+        index: Of the server.
+        security: Keys of a client of other servers.
+    """
+
+    def __init__(self, index: int, security: Security | None) -> None:
+        self._index = index
+        self._security = security
+        self._replicas: dict[int, StoreReplica] = {}
+
+    def handle(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Take requests to replicated stores; return the others."""
+        others: list[Request] = []
+        by_store: dict[int, list[Request]] = {}
+        for request in requests:
+            number = getattr(request.message, "store", -1)
+            (others if number < 0 else by_store.setdefault(number, [])).append(request)
+        for number, each in by_store.items():
+            self._get_or_create(number).handle(each)
+        return others
+
+    def _get_or_create(self, store_number: int) -> StoreReplica:
+        found = self._replicas.get(store_number)
+        if found is None:
+            found = StoreReplica(store_number, self._index, self._security)
+            self._replicas[store_number] = found
+        return found
+
+    def add_to_status(self, status: ServerStatus) -> ServerStatus:
+        """Return what a server has done, with what its seats have."""
+        replicas = dict(self._replicas)
+        each = [replica.executor.status() for replica in replicas.values()]
+        seats = {number: replica.role_description for number, replica in replicas.items()}
+        sums = {
+            name: getattr(status, name) + sum(getattr(one, name) for one in each)
+            for name in (
+                "requests", "bytes_in", "bytes_out", "busy_seconds", "failed", "waiting_requests",
+                "shards", "tables", "rows", "bytes_stored",
+            )
+        }  # fmt: skip
+        operations = Counter(status.operations)
+        for one in each:
+            operations.update(one.operations)
+        return msgspec.structs.replace(status, operations=dict(operations), replicas=seats, **sums)
+
+    def close(self) -> None:
+        """Carry out nothing more. May be called twice."""
+        for replica in list(self._replicas.values()):
+            replica.close()
+
+
+# --- what the leading seat of a replicated store says to the other one ----------------------------
+
+#     follow, fill, fill, ..., mirror(is_whole)       the other seat gets what there is
+#     mirror, mirror, ...                             and does what is done here
+#
+# Rule 1. A write is answered when the other seat has it, too, or is gone: then this one is alone.
+# Rule 2. The other seat is filled one shard or table at a time, between two operations. What is
+#         done meanwhile is mirrored as well: where the shard is not there yet, it will come with
+#         it.
+# Rule 3. All that is said is said between two operations, or as a part of one
+#         (`OperationExecutor`), so that its order is that of the operations. What this object knows
+#         changes there alone, too, and has no lock; its thread only waits, and asks whether the
+#         other server answers.
+# Rule 4. Before it goes on alone, and before it answers when it has heard nothing of the other for
+#         a while, as after its process stood still, it asks the other, on a connection of its own
+#         if need be: that one may have taken over.
+# Rule 5. A seat that takes nothing may have begun again, or lead itself. It is asked to follow;
+#         what leads does not, and then what is here is given up, with the write that was not taken.
+
+_RETRY_SECONDS = 0.1
+_CHECK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
+_STOP_SECONDS = 1.0
+_LEADER_LEASE_SECONDS = 1.0
+"""For so long a leading seat answers without news of the other; less than `REPLICA_TIMEOUT_SECONDS`
+of clients."""
+_MAX_REQUEST_BYTES = 16 << 30
+
+
+class ReplicationStream:
+    """The leading seat's end; it has something to do only while the seat leads, or wants to.
+
+    Args:
+        store_number: Of the store.
+        store: What this seat has.
+        state: What it does.
+        executor: Carries out operations on the store.
+        discard_state: Gives up what this seat has: another one leads.
+        security: Keys of a client of the other server.
+    """
+
+    def __init__(
+        self,
+        store_number: int,
+        store: ShardStore,
+        state: ReplicaState,
+        executor: OperationExecutor,
+        discard_state: Callable[[], object],
+        security: Security | None,
+    ) -> None:
+        #: When the last message was sent that the other seat has answered as one that follows.
+        self._last_contact = 0.0
+        self.replica_addresses = ("", "")
+        self.replica_index = 0
+        self._store_number = store_number
+        self._store = store
+        self._state = state
+        self._executor = executor
+        self._discard_state = discard_state
+        self._security = security
+        self._channel: Channel | None = None
+        #: Whether the other seat follows, and gets all that is done here.
+        self._has_follower = False
+        #: Whether this seat is to lead contents that begin empty.
+        self._starts_empty = False
+        #: Why the other seat does not follow, as it was logged last.
+        self._logged_reason = ""
+        #: Whether the other seat is left alone, as while this one is restored.
+        self._is_paused = False
+        self._sync_requested = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def has_synced_follower(self) -> bool:
+        """Whether the other seat has all that this one has."""
+        return self._has_follower and not self._sync_requested.is_set()
+
+    @property
+    def must_confirm_leadership(self) -> bool:
+        """Whether the other seat, which followed, has not been heard of for a while."""
+        return self._has_follower and time.monotonic() - self._last_contact > _LEADER_LEASE_SECONDS
+
+    # --- between two operations ---------------------------------------------------------------
+
+    def confirm_leadership(self) -> None:
+        """Notice that the other seat is gone, or leads, also where nobody writes."""
+        if self._has_follower:
+            self._send(self._build_replicate())
+
+    def start_empty_store(self) -> None:
+        """Lead contents that begin empty, if the other seat agrees."""
+        self._starts_empty = True
+        self.start_sync()
+
+    def start_sync(self) -> None:
+        """Have the other seat follow, now or as soon as it is there."""
+        self._sync_requested.set()
+        if self._thread is None and not self._closed.is_set():
+            self._thread = threading.Thread(
+                target=self._run, name=f"headrace-mirror-{self._store_number}", daemon=True
+            )
+            self._thread.start()
+
+    def replicate(self, writes: Sequence[ExecutedWrite]) -> bool:
+        """Have the other seat do what was done here; False: this one does not lead any more."""
+        # Who lacks a Settle remembers a few keys for longer; it has all that was written.
+        self._state.advance_position(
+            self.replica_index, sum(type(each) is not ForgetWriteKeys for each, _ in writes)
+        )
+        if not self._has_follower:
+            return True
+        arrays = [[as_contiguous(array) for array in each] for _, each in writes]
+        message = self._build_replicate(
+            operations=tuple(operation for operation, _ in writes),
+            array_forms=tuple(tuple(map(form_of, each)) for each in arrays),
+        )
+        self._send(message, [buffer_of(array) for each in arrays for array in each])
+        return self._state.role is ReplicaRole.LEADER
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave the other seat alone, as while this one is restored; not between two operations."""
+        self._executor.call_between_operations(self._begin_pause)
+        try:
+            yield
+        finally:
+            self._executor.call_between_operations(self._end_pause)
+
+    def _begin_pause(self) -> None:
+        """Have the other seat know that it lacks something."""
+        self._is_paused = True
+        self._state.advance_position(
+            self.replica_index, 1
+        )  # what the other seat has now is outdated soon
+        if self._has_follower and self._ask_peer_to_follow():
+            self._has_follower = False
+
+    def _end_pause(self) -> None:
+        """Have the other seat follow again."""
+        self._is_paused = self._has_follower = False
+        self._sync_requested.set()
+
+    def stop_leading(self) -> None:
+        """Have nobody follow any more: this seat does not lead."""
+        self._has_follower = self._starts_empty = False
+        self._sync_requested.clear()
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say nothing more. May be called twice; `disconnect` follows when no operation runs."""
+        self._closed.set()
+        self._sync_requested.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+
+    def disconnect(self) -> None:
+        """Close the connection to the other server."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            is_wanted = self._sync_requested.wait(_CHECK_SECONDS)
+            try:
+                if not is_wanted:
+                    self._executor.call_between_operations(self.confirm_leadership)
+                elif self._is_peer_reachable():
+                    self._sync_follower()
+            except CancelledError:
+                return
+            if is_wanted:
+                self._closed.wait(_RETRY_SECONDS)
+
+    def _is_peer_reachable(self) -> bool:
+        channel = self._connect()
+        try:
+            channel.call(Ping(), timeout=_STOP_SECONDS)
+        except HeadraceError:
+            return False
+        finally:
+            channel.close()
+        return True
+
+    def _sync_follower(self) -> None:
+        """Bring the other seat what there is, one thing after another."""
+        if not self._executor.call_between_operations(self._begin_sync):
+            return
+        for holding in self._executor.call_between_operations(partial(list_shards, self._store)):
+            if not self._executor.call_between_operations(partial(self._transfer_shard, holding)):
+                return
+        self._executor.call_between_operations(self._end_sync)
+
+    def _begin_sync(self) -> bool:
+        if self._is_paused or self._has_follower:
+            return False
+        return self._ask_peer_to_follow()
+
+    def _ask_peer_to_follow(self) -> bool:
+        seat = self._state
+        is_new = self._starts_empty and seat.role is ReplicaRole.EMPTY
+        if seat.role is not ReplicaRole.LEADER and not is_new:
+            self.stop_leading()
+            return False
+        life = secrets.token_hex(8) if is_new else seat.state_id
+        message = FollowLeader(
+            store=self._store_number,
+            replica_addresses=self.replica_addresses,
+            replica_index=1 - self.replica_index,
+            term=1 if is_new else seat.term,
+            state_id=life,
+            server=snapshot_server(self._store).record,
+            is_restored=self._store.is_restored,
+            writes=self._executor.writes,
+            position=INITIAL_POSITION if is_new else seat.position,
+        )
+        reply = self._call_peer(message)
+        self._has_follower = isinstance(reply, Done)
+        if isinstance(reply, NotLeader):
+            self.stop_leading()
+            if not is_new:
+                _log.warning(
+                    "store %d is led by the server at %s now: what is here is given up",
+                    self._store_number,
+                    self.replica_addresses[1 - self.replica_index],
+                )
+                self._discard_state()
+        if not self._has_follower:
+            return False
+        if is_new:
+            seat.become_leader(life)
+            self._starts_empty = False
+        return True
+
+    def _transfer_shard(self, shard: StoredShard) -> bool:
+        if not self._has_follower:
+            return False
+        saved = snapshot_shard(self._store, shard)
+        arrays = [as_contiguous(array) for array in saved.arrays.values()]
+        target = " ".join(shard)
+        message = TransferShard(
+            store=self._store_number,
+            term=self._state.term,
+            state_id=self._state.state_id,
+            saved=saved.record,
+            array_names=tuple(saved.arrays),
+            array_forms=tuple(map(form_of, arrays)),
+            coordinator_term=self._store.write_keys.coordinator_term,
+            answers={target: self._store.write_keys.answers_for(target)},
+        )
+        return self._send(message, [buffer_of(array) for array in arrays])
+
+    def _end_sync(self) -> None:
+        seat = self._state
+        if self._has_follower and self._send(self._build_replicate(is_complete=True)):
+            self._sync_requested.clear()
+            self._logged_reason = ""
+            _log.info("store %d is on two servers (epoch %d)", self._store_number, seat.term)
+
+    # --- saying -----------------------------------------------------------------------------------
+
+    def _connect(self) -> Channel:
+        return zeromq.connect(
+            self.replica_addresses[1 - self.replica_index],
+            reply_type=ServerReply,
+            security=self._security,
+            keepalive_timeout=REPLICA_TIMEOUT_SECONDS,
+            request_bytes=_MAX_REQUEST_BYTES,
+        )
+
+    def _build_replicate(self, **fields: Any) -> ReplicateOperations:
+        seat = self._state
+        return ReplicateOperations(
+            store=self._store_number,
+            term=seat.term,
+            state_id=seat.state_id,
+            writes=self._executor.writes,
+            position=seat.position,
+            **fields,
+        )
+
+    def _send(self, message: Message, buffers: Sequence[Buffer] = ()) -> bool:
+        """Say something to the other seat, and wait until it is done; False: it is not."""
+        reply = self._call_peer(message, buffers)
+        is_refused = isinstance(reply, NotLeader)
+        if reply is None and not self._closed.is_set():
+            is_refused = self._is_peer_reachable()  # the connection alone was lost
+        if is_refused and self._ask_peer_to_follow():
+            self._has_follower = False  # it has nothing of what was said before
+            self._sync_requested.set()
+        return isinstance(reply, Done)
+
+    def _call_peer(self, message: Message, buffers: Sequence[Buffer] = ()) -> Message | None:
+        """Return what the other seat answers; None: it is gone, or cannot."""
+        try:
+            if self._channel is None:
+                self._channel = self._connect()
+            began = time.monotonic()
+            ticket = self._channel.send(message, buffers)
+            while (reply := self._channel.receive(_POLL_SECONDS)) is None or (
+                reply.request_id != ticket
+            ):
+                if self._closed.is_set():
+                    raise UnavailableError("this server is stopped")
+            if isinstance(reply.message, Exception):
+                raise reply.message
+        except Exception as error:
+            self._record_peer_lost(error)
+            return None
+        assert isinstance(reply.message, Message)
+        if isinstance(reply.message, Done):
+            self._last_contact = began
+        return reply.message
+
+    def _record_peer_lost(self, error: Exception) -> None:
+        words = describe_error(error)
+        is_news = words != self._logged_reason  # it is tried again and again
+        if is_news and self._state.role is ReplicaRole.LEADER and not self._closed.is_set():
+            self._logged_reason = words
+            _log.warning(
+                "store %d is on this server alone until the one at %s is back: %s",
+                self._store_number,
+                self.replica_addresses[1 - self.replica_index],
+                words,
+            )
+        self._has_follower = False
+        self._sync_requested.set()

@@ -1,0 +1,374 @@
+"""Commands that are kept running: each has a process, and gets another when that one dies.
+
+Rule 1: one that was asked to leave, here or by a signal from somebody else, is not started again.
+Rule 2: one that was ready once can run, so it is started again however it ended; one that never was
+        is started again only where whoever runs the family says that its exit code is no answer.
+Rule 3: the delay before it is started again doubles with each death, up to half a minute; a life of
+        a minute or more makes the next one short again.
+
+A `Supervisor` is a family and the thread that looks at it. `stop_children` asks children to leave,
+waits, and kills those that do not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from headrace.errors import CancelledError, UnavailableError
+from headrace.process.child import ChildCommand, ChildProcess
+
+__all__ = [
+    "STOP_SECONDS",
+    "ProcessEvent",
+    "ProcessExited",
+    "ProcessReady",
+    "ProcessSet",
+    "ProcessStartFailed",
+    "SupervisedCommand",
+    "Supervisor",
+    "restart_delay",
+    "stop_children",
+]
+
+
+_STOP_POLL_SECONDS = 1.0
+
+
+def stop_children(
+    children: Sequence[ChildProcess],
+    seconds: float,
+    *,
+    hurry_seconds: float = 0.0,
+    should_hurry: Callable[[float], bool] | None = None,
+) -> list[ChildProcess]:
+    """Ask children to leave, wait for all of them, kill those that do not.
+
+    Args:
+        children: Some may have ended already.
+        seconds: How long they have, together.
+        hurry_seconds: How long they have from the moment when somebody hurries them.
+        should_hurry: Waits for up to so many seconds, less when a child ends, and says whether
+            somebody wants them to leave at once; that is asked by SIGTERM.
+
+    Returns:
+        Those that had to be killed.
+    """
+    for child in children:
+        child.request_stop()
+    until = time.monotonic() + seconds
+    left = list(children)
+    asked_again = False
+    while (left := [child for child in left if child.is_running]) and (
+        remaining := until - time.monotonic()
+    ) > 0:
+        if should_hurry is None:
+            left[0].wait(until)
+        elif should_hurry(min(remaining, _STOP_POLL_SECONDS)) and not asked_again:
+            asked_again = True
+            until = min(until, time.monotonic() + hurry_seconds)
+            for child in left:
+                child.terminate()
+    for child in left:
+        child.kill()
+    for child in children:
+        child.reap()
+    return left
+
+
+_MIN_RESTART_DELAY = 0.5
+_MAX_RESTART_DELAY = 30.0
+_STABLE_SECONDS = 60.0
+
+
+def restart_delay(exits: int) -> float:
+    """Return the seconds before a process is started again, after so many deaths in a row."""
+    doublings = min(max(0, exits - 1), 10)
+    return min(_MIN_RESTART_DELAY * float(2**doublings), _MAX_RESTART_DELAY)
+
+
+@dataclass(eq=False)
+class SupervisedCommand:
+    """A command that is kept running, and the process that runs it now.
+
+    Attributes:
+        command: What is run.
+        child: Its process; None: it has none at the moment.
+        restart_at: When another is to be started, if one is.
+    """
+
+    command: ChildCommand
+    child: ChildProcess | None = None
+    restart_at: float | None = None
+    _started_at: float = field(default=0.0, repr=False)
+    _consecutive_exits: int = field(default=0, repr=False)
+    _was_ready: bool = field(default=False, repr=False)
+    _is_ready: bool = field(default=False, repr=False)
+
+    def start(self, now: float, spawn: Callable[[ChildCommand], ChildProcess]) -> None:
+        """Start its process."""
+        self.restart_at, self._is_ready = None, False
+        self.child, self._started_at = spawn(self.command), now
+
+    def check_ready(self) -> bool:
+        """Return whether its process has become ready since the last look."""
+        if self.child is None or self.child.ready_message is None or self._is_ready:
+            return False
+        self._is_ready = self._was_ready = True
+        return True
+
+    def record_exit(self, now: float, retries: Callable[[int], bool]) -> float | None:
+        """Give up its process, which has ended; return the delay before the next, if there is one.
+
+        Args:
+            now: When that was seen.
+            retries: Whether one that ends with a code before it ever was ready is tried again.
+        """
+        child, self.child = self.child, None
+        if child is not None and (
+            child.stop_requested or not (self._was_ready or retries(child.exit_code or 0))
+        ):
+            return None
+        self._consecutive_exits = (
+            1 if now - self._started_at > _STABLE_SECONDS else self._consecutive_exits + 1
+        )
+        delay = restart_delay(self._consecutive_exits)
+        self.restart_at = now + delay
+        return delay
+
+
+@dataclass(frozen=True)
+class ProcessReady:
+    """The process of a post said that it is ready."""
+
+    supervised: SupervisedCommand
+    child: ChildProcess
+
+
+@dataclass(frozen=True)
+class ProcessExited:
+    """The process of a post ended; `restart_in` are the seconds until the next, if there is one."""
+
+    supervised: SupervisedCommand
+    child: ChildProcess
+    restart_in: float | None
+
+
+@dataclass(frozen=True)
+class ProcessStartFailed:
+    """The system refused to start the process of a post."""
+
+    supervised: SupervisedCommand
+    error: OSError
+    restart_in: float
+
+
+ProcessEvent: TypeAlias = ProcessReady | ProcessExited | ProcessStartFailed
+
+
+class ProcessSet:
+    """Keeps commands running. Whoever owns it calls `poll` now and then, from one thread at a time.
+
+    Args:
+        restarts: Whether processes that die by themselves are replaced.
+        retries: Whether one that ends with an exit code before it ever was ready is tried again.
+        spawn: Starts a process.
+    """
+
+    def __init__(
+        self,
+        *,
+        restarts: bool = True,
+        retries: Callable[[int], bool] = lambda code: False,
+        spawn: Callable[[ChildCommand], ChildProcess] = ChildProcess,
+    ) -> None:
+        self._restarts = restarts
+        self._retries = retries
+        self._spawn = spawn
+        self._commands: list[SupervisedCommand] = []
+
+    @property
+    def children(self) -> list[ChildProcess]:
+        """The processes that there are now."""
+        return [post.child for post in self._commands if post.child is not None]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left to be kept running."""
+        return not self._commands
+
+    def add(self, command: ChildCommand, now: float) -> SupervisedCommand:
+        """Start a command, and keep it running.
+
+        Raises:
+            OSError: The system refuses to start it.
+        """
+        post = SupervisedCommand(command)
+        post.start(now, self._spawn)
+        self._commands.append(post)
+        return post
+
+    def remove(self, supervised: SupervisedCommand) -> None:
+        """Do not keep a command running any longer."""
+        if supervised in self._commands:
+            self._commands.remove(supervised)
+
+    def next_restart_at(self) -> float | None:
+        """Return when the next process is to be started again, if one is."""
+        return min(
+            (post.restart_at for post in self._commands if post.restart_at is not None),
+            default=None,
+        )
+
+    def poll(self, now: float) -> list[ProcessEvent]:
+        """Start what is due, and return what has happened since the last look."""
+        events: list[ProcessEvent] = []
+        for post in list(self._commands):
+            if post.restart_at is not None and post.restart_at <= now:
+                try:
+                    post.start(now, self._spawn)
+                except OSError as error:
+                    events.append(
+                        ProcessStartFailed(post, error, post.record_exit(now, self._retries) or 0.0)
+                    )
+            child = post.child
+            if child is None:
+                continue
+            running = child.is_running
+            # After that: what it said before it ended is heard.
+            child.read_messages()
+            if post.check_ready():
+                events.append(ProcessReady(post, child))
+            if not running:
+                child.reap()
+                again_in = post.record_exit(now, self._retries) if self._restarts else None
+                if again_in is None:
+                    self._commands.remove(post)
+                events.append(ProcessExited(post, child, again_in))
+        return events
+
+
+STOP_SECONDS = 4.0
+"""How long a child may take to end; one that has work to hand back does so in the first second."""
+
+_POLL_SECONDS = 0.05
+_START_TIMEOUT_SECONDS = 60.0
+
+
+class Supervisor:
+    """Starts children, waits until they are ready, and keeps them running until it is closed.
+
+    Args:
+        process_name: What a child is, for messages: "worker process".
+        on_event: Called with each event of a child that nobody waits for: one that died, or is
+            ready after it was started again. It is called under the lock of this object, from its
+            thread.
+        restarts: Whether children that die by themselves are replaced.
+    """
+
+    def __init__(
+        self,
+        process_name: str,
+        on_event: Callable[[ProcessEvent], object],
+        *,
+        restarts: bool = True,
+    ) -> None:
+        self._process_name = process_name
+        self._on_event = on_event
+        self._processes = ProcessSet(restarts=restarts)
+        self._closing = threading.Event()
+        #: Held by whoever looks at the family, or changes what is below.
+        self._changed = threading.Condition()
+        #: What became of the children that `start` waits for; None: it is not known yet.
+        self._starting: dict[SupervisedCommand, ChildProcess | UnavailableError | None] = {}
+        self._watcher = threading.Thread(
+            target=self._watch, name="headrace-cluster-watch", daemon=True
+        )
+        self._watcher.start()
+
+    def start(
+        self, commands: Sequence[ChildCommand]
+    ) -> list[tuple[SupervisedCommand, ChildProcess]]:
+        """Start children; return when all are ready, or end them all again.
+
+        Returns:
+            For each command its post, and the child that is ready now.
+
+        Raises:
+            UnavailableError: One did not start; the message holds what it wrote.
+            CancelledError: The household was closed meanwhile.
+        """
+        until = time.monotonic() + _START_TIMEOUT_SECONDS
+        posts: list[SupervisedCommand] = []
+        with self._changed:
+            try:
+                for command in commands:
+                    posts.append(self._processes.add(command, time.monotonic()))
+                    self._starting[posts[-1]] = None
+                return [(post, self._wait_until_ready(post, until)) for post in posts]
+            except BaseException:
+                for post in posts:
+                    self._kill_and_remove(post)
+                raise
+            finally:
+                for post in posts:
+                    self._starting.pop(post, None)
+
+    def kill(self, supervised: SupervisedCommand) -> None:
+        """Kill a child (SIGKILL); it is not started again."""
+        with self._changed:
+            self._kill_and_remove(supervised)
+
+    def close(self) -> None:
+        """Stop all children side by side; kill those that do not end in a few seconds."""
+        self._closing.set()
+        if self._watcher is not threading.current_thread():
+            self._watcher.join()
+        for child in self._processes.children:
+            child.read_messages()
+            if child.ready_message is None:
+                # It has nothing to hand back, and may be in the middle of its imports.
+                child.kill()
+        stop_children(self._processes.children, STOP_SECONDS)
+
+    def _kill_and_remove(self, supervised: SupervisedCommand) -> None:
+        self._processes.remove(supervised)
+        if supervised.child is not None:
+            supervised.child.kill()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_POLL_SECONDS):
+            with self._changed:
+                for event in self._processes.poll(time.monotonic()):
+                    match event:
+                        case ProcessReady(post, child) if post in self._starting:
+                            self._starting[post] = child
+                        case ProcessExited(post, child, _) if post in self._starting:
+                            self._starting[post] = self._start_error(child, child.exit_description)
+                        case _:
+                            self._on_event(event)
+                self._changed.notify_all()
+
+    def _wait_until_ready(self, supervised: SupervisedCommand, until: float) -> ChildProcess:
+        while True:
+            match self._starting[supervised]:
+                case ChildProcess() as child:
+                    return child
+                case UnavailableError() as error:
+                    raise error
+            if self._closing.is_set():
+                raise CancelledError("the cluster is closed")
+            if time.monotonic() > until and supervised.child is not None:
+                raise self._start_error(
+                    supervised.child, f"is not ready after {_START_TIMEOUT_SECONDS:.0f} s"
+                )
+            self._changed.wait(_POLL_SECONDS)
+
+    def _start_error(self, child: ChildProcess, reason: str) -> UnavailableError:
+        return UnavailableError(
+            f"{self._process_name} {child.pid} {reason}. It "
+            f"wrote:\n{child.read_startup_output() or '(nothing)'}"
+        )
