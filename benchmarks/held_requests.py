@@ -13,7 +13,7 @@ import msgspec
 from headrace.service import ShardingPolicy, messages
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.core import DispatcherCore, open_journal
-from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.transport.channel import Buffer, Request
 
 __all__ = ["HeldCrowd", "HeldRequest"]
@@ -53,16 +53,16 @@ class HeldCrowd:
     ) -> None:
         journal = open_journal(config)
         stack.callback(journal.close)
-        self._core = DispatcherCore(journal, Limits.of(config))
+        self._core = DispatcherCore(journal, DispatcherLimits.from_config(config))
         for number in range(workers):
             address = f"127.0.0.1:{20_000 + number}"
             self._ask(messages.RegisterWorker(worker_id=f"worker-{number}", address=address))
         digest = hashlib.sha256(_PLAN).digest()
-        self._ask(messages.PutPlan(digest=digest, offset=0, total=len(_PLAN), part=_PLAN))
+        self._ask(messages.PutPlan(digest=digest, offset=0, total_bytes=len(_PLAN), chunk=_PLAN))
         dataset = self._ask(
             messages.RegisterDataset(
                 token="once", digest=digest, fingerprint="f", element_spec=b"", cardinality=-1,
-                positions=-1, origins=True,
+                num_splits=-1, has_element_ids=True,
             )
         )  # fmt: skip
         opened: Any = None
@@ -71,8 +71,8 @@ class HeldCrowd:
             opened = self._ask(
                 messages.OpenIteration(
                     client_id=name, dataset_id=dataset.dataset_id,
-                    terms=messages.Terms(processing_mode=int(ShardingPolicy.DYNAMIC)),
-                    job_name="training", pass_number=(0,), seed=1,
+                    options=messages.JobOptions(processing_mode=int(ShardingPolicy.DYNAMIC)),
+                    job_name="training", epoch=(0,), seed=1,
                 )
             )  # fmt: skip
         self._tasks = opened.tasks
@@ -84,8 +84,8 @@ class HeldCrowd:
             requests = [
                 HeldRequest(
                     messages.GetSplit(
-                        worker_id=task.worker_id, task_id=task.task_id, ticket=task.ticket,
-                        number=number, want=1, done=number,
+                        worker_id=task.worker_id, task_id=task.task_id, task_token=task.ticket,
+                        assignment_number=number, max_splits=1, num_done=number,
                     ),
                     task.worker_id,
                 )
@@ -110,7 +110,7 @@ class HeldCrowd:
             for task in islice(cycle(self._tasks), workers)
         ]
         beats += [
-            messages.ClientHeartbeat(client_id=name, known=client.version)
+            messages.ClientHeartbeat(client_id=name, known_version=client.version)
             for name in islice(cycle(self._clients), clients)
         ]
         handed = iter(beats)

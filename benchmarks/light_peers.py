@@ -146,9 +146,11 @@ class Crowd:
                 messages.OpenIteration(
                     client_id=client.client_id,
                     dataset_id=dataset_id,
-                    terms=messages.Terms(processing_mode=int(hr.service.ShardingPolicy.DYNAMIC)),
+                    options=messages.JobOptions(
+                        processing_mode=int(hr.service.ShardingPolicy.DYNAMIC)
+                    ),
                     job_name=_JOB,
-                    pass_number=(0,),
+                    epoch=(0,),
                     seed=1,
                 )
             )
@@ -237,10 +239,10 @@ class Crowd:
         return messages.GetSplit(
             worker_id=worker.worker_id,
             task_id=worker.task["task_id"],
-            ticket=worker.task["ticket"],
-            number=worker.granted,
-            want=1,
-            done=worker.units,
+            task_token=worker.task["ticket"],
+            assignment_number=worker.granted,
+            max_splits=1,
+            num_done=worker.units,
         )
 
     def _send_beat(self, peer: _Worker | _Client) -> None:
@@ -248,7 +250,9 @@ class Crowd:
             tasks = (peer.task["task_id"],)
             peer.peer.send(messages.WorkerHeartbeat(worker_id=peer.worker_id, tasks=tasks))
         else:
-            peer.peer.send(messages.ClientHeartbeat(client_id=peer.client_id, known=peer.known))
+            peer.peer.send(
+                messages.ClientHeartbeat(client_id=peer.client_id, known_version=peer.known)
+            )
 
     @staticmethod
     def _hear_beat(peer: _Worker | _Client) -> None:

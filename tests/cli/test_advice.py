@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.cli.frame import bound_of, bound_of_save
-from headrace.service.messages import ClientStatus, IterationStatus, StageStatus, TaskStatus
+from headrace.service.messages import ClientStatus, IterationStatus, StepStatus, TaskStatus
 
 
 def reading(clients=(0.0,), tasks=(0.0,), units=(), **fields):
@@ -13,23 +13,23 @@ def reading(clients=(0.0,), tasks=(0.0,), units=(), **fields):
     return IterationStatus(
         **{
             "iteration_id": 2000,
-            "pass_number": (0,),
+            "epoch": (0,),
             "finished": False,
-            "seconds": 60.0,
+            "elapsed_seconds": 60.0,
             "clients": tuple(
-                ClientStatus(client_id=f"c{n}", seconds_since_heartbeat=0.1, waiting=waiting)
+                ClientStatus(client_id=f"c{n}", seconds_since_heartbeat=0.1, wait_ratio=waiting)
                 for n, waiting in enumerate(clients)
             ),
             "tasks": tuple(
                 TaskStatus(
                     task_id=n,
                     worker_address=f"w{n}:1",
-                    waiting_for_clients=waiting,
-                    waiting_for_units=units[n],
+                    client_wait_ratio=waiting,
+                    split_wait_ratio=units[n],
                 )
                 for n, waiting in enumerate(tasks)
             ),
-            "stages": (StageStatus(stage="map at train.py:12", seconds=30.0),),
+            "steps": (StepStatus(step="map at train.py:12", seconds=30.0),),
             **fields,
         }
     )
@@ -39,14 +39,14 @@ def reading(clients=(0.0,), tasks=(0.0,), units=(), **fields):
     ("given", "by", "advice"),
     [
         (reading(clients=(0.9, 0.8)), "map at train.py:12, on the workers", "add workers"),
-        (reading(clients=(0.9,), stages=()), "the workers", "add workers"),
+        (reading(clients=(0.9,), steps=()), "the workers", "add workers"),
         (reading(tasks=(0.9, 0.7)), "the clients", "training takes the time"),
         (reading(clients=(0.5,), tasks=(0.6,)), "the way between", "network"),
         (reading(clients=(0.3,), tasks=(1.0,)), "the clients", "fewer workers"),
         (reading(clients=(1.0,), tasks=(0.3,)), "map at train.py:12", "faster"),
         (reading(), "nothing", ""),
-        (reading(clients=(0.9,), units=(0.8,), units_left=0), "the last units", "ends"),
-        (reading(clients=(0.9,), units=(0.8,), units_left=9), "dealing of units", "larger"),
+        (reading(clients=(0.9,), units=(0.8,), splits_unassigned=0), "the last units", "ends"),
+        (reading(clients=(0.9,), units=(0.8,), splits_unassigned=9), "dealing of units", "larger"),
         (reading(tasks=()), "nobody who works", "start one"),
         (reading(clients=()), "nobody who reads", "come back"),
     ],
@@ -61,10 +61,10 @@ def test_the_bound_and_what_would_help(given, by, advice):
     ("given", "by"),
     [
         (reading(clients=()), "map at train.py:12, on the workers"),
-        (reading(clients=(), stages=()), "the workers"),
+        (reading(clients=(), steps=()), "the workers"),
         (reading(clients=(), tasks=(0.6, 0.4)), "the dispatcher"),
         (reading(clients=(), tasks=()), "nobody who works"),
-        (reading(clients=(), units=(0.9,), units_left=0), "the last units"),
+        (reading(clients=(), units=(0.9,), splits_unassigned=0), "the last units"),
     ],
 )
 def test_a_save_is_not_bound_by_nobody_who_reads(given, by):
@@ -73,6 +73,6 @@ def test_a_save_is_not_bound_by_nobody_who_reads(given, by):
 
 def test_of_a_pass_that_is_over_or_has_just_begun_nothing_is_said():
     assert bound_of(reading(finished=True)) is None
-    assert bound_of(reading(clients=(1.0,), seconds=1.0)) is None
+    assert bound_of(reading(clients=(1.0,), elapsed_seconds=1.0)) is None
     assert bound_of_save(reading(clients=(), finished=True)) is None
-    assert bound_of_save(reading(clients=(), seconds=1.0)) is None
+    assert bound_of_save(reading(clients=(), elapsed_seconds=1.0)) is None

@@ -15,7 +15,7 @@ from headrace.service.messages import (
     IterationStatus,
     JobStatus,
     LostWorker,
-    StageStatus,
+    StepStatus,
     TaskStatus,
     TrainerActivity,
     WorkerStatus,
@@ -23,39 +23,39 @@ from headrace.service.messages import (
 
 FRAMES = Path(__file__).parent / "frames"
 
-NOTHING = DispatcherStatus(workers=(), jobs=(), datasets=0, seconds_up=5.0)
+NOTHING = DispatcherStatus(workers=(), jobs=(), datasets=0, uptime_seconds=5.0)
 
 READING = IterationStatus(
     iteration_id=2000,
-    pass_number=(0, 3),
+    epoch=(0, 3),
     finished=False,
-    seconds=95.0,
-    units=1000,
-    units_dealt=614,
-    units_in_hand=24,
-    units_left=386,
-    units_given_up=1,
+    elapsed_seconds=95.0,
+    num_splits=1000,
+    splits_assigned=614,
+    splits_in_progress=24,
+    splits_unassigned=386,
+    splits_abandoned=1,
     progress=0.59,
-    seconds_left=135.0,
+    remaining_seconds=135.0,
     elements=590,
     bytes=22_000_000,
     elements_per_second=1234.0,
     bytes_per_second=45_600_000.0,
     history=(0.0, 400.0, 900.0, 1300.0, 1250.0, 10.0, 1234.0),
-    waited=60.0,
+    wait_seconds=60.0,
     clients=tuple(
         ClientStatus(
-            client_id=f"trainer{n}-17-abcdef", seconds_since_heartbeat=0.2, waiting=waiting
+            client_id=f"trainer{n}-17-abcdef", seconds_since_heartbeat=0.2, wait_ratio=waiting
         )
         for n, waiting in enumerate((0.62, 0.6, 0.1, 0.05))
     ),
     tasks=tuple(
-        TaskStatus(task_id=4000 + n, worker_address=f"10.0.0.{n}:4001", waiting_for_units=0.04)
+        TaskStatus(task_id=4000 + n, worker_address=f"10.0.0.{n}:4001", split_wait_ratio=0.04)
         for n in range(2)
     ),
-    stages=(
-        StageStatus(stage="map at train.py:12", seconds=80.0, busy=1.8),
-        StageStatus(stage="gather at train.py:10", seconds=9.0, busy=0.1),
+    steps=(
+        StepStatus(step="map at train.py:12", seconds=80.0, busy_threads=1.8),
+        StepStatus(step="gather at train.py:10", seconds=9.0, busy_threads=0.1),
     ),
 )
 
@@ -68,15 +68,15 @@ BUSY = DispatcherStatus(
             tasks=1,
             elements_per_second=620.0,
             bytes_per_second=22_000_000.0,
-            buffers=2,
-            buffer_bytes=1_500_000,
+            buffered_batches=2,
+            buffered_bytes=1_500_000,
         ),
         WorkerStatus(
             worker_id="b",
             address="10.0.0.1:4001",
             seconds_since_heartbeat=12.0,
             tasks=1,
-            leaving=True,
+            draining=True,
             elements_per_second=614.0,
             bytes_per_second=23_600_000.0,
         ),
@@ -87,17 +87,17 @@ BUSY = DispatcherStatus(
             name="training",
             dataset_id="1000",
             processing_mode=1,
-            iterations=4,
+            num_epochs=4,
             running_tasks=2,
             clients=4,
-            passes=(READING,),
+            iterations=(READING,),
         ),
         JobStatus(
             job_id=5001,
             name="",
             dataset_id="1001",
             processing_mode=0,
-            iterations=1,
+            num_epochs=1,
             running_tasks=0,
             clients=0,
         ),
@@ -105,23 +105,23 @@ BUSY = DispatcherStatus(
     datasets=2,
     clients=4,
     plan_bytes=1_200_000_000,
-    seconds_up=8000.0,
+    uptime_seconds=8000.0,
     workers_lost=1,
-    last_lost=(
+    recently_lost_workers=(
         LostWorker(
             address="10.0.0.7:4001", reason="it was not heard of for 12 s", seconds_ago=35.0
         ),
     ),
-    peers_refused=3,
+    refused_connections=3,
     slots=3,
-    slots_held=2,
+    occupied_slots=2,
 )
 
 
 def slower(status):
     (first, *rest) = status.jobs
-    before = msgspec.structs.replace(first.passes[0], elements_per_second=900.0)
-    first = msgspec.structs.replace(first, passes=(before,))
+    before = msgspec.structs.replace(first.iterations[0], elements_per_second=900.0)
+    first = msgspec.structs.replace(first, iterations=(before,))
     return msgspec.structs.replace(status, jobs=(first, *rest))
 
 
@@ -131,9 +131,13 @@ ENDLESS = msgspec.structs.replace(
         msgspec.structs.replace(
             BUSY.jobs[0],
             name="evil\x1b[2Jname",
-            passes=(
+            iterations=(
                 msgspec.structs.replace(
-                    READING, units=-1, units_left=None, progress=None, seconds_left=None
+                    READING,
+                    num_splits=-1,
+                    splits_unassigned=None,
+                    progress=None,
+                    remaining_seconds=None,
                 ),
             ),
         ),
@@ -166,17 +170,17 @@ def test_a_job_in_order_and_one_of_rounds_say_so():
         return next(line for line in frame.splitlines() if line.startswith("job "))
 
     assert "  DYNAMIC, in order  " in head(ordered=True)
-    assert "  DYNAMIC, 3 consumers (remainder: pad)  " in head(consumers=3, remainder="pad")
+    assert "  DYNAMIC, 3 consumers (remainder: pad)  " in head(num_consumers=3, remainder="pad")
 
 
 def test_trainers_that_share_a_pass_show_how_far_they_are():
     trainers = (
-        TrainerActivity(trainer_id="a", given=90, behind=10),
-        TrainerActivity(trainer_id="b", given=20, behind=75, skipped=5),
+        TrainerActivity(trainer_id="a", delivered=90, lag=10),
+        TrainerActivity(trainer_id="b", delivered=20, lag=75, skipped=5),
     )
     tasks = tuple(msgspec.structs.replace(task, trainers=trainers) for task in READING.tasks)
     reading = msgspec.structs.replace(READING, tasks=tasks)
-    job = msgspec.structs.replace(BUSY.jobs[0], passes=(reading,))
+    job = msgspec.structs.replace(BUSY.jobs[0], iterations=(reading,))
     frame = render(msgspec.structs.replace(BUSY, jobs=(job,)), None, 120)
     assert "    trainers  2; elements behind: b 150 (10 skipped), a 20\n" in frame
 
@@ -184,7 +188,12 @@ def test_trainers_that_share_a_pass_show_how_far_they_are():
 def test_a_save_is_shown_with_its_path_and_without_clients():
     saving = msgspec.structs.replace(READING, clients=())
     job = msgspec.structs.replace(
-        BUSY.jobs[0], name="", path="/data/out", passes=(saving,), elements=590, bytes=22_000_000
+        BUSY.jobs[0],
+        name="",
+        path="/data/out",
+        iterations=(saving,),
+        elements=590,
+        bytes=22_000_000,
     )
     frame = render(msgspec.structs.replace(BUSY, jobs=(job,)), None, 120)
     assert "save into /data/out  dataset" in frame

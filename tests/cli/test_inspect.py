@@ -58,10 +58,16 @@ def test_status_as_json_is_everything_that_is_known(service):
     (worker,), (job,) = found["workers"], found["jobs"]
     assert worker["address"].startswith("127.0.0.1:")
     assert (job["name"], job["processing_mode"]) == ("training", "DYNAMIC")
-    (reading,) = job["passes"]
-    assert reading["units"] == 10_000
-    assert {"progress", "seconds_left", "units_in_hand", "units_left", "stages"} <= reading.keys()
-    assert {"waiting", "waited", "elements"} <= reading["clients"][0].keys()
+    (reading,) = job["iterations"]
+    assert reading["num_splits"] == 10_000
+    assert {
+        "progress",
+        "remaining_seconds",
+        "splits_in_progress",
+        "splits_unassigned",
+        "steps",
+    } <= reading.keys()
+    assert {"wait_ratio", "wait_seconds", "elements"} <= reading["clients"][0].keys()
     assert "type" not in result.stdout
 
 
@@ -201,7 +207,7 @@ def test_a_status_says_whether_a_job_has_an_order_or_rounds(service, terms, show
         found = json.loads(invoke("status", address, "--json").stdout)["jobs"]
         list(batches)
     (job,) = [each for each in found if each["name"] == "another"]
-    assert (job["ordered"], job["consumers"], job["remainder"]) == shown
+    assert (job["ordered"], job["num_consumers"], job["remainder"]) == shown
 
 
 def test_a_status_without_keys_names_the_option(tmp_path):

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.service.messages import ElementOrigins, Elements, RoundProgress, Skipped
+from headrace.service.messages import ElementIds, GetElementsReply, RoundProgress, SkippedElements
 
 
-def answer_of(**fields: Any) -> Elements:
-    """Return an answer; `origins` are the runs of `ElementOrigins`, `skipped` is of `Skipped`."""
-    return Elements(**{"first": 0, "count": 0, "end": False, **in_mode(fields)})
+def answer_of(**fields: Any) -> GetElementsReply:
+    """Return an answer; `origins` are runs of `ElementIds`, `skipped` is of `SkippedElements`."""
+    return GetElementsReply(
+        **{
+            "first_element": 0,
+            "num_elements": 0,
+            "end_of_task": False,
+            **in_mode(fields, "mode_data"),
+        }
+    )
 
 
-def in_mode(fields: dict[str, Any]) -> dict[str, Any]:
+def in_mode(fields: dict[str, Any], field: str = "mode") -> dict[str, Any]:
     """Return fields of an answer or a portion, those of a reading mode in a record of their own."""
     rest = dict(fields)
     if "origins" in rest:
         rest["runs"] = rest.pop("origins")
-    for kind in (ElementOrigins, RoundProgress):
+    for kind in (ElementIds, RoundProgress):
         own = {name: rest.pop(name) for name in kind.__struct_fields__ if name in rest}
         if own:
-            rest["mode"] = kind(**own)
+            rest[field] = kind(**own)
     if "skipped" in rest:
-        rest["mode"] = Skipped(count=rest.pop("skipped"))
+        rest[field] = SkippedElements(count=rest.pop("skipped"))
     return rest

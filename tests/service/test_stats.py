@@ -48,18 +48,18 @@ def test_slow_workers_show_as_waiting_clients_and_a_step_that_takes_the_time():
                 for _ in range(20):
                     next(batches)
                 (job,) = dispatcher.stats().jobs
-                (iteration,) = job.passes
-                is_known = iteration.clients[0].waiting > 0.5 and len(iteration.stages) > 0
+                (iteration,) = job.iterations
+                is_known = iteration.clients[0].wait_ratio > 0.5 and len(iteration.steps) > 0
                 return is_known and iteration
 
             iteration = poll(found)
-    assert iteration.stages[0].stage.startswith("map at test_stats.py:")
+    assert iteration.steps[0].step.startswith("map at test_stats.py:")
     assert iteration.elements_per_second > 0
-    assert iteration.units == 50_000
+    assert iteration.num_splits == 50_000
     assert 0 < iteration.progress < 1
-    assert iteration.seconds_left > 1
+    assert iteration.remaining_seconds > 1
     (client,) = iteration.clients
-    assert client.waited > 0
+    assert client.wait_seconds > 0
     assert client.elements > 0
 
 
@@ -71,12 +71,12 @@ def test_a_client_that_does_not_read_shows_as_a_task_that_waits_for_clients():
 
             def found():
                 (job,) = dispatcher.stats().jobs
-                (task,) = job.passes[0].tasks
-                return task.waits_for == "clients" and task.buffers and task
+                (task,) = job.iterations[0].tasks
+                return task.waiting_for == "clients" and task.buffered_batches and task
 
             task = poll(found)
     assert task.elements > 0
-    assert task.buffer_bytes > 0
+    assert task.buffered_bytes > 0
 
 
 def test_lost_workers_are_in_the_stats(tmp_path):
@@ -87,7 +87,7 @@ def test_lost_workers_are_in_the_stats(tmp_path):
             next(elements)
             cluster.kill_worker(0)
             stats = poll(lambda: (s := cluster.dispatcher.stats()).workers_lost and s)
-    assert stats.last_lost[0].reason
+    assert stats.recently_lost_workers[0].reason
 
 
 def test_a_server_that_was_not_started_has_none():
@@ -165,7 +165,7 @@ def test_a_dispatcher_tells_of_its_service(service):
     assert found["headrace_clients",] == 1
     assert found["headrace_produced_elements_total",] > 0
     assert found["headrace_job_elements_total", "training"] > 0
-    assert found["headrace_job_units_left", "training"] > 0
+    assert found["headrace_job_splits_unassigned", "training"] > 0
     assert 0 <= found["headrace_job_progress_ratio", "training"] < 1
     assert found["headrace_workers_lost_total",] == 0
 

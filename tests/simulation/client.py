@@ -15,17 +15,17 @@ from headrace.errors import HeadraceError, UnavailableError
 from headrace.service.client.session import Delivery, Session
 from headrace.service.config import STATIC_POLICIES
 from headrace.service.messages import (
-    WORD,
-    ClientUpdate,
+    PROGRESS_REQUEST,
+    ClientHeartbeatReply,
     CloseIteration,
-    DatasetRegistered,
     DispatcherRequest,
-    Elements,
-    IterationOpened,
-    LostUnits,
+    GetElementsReply,
+    LostSplits,
     OpenIteration,
+    OpenIterationReply,
     PutPlan,
     RegisterDataset,
+    RegisterDatasetReply,
     TaskAddress,
 )
 from headrace.service.modes.coordinated_reads.session import RoundSession
@@ -104,7 +104,7 @@ class Reading:
     #: (task, unit) of elements that raised.
     raised: list[tuple[int, int]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
-    lost: tuple[LostUnits, ...] = ()
+    lost: tuple[LostSplits, ...] = ()
     #: (task, number) of all answers that the consumer got something of.
     rounds: list[tuple[int, int]] = field(default_factory=list)
     #: In order: all that came, an element that raised by what it would have been.
@@ -174,7 +174,7 @@ class ClientProcess(Process):
         began = self.simulation.now
 
         def registered(answer: Any) -> None:
-            if isinstance(answer, DatasetRegistered) and not answer.wanted:
+            if isinstance(answer, RegisterDatasetReply) and not answer.plan_needed:
                 self._dataset_id = answer.dataset_id
                 self._open_pass(0)
             else:
@@ -240,7 +240,7 @@ class ClientProcess(Process):
             self._opening,
             client_id=reading.client_id,
             dataset_id=self._dataset_id,
-            pass_number=reading.pass_number,
+            epoch=reading.pass_number,
         )
         self.session = self._session(reading.client_id)
         self._owed, self._answered = {}, set()
@@ -248,7 +248,7 @@ class ClientProcess(Process):
         self._unit = self._ordinal = 0
 
         def opened(answer: Any) -> None:
-            if not isinstance(answer, IterationOpened):
+            if not isinstance(answer, OpenIterationReply):
                 self._end(Outcome.FAILED, answer)
                 return
             self.log("opened", answer)
@@ -267,18 +267,18 @@ class ClientProcess(Process):
     def _session(self, client_id: str) -> Session | RoundSession:
         opening, consumer = self._opening, self.consumer
         common = client_id, self._dispatcher_address, consumer.max_outstanding, self.simulation.now
-        if opening.terms.num_consumers is None or opening.consumer_index is None:
+        if opening.options.num_consumers is None or opening.consumer_index is None:
             return Session(
                 *common,
                 trainer_id=consumer.trainer_id,
                 counts_elements=consumer.counts_elements,
-                has_shares=opening.terms.processing_mode in STATIC_POLICIES,
-                wants_all=opening.terms.ordered,
+                has_shares=opening.options.processing_mode in STATIC_POLICIES,
+                wants_all=opening.options.ordered,
             )
         return RoundSession(
             *common,
             consumer=opening.consumer_index,
-            consumers=opening.terms.num_consumers,
+            consumers=opening.options.num_consumers,
             wait_timeout=GROUP_SECONDS,
         )
 
@@ -306,7 +306,7 @@ class ClientProcess(Process):
             if link is None:
                 link = self._connect_worker(task)
             self._numbers[task.task_id][link.send(message)] = number
-            self._owed[task.task_id, number] = message.most
+            self._owed[task.task_id, number] = message.max_elements
         for call in actions.calls:
             self.log("asks", call)
             self._asked[self._dispatcher.send(call)] = call
@@ -339,9 +339,9 @@ class ClientProcess(Process):
         self, task_id: int, ticket: int, answer: msgspec.Struct | Exception, content: Any
     ) -> None:
         number = self._numbers[task_id].pop(ticket)
-        assert isinstance(answer, Elements | Exception), answer
+        assert isinstance(answer, GetElementsReply | Exception), answer
         payload = content
-        if isinstance(answer, Elements):
+        if isinstance(answer, GetElementsReply):
             self.log(f"has of {task_id}", number, answer, content or "")
             if answer.error is not None:
                 payload = decode_error(answer.error)
@@ -354,9 +354,9 @@ class ClientProcess(Process):
                 self._owed[key] = max(1, each.count)
             else:
                 self._owed.pop(key, None)
-        if isinstance(answer, Elements):
+        if isinstance(answer, GetElementsReply):
             self._answered.add((task_id, number))
-            if not (answer.count or answer.error):
+            if not (answer.num_elements or answer.error):
                 self._owed.pop((task_id, number), None)
         self._results += due
         self._act()
@@ -385,7 +385,7 @@ class ClientProcess(Process):
         if callable(asked):
             asked(answer)
             return
-        if isinstance(answer, ClientUpdate) and not answer.same:
+        if isinstance(answer, ClientHeartbeatReply) and not answer.unchanged:
             self.log("hears", answer)
         self.session.heard(asked, answer, self.simulation.now)
         self.longest_silence = max(self.longest_silence, self.simulation.now - self._heard_at)
@@ -397,7 +397,7 @@ class ClientProcess(Process):
     def _next(self) -> None:
         """Go on reading, as `RemoteReader.read` does."""
         session, now = self.session, self.simulation.now
-        if self._opening.terms.ordered:
+        if self._opening.options.ordered:
             self._next_in_order(now)
             return
         while True:
@@ -431,7 +431,7 @@ class ClientProcess(Process):
 
     def _next_in_order(self, now: float) -> None:
         """Go on reading, as `ArrivingUnits.found` does."""
-        session, units, size = self.session, self._units, self._opening.terms.units or 0
+        session, units, size = self.session, self._units, self._opening.options.num_splits or 0
         while True:
             if self._closes():
                 return
@@ -462,7 +462,9 @@ class ClientProcess(Process):
         self._owed.pop((delivery.task.task_id, delivery.number), None)
         self.session.used_up(delivery.task.task_id, delivery.number)
         payload, answer = delivery.payload, delivery.answer
-        if isinstance(payload, Exception) and (answer is None or answer.origins.failed < 0):
+        if isinstance(payload, Exception) and (
+            answer is None or answer.element_ids.failed_split < 0
+        ):
             self.reading.errors.append(payload)
         content = None
         if isinstance(payload, Exception):
@@ -487,7 +489,7 @@ class ClientProcess(Process):
         self._taken += 1
         rows = found.chunk.rows()
         self.log("yields", rows)
-        task = TaskAddress(task_id=0, worker_id="", worker_address="", ticket="")
+        task = TaskAddress(task_id=0, worker_id="", worker_address="", task_token="")
         portion = Portion(task, self._taken, rows)
         self.reading.sequence += portion.atoms()
         self.reading.yielded.append(portion)
@@ -557,7 +559,7 @@ class ClientProcess(Process):
             (task_id, number)
             for task_id, sent in self._numbers.items()
             for number in sent.values()
-            if number != WORD and (task_id, number) not in self._answered
+            if number != PROGRESS_REQUEST and (task_id, number) not in self._answered
         }
         self.most_outstanding = max(self.most_outstanding, len(outstanding))
         owed = sum(most for (task, _), most in self._owed.items() if task in self._numbers)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from headrace.service.messages import OpenIteration, PutPlan, RegisterDataset, Terms
+from headrace.service.messages import JobOptions, OpenIteration, PutPlan, RegisterDataset
 from tests.simulation import invariants
 from tests.simulation.client import ClientProcess, Consumer, Reading
 from tests.simulation.dispatcher import DispatcherProcess
@@ -29,7 +29,7 @@ E = TypeVar("E")
 DISPATCHER = "dispatcher:1"
 _PLAN = b"a pickled plan"
 _DIGEST = hashlib.sha256(_PLAN).digest()
-PUT_PLAN = PutPlan(digest=_DIGEST, offset=0, total=len(_PLAN), part=_PLAN)
+PUT_PLAN = PutPlan(digest=_DIGEST, offset=0, total_bytes=len(_PLAN), chunk=_PLAN)
 
 _LOOK_SECONDS = 0.5
 _THOROUGH = 0.02
@@ -98,10 +98,10 @@ class Cluster:
             client_id="",
             dataset_id="",
             job_name="job" if scenario.is_named else None,
-            pass_number=(),
+            epoch=(),
             seed=7,
-            terms=self.terms(),
-            whole_stream="the order" if scenario.in_order else "",
+            options=self.terms(),
+            exclusive_reason="the order" if scenario.in_order else "",
             **options,
         )
         before, consumer = (PUT_PLAN, self.registration()), self.consumer(number)
@@ -110,7 +110,7 @@ class Cluster:
 
     def registration(self, **options: Any) -> RegisterDataset:
         """Return what registers the dataset."""
-        usual = {"cardinality": -2, "positions": self.scenario.plan.size, "origins": True}
+        usual = {"cardinality": -2, "num_splits": self.scenario.plan.size, "has_element_ids": True}
         return RegisterDataset(
             token="token",
             digest=_DIGEST,
@@ -119,15 +119,15 @@ class Cluster:
             **usual | options,
         )
 
-    def terms(self) -> Terms:
+    def terms(self) -> JobOptions:
         """Return how the dataset is read."""
         scenario, in_order = self.scenario, self.scenario.in_order
-        return Terms(
+        return JobOptions(
             processing_mode=int(scenario.mode),
             visitation=scenario.visitation,
             ordered=in_order,
-            half="in order" if in_order else "",
-            units=scenario.plan.size if in_order else None,
+            partition_mode="in order" if in_order else "",
+            num_splits=scenario.plan.size if in_order else None,
         )
 
     def consumer(self, number: int) -> Consumer:
@@ -234,7 +234,7 @@ class Cluster:
         elements = plan.size * max(1, plan.parts)
         work = elements * plan.cost * (scenario.workers + 3) + 10 * len(plan.slow) * plan.slowness
         reading = elements * scenario.think * 3
-        waits = 3 * limits.worker_timeout + 2 * limits.client_timeout + 2 * limits.settle_patience
+        waits = 3 * limits.worker_timeout + 2 * limits.client_timeout + 2 * limits.report_timeout
         return scenario.fault_seconds + 200.0 + scenario.passes * (work + reading + waits)
 
     def _wait_until_all_is_forgotten(self) -> None:
@@ -258,5 +258,5 @@ class Cluster:
             # No client expires sooner than this.
             simulation.run(min(due, simulation.now + limits.client_timeout / 2))
             # What was under way for long may have made a client heard of late.
-            heard = self.dispatcher.dispatcher.presence.clients.values()
+            heard = self.dispatcher.dispatcher.soft_state.client_heartbeats.values()
             due = max([due, *(each + timeout for each in heard)])

@@ -21,8 +21,8 @@ from typing import Any
 
 from headrace.errors import DeadlineExceededError, FailedPreconditionError
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher import updates
-from headrace.service.messages import Terms
+from headrace.service.dispatcher import events
+from headrace.service.messages import JobOptions
 from tests.simulation.client import GROUP_SECONDS, ClientProcess, Outcome, Reading
 from tests.simulation.cluster import Cluster
 from tests.simulation.invariants import check_alone, check_readings, duplicates, tasks_of
@@ -57,15 +57,15 @@ class CoordinatedReads(Cluster):
             plan=plan,
             mode=chance.choice((OFF, DYNAMIC)),
             clients=chance.choice((1, 2, 2, 3, 5)),
-            limits=dataclasses.replace(scenario.limits, copy_lasts=1e9),
+            limits=dataclasses.replace(scenario.limits, stable_copy_seconds=1e9),
             is_named=True,
             visitation=None,
             in_order=False,
         )
 
-    def terms(self) -> Terms:
+    def terms(self) -> JobOptions:
         scenario = self.scenario
-        return Terms(processing_mode=int(scenario.mode), num_consumers=scenario.clients)
+        return JobOptions(processing_mode=int(scenario.mode), num_consumers=scenario.clients)
 
     def new_client(self, number: int, **options: Any) -> ClientProcess:
         return super().new_client(number, consumer_index=number - 1, **options)
@@ -80,7 +80,7 @@ class CoordinatedReads(Cluster):
             return False
         ended = (Outcome.ENDED, None)
         gone = any(each.outcome not in ended for each in self.readings)
-        gone = gone or bool(self.journaled(updates.ClientLeft))
+        gone = gone or bool(self.journaled(events.ClientLeft))
         return gone and any(words in str(failure) for words in _LEFT_BEHIND)
 
     def check_at_end(self) -> None:
@@ -115,8 +115,8 @@ class CoordinatedReads(Cluster):
         tasks = tasks_of(self, iteration_id)
         whole = 1
         if scenario.mode != ShardingPolicy.DYNAMIC:
-            finished = self.journaled(updates.TaskFinished)
-            whole = len({e.task_id for e in finished if e.task_id in tasks and not e.cut})
+            finished = self.journaled(events.TaskFinished)
+            whole = len({e.task_id for e in finished if e.task_id in tasks and not e.cut_short})
         everything = len(plan.everything())
         # A short batch for each worker, and elements that are too few for a round.
         lacking = len(tasks) * (scenario.clients - 1) * plan.joined

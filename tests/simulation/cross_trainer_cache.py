@@ -19,7 +19,7 @@ from typing import Any
 
 from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from headrace.service.config import ShardingPolicy
-from headrace.service.messages import RegisterDataset, Terms
+from headrace.service.messages import JobOptions, RegisterDataset
 from headrace.service.modes.cross_trainer_cache.delivery import Shared
 from headrace.service.worker.hand_out import Bounds
 from tests.simulation.client import ClientProcess, Consumer, Outcome, Reading
@@ -82,10 +82,10 @@ class CrossTrainerCache(Cluster):
         return _Worker(self.network, f"worker{number}", DISPATCHER, self.scenario.plan, bounds)
 
     def registration(self, **options: Any) -> RegisterDataset:
-        return super().registration(cardinality=-1, positions=-1, origins=False, **options)
+        return super().registration(cardinality=-1, num_splits=-1, has_element_ids=False, **options)
 
-    def terms(self) -> Terms:
-        return Terms(processing_mode=int(self.scenario.mode), cross_trainer_cache=True)
+    def terms(self) -> JobOptions:
+        return JobOptions(processing_mode=int(self.scenario.mode), cross_trainer_cache=True)
 
     def consumer(self, number: int) -> Consumer:
         slowness = 1 + 3 * (number - 1) if self._some_are_slow else 1
@@ -99,7 +99,7 @@ class CrossTrainerCache(Cluster):
 
     def deadline(self) -> float:
         limits = self.scenario.limits
-        waits = 3 * limits.worker_timeout + 2 * limits.client_timeout + 2 * limits.settle_patience
+        waits = 3 * limits.worker_timeout + 2 * limits.client_timeout + 2 * limits.report_timeout
         return self.scenario.fault_seconds + 600.0 + waits
 
     def check_at_end(self) -> None:

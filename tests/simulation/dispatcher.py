@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import msgspec
 
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.service.dispatcher import updates
+from headrace.service.dispatcher import events as updates
 from headrace.service.dispatcher.core import FORMAT, DispatcherCore
 from headrace.service.dispatcher.dispatcher import Dispatcher
+from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.invariants import validate
-from headrace.service.dispatcher.limits import Limits
-from headrace.service.dispatcher.modes import policy_of
+from headrace.service.dispatcher.limits import DispatcherLimits
+from headrace.service.dispatcher.policy_selection import policy_of
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import LostUnits
+from headrace.service.messages import LostSplits
 from headrace.service.modes.coordinated_reads.records import RoundsSettled
 from headrace.serving.blobs import BlobPart
 from headrace.serving.journal import MemoryJournal
@@ -32,28 +32,28 @@ _COMPACT_AFTER = 500
 
 _ENDING = (
     updates.IterationFinished,
-    updates.ClientDropped,
+    updates.DepartedClientReported,
     updates.ClientLeft,
-    updates.TaskSettled,
+    updates.DeliveryReported,
     RoundsSettled,
     updates.ElementsReceived,
-    updates.ElementsUsed,
+    updates.ElementsConsumed,
     updates.WorkerLost,
     updates.WorkerLeft,
 )
 """Events that may change what a finished iteration has lost."""
 
 
-class Disk(MemoryJournal[Update, DispatcherState]):
+class Disk(MemoryJournal[AnyEvent, DispatcherState]):
     """A journal that outlives whoever writes it, and may be full."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT, compact_after=_COMPACT_AFTER)
         self.is_full = False
         #: Every event that was ever kept.
-        self.history: list[Update] = []
+        self.history: list[AnyEvent] = []
 
-    def append(self, events: Sequence[Update], blobs: Sequence[BlobPart] = ()) -> None:
+    def append(self, events: Sequence[AnyEvent], blobs: Sequence[BlobPart] = ()) -> None:
         if self.is_full and (events or blobs):
             raise UnavailableError("no space left on the disk")
         super().append(events, blobs)
@@ -80,7 +80,9 @@ class DispatcherProcess(Process):
         is_durable: Whether its journal survives it.
     """
 
-    def __init__(self, network: Network, address: str, limits: Limits, *, is_durable: bool) -> None:
+    def __init__(
+        self, network: Network, address: str, limits: DispatcherLimits, *, is_durable: bool
+    ) -> None:
         super().__init__(network, "dispatcher")
         self.address, self.limits, self.is_durable = address, limits, is_durable
         self.disk = Disk()
@@ -90,7 +92,7 @@ class DispatcherProcess(Process):
         #: Since when it knows each worker.
         self.registered_at: dict[str, float] = {}
         #: What of each iteration that is finished it would say, or has said, to be lost.
-        self.said_lost: dict[int, tuple[LostUnits, ...]] = {}
+        self.said_lost: dict[int, tuple[LostSplits, ...]] = {}
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -114,7 +116,7 @@ class DispatcherProcess(Process):
             self.limits,
             worker_addresses=self.worker_addresses,
             clock=lambda: self.simulation.now,
-            token=lambda size: self.incarnation.to_bytes(size),
+            random_bytes=lambda size: self.incarnation.to_bytes(size),
         )
         self.network.listen(self, self.address, self._take, accepts_repeats=True)
         self.call_later(self.limits.tick_interval, self._tick)
@@ -157,16 +159,20 @@ class DispatcherProcess(Process):
             for iteration_id, iteration in self.state.iterations.items():
                 if iteration.finished:
                     policy = policy_of(self.state, iteration)
-                    self.said_lost[iteration_id] = policy.lost(self.state, iteration)
+                    self.said_lost[iteration_id] = policy.lost_splits(self.state, iteration)
 
     def check(self) -> None:
         """Compare what is known with what was kept."""
         dispatcher = self.dispatcher
         validate(dispatcher.state)
         assert self.disk.replay() == dispatcher.state, "the journal says something else"
-        presence, state = dispatcher.presence, dispatcher.state
-        assert presence.workers.keys() == state.workers.keys()
-        assert presence.clients.keys() == state.clients.keys()
-        assert presence.idle.keys() == presence.dealt.keys() == state.iterations.keys()
-        assert presence.lost.keys() <= state.iterations.keys()
-        assert presence.suspects <= presence.workers.keys()
+        presence, state = dispatcher.soft_state, dispatcher.state
+        assert presence.worker_heartbeats.keys() == state.workers.keys()
+        assert presence.client_heartbeats.keys() == state.clients.keys()
+        assert (
+            presence.idle_since.keys()
+            == presence.last_assignments.keys()
+            == state.iterations.keys()
+        )
+        assert presence.last_task_losses.keys() <= state.iterations.keys()
+        assert presence.refusing_workers <= presence.worker_heartbeats.keys()

@@ -12,11 +12,11 @@ from collections import Counter
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.service.dispatcher import updates
-from headrace.service.messages import BeginSave
-from headrace.service.modes.distributed_save.publisher import ask_core
-from headrace.service.modes.distributed_save.records import FilesSaved
-from headrace.service.modes.distributed_save.saves import LookAtSaves, NoteSave
+from headrace.service.dispatcher import events
+from headrace.service.messages import StartSave
+from headrace.service.modes.distributed_save.publisher import call_core
+from headrace.service.modes.distributed_save.records import FilesCommitted
+from headrace.service.modes.distributed_save.requests import ListOpenSaves, ReportDirectory
 from tests.simulation.cluster import PUT_PLAN, Cluster
 from tests.simulation.invariants import check_now, duplicates
 from tests.simulation.kernel import require, require_none
@@ -72,23 +72,23 @@ class DistributedSave(Cluster):
             self._ask(PUT_PLAN)
             registered = self._ask(self.registration(anonymous=True))
             self._ask(
-                BeginSave(
-                    save=_SAVE,
+                StartSave(
+                    save_id=_SAVE,
                     dataset_id=registered.dataset_id,
                     path="/saved",
-                    plan="digest",
+                    plan_digest="digest",
                     spec=b"",
                     seed=7,
                 )
             )
-        for work in self._ask(LookAtSaves(known={})).saves:
+        for work in self._ask(ListOpenSaves(known_files={})).saves:
             if not work.is_open:
-                self._ask(NoteSave(save=_SAVE, what="opened"))
+                self._ask(ReportDirectory(save_id=_SAVE, outcome="opened"))
             elif work.is_over:
-                self._ask(NoteSave(save=_SAVE, what="closed"))
+                self._ask(ReportDirectory(save_id=_SAVE, outcome="closed"))
 
     def _ask(self, question: Any) -> Any:
-        return ask_core(self.dispatcher.core.handle, question)
+        return call_core(self.dispatcher.core.handle, question)
 
     def check_at_end(self) -> None:
         check_now(self, thoroughly=True)
@@ -99,7 +99,7 @@ class DistributedSave(Cluster):
             return
         saved = Counter(
             tuple(atom)
-            for event in self.journaled(FilesSaved)
+            for event in self.journaled(FilesCommitted)
             for file in event.files
             for atom in json.loads(file.form)
         )
@@ -109,7 +109,7 @@ class DistributedSave(Cluster):
         require_none(sorted(saved.keys() - everything), "nothing is saved that is not there")
 
     def _may_have_failed(self, error: str) -> bool:
-        plan, deaths = self.scenario.plan, len(self.journaled(updates.WorkerLost))
+        plan, deaths = self.scenario.plan, len(self.journaled(events.WorkerLost))
         raises = "raises" in error and bool(plan.failing)
         kills = "given up, because" in error and deaths >= _MOST_DEATHS
         return plan.broken or raises or kills

@@ -162,7 +162,7 @@ class FaultInjector:
     # --- clients --------------------------------------------------------------------------------
 
     def pause_client(self) -> None:
-        most = 1.0 + min(self._limits.client_timeout, self._limits.settle_patience) - 2 * _MARGIN
+        most = 1.0 + min(self._limits.client_timeout, self._limits.report_timeout) - 2 * _MARGIN
         self._pause(self._simulation.choose_running(self._cluster.clients), most)
 
     def pause_client_for_long(self) -> None:

@@ -38,8 +38,8 @@ from headrace.errors import (
     UserFunctionError,
 )
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher import updates
-from headrace.service.messages import LostUnits
+from headrace.service.dispatcher import events
+from headrace.service.messages import LostSplits
 from headrace.service.modes.static.records import shard_of
 from tests.simulation.client import ClientProcess, Outcome, Portion, Reading
 from tests.simulation.kernel import require, require_none
@@ -72,7 +72,7 @@ _HEARD_SECONDS = 7.0
 
 _FIRST_WARNING = 10.0
 _NEXT_WARNING = 60.0
-_GONE = (updates.WorkerLost, updates.WorkerLeft)
+_GONE = (events.WorkerLost, events.WorkerLeft)
 _CONVERSATIONS = 5000
 """Of how many, about, is seen at one look what the workers keep."""
 _SLACK = 3.0
@@ -197,7 +197,7 @@ def check_readings(cluster: Cluster) -> None:
         require_none(
             [
                 event
-                for event in cluster.journaled(updates.WorkerLost)
+                for event in cluster.journaled(events.WorkerLost)
                 if _is_there(cluster, event.worker_id) and not _was_cut_off(cluster, event)
             ],
             "no process is declared lost that is only paused",
@@ -213,7 +213,7 @@ def _is_there(cluster: Cluster, worker_id: str) -> bool:
     )
 
 
-def _was_cut_off(cluster: Cluster, event: updates.WorkerLost) -> bool:
+def _was_cut_off(cluster: Cluster, event: events.WorkerLost) -> bool:
     """Whether a client's connection was reset, in the very second whose answers were lost."""
     return "reset_connection" in cluster.scenario.kind.faults and "refuses" in event.reason
 
@@ -331,9 +331,9 @@ def _check_dealt(cluster: Cluster, iteration_id: int, readings: list[Reading]) -
         if one_to_one or len(readings) == 1:
             require_none(sorted(said), "nothing is said to be lost", names)
     if one_to_one and not kind.clients_go:
-        finished = {each.task_id for each in cluster.journaled(updates.TaskFinished)}
+        finished = {each.task_id for each in cluster.journaled(events.TaskFinished)}
         too_late = finished if len(readings) > 1 else set()
-        excess = said - _units(each for each in lost if each.given_up or each.task_id in too_late)
+        excess = said - _units(each for each in lost if each.abandoned or each.task_id in too_late)
         require_none(sorted(excess), "what is one to one loses nothing with its worker")
         came = {unit for unit, _ in got}
         require_none(sorted(said & came), "what came is not said to be lost")
@@ -358,7 +358,7 @@ def _check_exact(cluster: Cluster, iteration_id: int, readings: list[Reading]) -
         return
     lost = [each for reading in ended for each in reading.lost]
     logged = cluster.dispatcher.said_lost.get(iteration_id, ())
-    given_up = _units(each for each in (*lost, *logged) if each.given_up)
+    given_up = _units(each for each in (*lost, *logged) if each.abandoned)
     require_none(
         [unit for unit in given_up - plan.deadly if _deaths(cluster, iteration_id, unit) < 5],
         "only what kills is given up",
@@ -377,8 +377,8 @@ def _left_when_it_was_over(cluster: Cluster, iteration_id: int, readings: list[R
     """Whether a client went, with what it had not used, when all had come and others had ended."""
     gone = {each.client_id for each in readings if each.outcome is not Outcome.ENDED}
     is_over = False
-    for event in cluster.journaled(updates.IterationFinished, updates.ClientLeft):
-        if isinstance(event, updates.ClientLeft):
+    for event in cluster.journaled(events.IterationFinished, events.ClientLeft):
+        if isinstance(event, events.ClientLeft):
             if event.client_id in gone and is_over:
                 return True
         elif event.iteration_id == iteration_id:
@@ -402,13 +402,13 @@ def _deaths(cluster: Cluster, iteration_id: int, unit: int) -> int:
     dealt: set[int] = set()
     lost: set[int] = set()
     for event in cluster.dispatcher.disk.history:
-        if isinstance(event, updates.TaskCreated) and event.iteration_id == iteration_id:
+        if isinstance(event, events.TaskCreated) and event.iteration_id == iteration_id:
             of[event.task_id] = event.worker_id
-        elif isinstance(event, updates.UnitsDealt) and event.task_id in of:
+        elif isinstance(event, events.SplitsAssigned) and event.task_id in of:
             dealt.update([event.task_id] if event.start <= unit < event.stop else ())
         elif isinstance(event, _GONE):
             lost.update(task_id for task_id, name in of.items() if name == event.worker_id)
-        elif isinstance(event, updates.TaskLost):
+        elif isinstance(event, events.TaskLost):
             lost.add(event.task_id)
     return len(dealt & lost)
 
@@ -419,13 +419,13 @@ def _went_with_worker_and_client(cluster: Cluster, readings: list[Reading]) -> s
     The last requests of one that closed, or was at the end, may be lost, or refused by a full disk.
     """
     gone = {each.worker_id for each in cluster.journaled(*_GONE)}
-    lost = {each.task_id for each in cluster.journaled(updates.TaskLost)}
+    lost = {each.task_id for each in cluster.journaled(events.TaskLost)}
     lost |= {
-        each.task_id for each in cluster.journaled(updates.TaskCreated) if each.worker_id in gone
+        each.task_id for each in cluster.journaled(events.TaskCreated) if each.worker_id in gone
     }
     heard = {
         (each.task_id, each.client_id)
-        for each in cluster.journaled(updates.ElementsUsed, updates.ElementsReceived)
+        for each in cluster.journaled(events.ElementsConsumed, events.ElementsReceived)
     }
     return {
         atom
@@ -453,8 +453,8 @@ def _check_sequence(cluster: Cluster, reading: Reading) -> None:
     )
 
 
-def _units(lost: Iterable[LostUnits]) -> set[int]:
-    return {unit for each in lost for start, stop in each.units for unit in range(start, stop)}
+def _units(lost: Iterable[LostSplits]) -> set[int]:
+    return {unit for each in lost for start, stop in each.splits for unit in range(start, stop)}
 
 
 def _may_come_again(cluster: Cluster, readings: list[Reading]) -> set[Atom]:
@@ -494,11 +494,11 @@ def _check_copies(cluster: Cluster, iteration_id: int, readings: list[Reading]) 
             require_none(sorted(missing), "each live worker's copy is whole", f"task {task_id}")
 
 
-def tasks_of(cluster: Cluster, iteration_id: int) -> dict[int, updates.TaskCreated]:
+def tasks_of(cluster: Cluster, iteration_id: int) -> dict[int, events.TaskCreated]:
     """Return the tasks of an iteration, by number."""
     return {
         event.task_id: event
-        for event in cluster.journaled(updates.TaskCreated)
+        for event in cluster.journaled(events.TaskCreated)
         if event.iteration_id == iteration_id
     }
 
@@ -524,9 +524,9 @@ def check_told_of_repeats(cluster: Cluster, iteration_id: int, readings: list[Re
         require(told >= len(again), "each repeated reading of a copy or a shard is said", about)
 
 
-def _shard(task: updates.TaskCreated) -> int:
+def _shard(task: events.TaskCreated) -> int:
     """Return which shard a task reads; -1: it reads a copy."""
-    shard = shard_of(task.mode)
+    shard = shard_of(task.mode_state)
     return -1 if shard is None else shard.index
 
 
@@ -535,8 +535,8 @@ def _whole_copies(cluster: Cluster, iteration_id: int) -> list[int]:
     tasks = tasks_of(cluster, iteration_id)
     leaving: set[str] = set()
     whole: list[int] = []
-    for event in cluster.journaled(updates.WorkerLeaving, updates.TaskFinished):
-        if isinstance(event, updates.WorkerLeaving):
+    for event in cluster.journaled(events.WorkerDraining, events.TaskFinished):
+        if isinstance(event, events.WorkerDraining):
             leaving.add(event.worker_id)
         elif event.task_id in tasks:
             name = tasks[event.task_id].worker_id
@@ -557,7 +557,7 @@ def check_retention(cluster: Cluster) -> None:
         each.iteration_id: each
         for each in state.iterations.values()
         # To begin a named one again would deal its elements twice.
-        if each.finished or not each.is_dealt or state.jobs[each.job_id].name is None
+        if each.finished or not each.assigns_splits or state.jobs[each.job_id].name is None
     }
     require(not kept, "iterations are forgotten", kept)
     for worker in cluster.workers:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from headrace.errors import UserFunctionError
 from headrace.execution.dealt import begun_units
-from headrace.service.messages import ElementOrigins, SavedFile
+from headrace.service.messages import ElementIds, SavedFile
 from headrace.service.ranges import Ranges
 from headrace.service.rows import END, EVERYTHING, OriginRun
 from headrace.service.worker.dealt_order import DealtOrder
@@ -410,12 +410,12 @@ class _Account:
             done_from=before,
             done_to=self._units,
             touched=self._touched,
-            mode=self._origins([], failed=failed, failed_at=failed_at),
+            mode=self._origins([], failed_split=failed, failed_position=failed_at),
         )
 
     def _origins(
         self, elements: list[Element], *, says_ends: bool = True, **failure: Any
-    ) -> ElementOrigins | None:
+    ) -> ElementIds | None:
         """Return whence elements are, and which units ended since the last time.
 
         That a unit ended with an error is said with the error, and not before.
@@ -431,7 +431,7 @@ class _Account:
                 runs.append((unit, 1, ordinal, 1))
         ended = [(unit, 1, count) for unit, count in stream.ends if says_ends]
         stream.ends = stream.ends[len(ended) :]
-        return ElementOrigins(runs=stream.order.origins(runs, ended), **failure)
+        return ElementIds(runs=stream.order.origins(runs, ended), **failure)
 
     def _count_units(self, state: Any = None) -> None:
         if self._stream.is_dealt:

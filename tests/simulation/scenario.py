@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.limits import DispatcherLimits
 from tests.simulation.production import Plan
 
 __all__ = ["KINDS", "Kind", "Scenario", "crowd_of", "scenario_of"]
@@ -109,7 +109,7 @@ class Scenario:
     workers: int
     clients: int = 1
     passes: int = 1
-    limits: Limits = field(default_factory=Limits)
+    limits: DispatcherLimits = field(default_factory=DispatcherLimits)
     max_outstanding: int = 16
     think: float = 0.0
     """Seconds that a consumer needs for a portion, at most."""
@@ -137,7 +137,7 @@ def scenario_of(seed: int) -> Scenario:
     clients = chance.choice((1, 1, 1, 2, 3))
     if kind == "departures":
         clients = chance.choice((1, 2, 3))
-    limits = Limits(
+    limits = DispatcherLimits(
         worker_timeout=chance.choice((4.0, 10.0)),
         client_timeout=chance.choice((40.0, 60.0)),
         gc_timeout=chance.choice((5.0, 20.0)),
@@ -145,7 +145,7 @@ def scenario_of(seed: int) -> Scenario:
     plan = _plan(chance, kind)
     if plan.deadly and mode == OFF:
         # Copies that last for long before they die begin again without end.
-        limits = dataclasses.replace(limits, copy_lasts=1e9)
+        limits = dataclasses.replace(limits, stable_copy_seconds=1e9)
     visitations = ("exactly_once", "exactly_once", None)
     scenario = Scenario(
         seed=seed,
@@ -188,7 +188,7 @@ def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
         is_named=True,
         workers=workers,
         clients=clients,
-        limits=Limits(client_timeout=40.0, gc_timeout=5.0),
+        limits=DispatcherLimits(client_timeout=40.0, gc_timeout=5.0),
         think=0.001,
         fault_seconds=5.0,
         seconds_between_faults=0.05,

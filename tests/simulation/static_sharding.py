@@ -16,7 +16,7 @@ import random
 
 from headrace.errors import FailedPreconditionError
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher import updates
+from headrace.service.dispatcher import events
 from headrace.service.modes.static.records import shard_of
 from tests.simulation.client import Outcome, Reading
 from tests.simulation.cluster import DISPATCHER, Cluster
@@ -52,7 +52,7 @@ class StaticSharding(Cluster):
         limits = scenario.limits
         if scenario.plan.deadly:
             # What kills a worker late in its shard is not given up, and the shard begins again.
-            limits = dataclasses.replace(limits, copy_lasts=1e9)
+            limits = dataclasses.replace(limits, stable_copy_seconds=1e9)
         mode = chance.choice(policies)
         return dataclasses.replace(
             scenario, in_order=False, mode=mode, visitation=None, limits=limits
@@ -88,7 +88,7 @@ class StaticSharding(Cluster):
         return (
             isinstance(failure, FailedPreconditionError)
             and "was given up" in str(failure)
-            and len(self.journaled(updates.WorkerLost)) >= _MOST_DEATHS
+            and len(self.journaled(events.WorkerLost)) >= _MOST_DEATHS
         )
 
     def check_at_end(self) -> None:
@@ -100,7 +100,7 @@ class StaticSharding(Cluster):
     def _check_shards(self, iteration_id: int, readings: list[Reading]) -> None:
         plan, of = self.scenario.plan, self.scenario.workers
         tasks, got = tasks_of(self, iteration_id), atoms_by_task(readings)
-        shards = {task_id: shard_of(fact.mode).index for task_id, fact in tasks.items()}
+        shards = {task_id: shard_of(fact.mode_state).index for task_id, fact in tasks.items()}
         for task_id, share in got.items():
             require_none(duplicates(share), "nothing of a shard comes twice", task_id)
             strange = [atom for atom in share if atom[0] % of != shards[task_id]]

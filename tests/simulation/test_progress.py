@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.service.messages import SaveFiles
+from headrace.service.messages import CommitFiles
 from tests.simulation.cluster import Cluster
 from tests.simulation.distributed_save import DistributedSave
 from tests.simulation.production import Plan
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_after_its_last_files_leaves_nothing_twice(
     heard = WorkerProcess._said
 
     def die_when_files_count(self: WorkerProcess, ticket: int, answer: object, why: object) -> None:
-        was_of_files = isinstance(self._asked.get(ticket), SaveFiles)
+        was_of_files = isinstance(self._asked.get(ticket), CommitFiles)
         heard(self, ticket, answer, why)
         now, chance = self.simulation.now, self.simulation.random
         if was_of_files and self.is_up and now < 20.0 and chance.random() < 0.3:

@@ -200,17 +200,17 @@ class _Producer:
         self._steps: Production | FileSteps = produce(
             worker.plan,
             worker.simulation.random,
-            is_dealt=task.deals,
+            is_dealt=task.assigns_splits,
             portion_bytes=start.portion_bytes,
-            origins=task.origins,
+            origins=task.has_element_ids,
             most=MOST_ELEMENTS if task.num_consumers is None else 1,
             most_now=lambda: self.most,
-            shard=task.shard or 0,
-            of=task.of or 1,
+            shard=task.shard_index or 0,
+            of=task.num_shards or 1,
             in_order=is_in_order(task),
-            to_files=task.save is not None,
+            to_files=task.save_destination is not None,
         )
-        if task.save is not None:
+        if task.save_destination is not None:
             self._steps = FileSteps(self._steps, worker.simulation.random)
         self._has_room, self._is_cut = True, False
         self._needs: Need | None = None

@@ -63,10 +63,10 @@ def bound_of(reading: IterationStatus) -> Bound | None:
         return Bound("nobody who works", "no worker reads for this job; start one, or wait for it")
     if not reading.clients:
         return Bound("nobody who reads", "its elements wait for a client to come back")
-    if reading.seconds < _TOO_SOON:
+    if reading.elapsed_seconds < _TOO_SOON:
         return None
-    clients_wait = _mean([each.waiting for each in reading.clients])
-    tasks_wait = _mean([each.waiting_for_clients for each in reading.tasks])
+    clients_wait = _mean([each.wait_ratio for each in reading.clients])
+    tasks_wait = _mean([each.client_wait_ratio for each in reading.tasks])
     clients = clients_wait >= max(_WAITS, tasks_wait / 2)
     tasks = tasks_wait >= max(_WAITS, clients_wait / 2)
     if clients and tasks:
@@ -89,26 +89,26 @@ def bound_of_save(saving: IterationStatus) -> Bound | None:
         return None
     if not saving.tasks:
         return Bound("nobody who works", "no worker writes its files; start one, or wait for it")
-    if saving.seconds < _TOO_SOON:
+    if saving.elapsed_seconds < _TOO_SOON:
         return None
-    if _mean([each.waiting_for_clients for each in saving.tasks]) >= _WAITS:
+    if _mean([each.client_wait_ratio for each in saving.tasks]) >= _WAITS:
         return Bound("the dispatcher", "workers wait until it has heard of their files")
     return _short_of_work(saving)
 
 
 def _short_of_work(reading: IterationStatus) -> Bound:
-    starved = _mean([each.waiting_for_units for each in reading.tasks]) >= 0.5
-    if starved and reading.units_left == 0:
+    starved = _mean([each.split_wait_ratio for each in reading.tasks]) >= 0.5
+    if starved and reading.splits_unassigned == 0:
         return Bound("the last units", "all units are dealt; the pass ends when they are done")
     if starved:
         return Bound(
             "the dealing of units",
             "workers wait for units: make them larger (a batch before distribute, larger files)",
         )
-    if not reading.stages:
+    if not reading.steps:
         return Bound("the workers", "add workers")
-    stage = reading.stages[0]
-    return Bound(f"{stage.stage}, on the workers", "add workers, or make that step faster")
+    stage = reading.steps[0]
+    return Bound(f"{stage.step}, on the workers", "add workers, or make that step faster")
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -147,17 +147,17 @@ def _head(stats: DispatcherStatus) -> Iterator[str]:
         plural(stats.clients, "client"),
         plural(len(stats.jobs), "job"),
         f"{plural(stats.datasets, 'dataset')} ({bytes_of(stats.plan_bytes)})",
-        f"up {duration(stats.seconds_up)}",
+        f"up {duration(stats.uptime_seconds)}",
     ]
     if stats.slots:
-        parts.insert(1, f"{stats.slots_held} of {plural(stats.slots, 'slot')} held")
-    if stats.peers_refused:
-        parts.append(f"{plural(stats.peers_refused, 'peer')} refused")
+        parts.insert(1, f"{stats.occupied_slots} of {plural(stats.slots, 'slot')} held")
+    if stats.refused_connections:
+        parts.append(f"{plural(stats.refused_connections, 'peer')} refused")
     if stats.workers_lost:
         parts.append(f"{plural(stats.workers_lost, 'worker')} lost")
     yield "  ".join(parts)
     yield from other_versions(stats.versions, stats.workers)
-    recent = [each for each in stats.last_lost if each.seconds_ago < _LOST_SECONDS]
+    recent = [each for each in stats.recently_lost_workers if each.seconds_ago < _LOST_SECONDS]
     for lost in recent[:_MOST_LOST]:
         yield f"lost {duration(lost.seconds_ago)} ago: {lost.address}: {lost.reason}"
 
@@ -171,11 +171,11 @@ def _job(job: JobStatus, before: dict[int, float]) -> Iterator[str]:
         mode = ShardingPolicy(job.processing_mode).name
         if job.ordered:
             mode += ", in order"
-        if job.consumers is not None:
-            mode += f", {plural(job.consumers, 'consumer')} (remainder: {job.remainder})"
-        passes = plural(job.iterations, "pass", "passes")
+        if job.num_consumers is not None:
+            mode += f", {plural(job.num_consumers, 'consumer')} (remainder: {job.remainder})"
+        passes = plural(job.num_epochs, "pass", "passes")
         yield f"job {name}  {mode}  dataset {job.dataset_id}  {passes}"
-    reading = [each for each in job.passes if not each.finished]
+    reading = [each for each in job.iterations if not each.finished]
     for each in reading:
         yield from _pass(each, before.get(each.iteration_id), is_save=bool(job.path))
     if not reading:
@@ -183,30 +183,29 @@ def _job(job: JobStatus, before: dict[int, float]) -> Iterator[str]:
 
 
 def _pass(reading: IterationStatus, before: float | None, *, is_save: bool) -> Iterator[str]:
-    title = f"pass {'.'.join(map(str, reading.pass_number))}" if reading.pass_number else "pass"
+    title = f"pass {'.'.join(map(str, reading.epoch))}" if reading.epoch else "pass"
     made = f"{rate(reading.elements_per_second)}{trend(reading.elements_per_second, before)}"
     parts = [_bar(reading.progress), made, f"{bytes_of(reading.bytes_per_second)}/s"]
-    if reading.seconds_left is not None:
-        parts.append(f"{duration(reading.seconds_left)} left")
+    if reading.remaining_seconds is not None:
+        parts.append(f"{duration(reading.remaining_seconds)} left")
     yield f"  {title}  {'  '.join(parts)}"
     if len(reading.history) > 1:
         yield f"    made      {letters(reading.history)} {rate(max(reading.history))} at most"
-    if reading.units is not None:
-        total = "without end" if reading.units < 0 else f"of {number(reading.units)}"
-        units = (
-            f"{number(reading.units_dealt)} dealt {total}, {number(reading.units_in_hand)} in hand"
-        )
-        if reading.units_left is not None:
-            units += f", {number(reading.units_left)} left"
-        if reading.units_given_up:
-            units += f", {number(reading.units_given_up)} given up"
+    if reading.num_splits is not None:
+        total = "without end" if reading.num_splits < 0 else f"of {number(reading.num_splits)}"
+        in_progress = number(reading.splits_in_progress)
+        units = f"{number(reading.splits_assigned)} dealt {total}, {in_progress} in hand"
+        if reading.splits_unassigned is not None:
+            units += f", {number(reading.splits_unassigned)} left"
+        if reading.splits_abandoned:
+            units += f", {number(reading.splits_abandoned)} given up"
         yield f"    units     {units}"
     if not is_save:
         yield f"    clients   {_clients(reading.clients)}"
     yield f"    tasks     {_tasks(reading, 'the dispatcher' if is_save else 'clients')}"
     yield from _trainers(reading)
-    if reading.stages:
-        steps = [f"{each.stage} {each.busy:.1f}" for each in reading.stages[:_MOST_STAGES]]
+    if reading.steps:
+        steps = [f"{each.step} {each.busy_threads:.1f}" for each in reading.steps[:_MOST_STAGES]]
         yield f"    threads   {', '.join(steps)}"
     bound = bound_of_save(reading) if is_save else bound_of(reading)
     if bound is not None:
@@ -223,8 +222,8 @@ def _bar(progress: float | None) -> str:
 def _clients(clients: Sequence[ClientStatus]) -> str:
     if not clients:
         return "none"
-    most = sorted(clients, key=lambda each: -each.waiting)
-    shown = [f"{_short(each.client_id)} {each.waiting:.0%}" for each in most[:_MOST_CLIENTS]]
+    most = sorted(clients, key=lambda each: -each.wait_ratio)
+    shown = [f"{_short(each.client_id)} {each.wait_ratio:.0%}" for each in most[:_MOST_CLIENTS]]
     more = f" and {len(most) - _MOST_CLIENTS} more" if len(most) > _MOST_CLIENTS else ""
     return f"{len(clients)}; time spent waiting for elements: {', '.join(shown)}{more}"
 
@@ -233,8 +232,8 @@ def _tasks(reading: IterationStatus, takers: str) -> str:
     if not reading.tasks:
         return "none runs"
     count = len(reading.tasks)
-    for_clients = sum(each.waiting_for_clients for each in reading.tasks) / count
-    for_units = sum(each.waiting_for_units for each in reading.tasks) / count
+    for_clients = sum(each.client_wait_ratio for each in reading.tasks) / count
+    for_units = sum(each.split_wait_ratio for each in reading.tasks) / count
     return f"{count}; time spent waiting for {takers} {for_clients:.0%}, for units {for_units:.0%}"
 
 
@@ -244,7 +243,7 @@ def _trainers(reading: IterationStatus) -> Iterator[str]:
     for task in reading.tasks:
         for each in task.trainers:
             far, skipped = behind.get(each.trainer_id, (0, 0))
-            behind[each.trainer_id] = (far + each.behind, skipped + each.skipped)
+            behind[each.trainer_id] = (far + each.lag, skipped + each.skipped)
     if not behind:
         return
     last = sorted(behind.items(), key=lambda item: -item[1][0])
@@ -266,11 +265,11 @@ def _workers(stats: DispatcherStatus) -> Iterator[str]:
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     return (
-        f"{worker.address} (leaving)" if worker.leaving else worker.address,
+        f"{worker.address} (leaving)" if worker.draining else worker.address,
         str(worker.tasks),
         rate(worker.elements_per_second),
         f"{bytes_of(worker.bytes_per_second)}/s",
-        f"{worker.buffers} ({bytes_of(worker.buffer_bytes)})",
+        f"{worker.buffered_batches} ({bytes_of(worker.buffered_bytes)})",
         f"{duration(worker.seconds_since_heartbeat)} ago",
     )
 
@@ -284,5 +283,7 @@ def _rates(status: DispatcherStatus | None) -> dict[int, float]:
     if status is None:
         return {}
     return {
-        each.iteration_id: each.elements_per_second for job in status.jobs for each in job.passes
+        each.iteration_id: each.elements_per_second
+        for job in status.jobs
+        for each in job.iterations
     }

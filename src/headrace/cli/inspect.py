@@ -21,7 +21,7 @@ from headrace.errors import NotFoundError
 from headrace.parameter_server.messages import ServerStatus
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.core import FORMAT
-from headrace.service.dispatcher.story import overview, tell_job, tell_task
+from headrace.service.dispatcher.event_report import report_job, report_task, summarize
 from headrace.service.messages import DispatcherStatus
 from headrace.serving.journal_copy import JournalCopy
 
@@ -121,7 +121,7 @@ def _print(address: str, status: DispatcherStatus) -> None:
         for worker in status.workers:
             table.add_row(
                 worker.worker_id[:8],
-                f"{worker.address} (leaving)" if worker.leaving else worker.address,
+                f"{worker.address} (leaving)" if worker.draining else worker.address,
                 str(worker.tasks),
                 f"{worker.seconds_since_heartbeat:.1f} s ago",
                 worker.versions.python or "-",
@@ -137,7 +137,7 @@ def _print(address: str, status: DispatcherStatus) -> None:
                 printable(job.name) or "-",
                 job.dataset_id,
                 ShardingPolicy(job.processing_mode).name,
-                str(job.iterations),
+                str(job.num_epochs),
                 str(job.running_tasks),
                 str(job.clients),
             )
@@ -160,11 +160,11 @@ def tell_journal(
     with JournalCopy(directory, FORMAT) as copy:
         number, state = copy.first()
         if task is not None:
-            told = [str(each) for each in tell_task(number, state, copy.records(), task)]
+            told = [str(each) for each in report_task(number, state, copy.records(), task)]
         elif job is not None:
-            told = [str(each) for each in tell_job(number, state, copy.records(), job)]
+            told = [str(each) for each in report_job(number, state, copy.records(), job)]
         else:
-            told = overview(state, copy.records())
+            told = summarize(state, copy.records())
     if not told:
         what = f"task {task}" if task is not None else f"job {job!r}"
         raise NotFoundError(

@@ -5,7 +5,7 @@
 A feeder reads the input, so that the threads do not wait while the consumer does something else.
 Each thread takes a *grain*: as many elements as take it about `_GRAIN_SECONDS`, mostly one.
 Results are delivered element by element. No more than some milliseconds of work for each thread is
-read ahead, and no more than `_MOST_BYTES` of inputs and results.
+read ahead, and no more than `_MAX_BYTES` of inputs and results.
 
 Nobody is woken for one element, which costs more than many a function: the feeder waits until there
 is room for a handful, and the consumer for as many results as it asked for, up to half of what is

@@ -54,7 +54,7 @@ class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
         index: Which shard of the variable it is.
         row: The first row of the variable that it holds.
         shape: Of the shard.
-        dtype: As `name_of` writes it ("float32", "bfloat16").
+        dtype: As `mode_name` writes it ("float32", "bfloat16").
         variable_shape: Of the whole variable.
     """
 
@@ -122,7 +122,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         index: Which shard of the table it is.
         shards: How many there are.
         dim: Elements in a row.
-        dtype: As `name_of` writes it; a floating one.
+        dtype: As `mode_name` writes it; a floating one.
         initializer: First value of a row.
         admission: An id gets a row when it was looked up this often; before, it reads zeros and
             its gradients are dropped. 1: at once.

@@ -283,7 +283,11 @@ def from_dataset_id(
         named = dataclasses.replace(options, job_name=scoped)
         return _in_turns(named, whole, known.compression, checked_modules(modules))
     plan, made = None, None
-    if is_cut(options) and known.positions is not None and (options.ordered or not known.origins):
+    if (
+        is_cut(options)
+        and known.num_splits is not None
+        and (options.ordered or not known.has_element_ids)
+    ):
         plan = registered_plan(parse_service(service), security, known.digest)
         made = cut_for(plan, options)
     return _reading(

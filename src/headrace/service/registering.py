@@ -21,7 +21,7 @@ from headrace.rewrites.positions import deal_of
 from headrace.service.by_value import checked_modules, dump_with
 from headrace.service.client.visits import has_origins
 from headrace.service.config import parse_service
-from headrace.service.messages import PLAN_PART_BYTES, GetPlan, PutPlan, RegisterDataset
+from headrace.service.messages import PLAN_CHUNK_BYTES, GetPlan, PutPlan, RegisterDataset
 from headrace.service.stub import DispatcherStub
 from headrace.serving.call import Question
 from headrace.transport.security import Security, check_security
@@ -122,11 +122,11 @@ def registered(
         # Empty where only running can tell: that is for the workers, not for this process.
         element_spec=b"" if spec is None else encode_spec(spec),
         cardinality=traverse.cardinality(plan),
-        positions=None if deal is None else deal.size,
+        num_splits=None if deal is None else deal.size,
         compression=compression,
         dataset_id=dataset_id or None,
         anonymous=anonymous,
-        origins=has_origins(plan),
+        has_element_ids=has_origins(plan),
         steps=steps,
     )
     return _register(address, security, message, data)
@@ -138,7 +138,7 @@ def _register(
     """Register, after putting the plan if the dispatcher does not have it; return the id."""
     for _ in range(_MOST_TIMES_WANTED):
         registered = ask(address, security, message)
-        if not registered.wanted:
+        if not registered.plan_needed:
             if release_mismatch(registered.versions, mine := own_versions()):
                 _log.warning(
                     "this client runs %s, and the dispatcher at %s %s: the same release "
@@ -158,9 +158,9 @@ def _register(
 def _put_plan(address: str, security: Security | None, digest: bytes, data: bytes) -> None:
     offset = 0
     while offset < len(data):
-        part = data[offset : offset + PLAN_PART_BYTES]
-        put = PutPlan(digest=digest, offset=offset, total=len(data), part=part)
-        offset = ask(address, security, put).received
+        part = data[offset : offset + PLAN_CHUNK_BYTES]
+        put = PutPlan(digest=digest, offset=offset, total_bytes=len(data), chunk=part)
+        offset = ask(address, security, put).received_bytes
 
 
 def registered_plan(address: str, security: Security | None, digest: bytes) -> Node:
@@ -168,8 +168,8 @@ def registered_plan(address: str, security: Security | None, digest: bytes) -> N
     data = bytearray()
     while True:
         got = ask(address, security, GetPlan(digest=digest, offset=len(data)))
-        data += got.part
-        if len(data) >= got.total:
+        data += got.chunk
+        if len(data) >= got.total_bytes:
             return load_plan(bytes(data))
 
 

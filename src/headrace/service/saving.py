@@ -29,7 +29,7 @@ from headrace.plan.source import INFINITE
 from headrace.rewrites.optimize import prepare
 from headrace.service.by_value import checked_modules
 from headrace.service.config import parse_service
-from headrace.service.messages import BeginSave, GetSave, SaveUpdate
+from headrace.service.messages import GetSaveStatus, SaveStatus, StartSave
 from headrace.service.registering import ask, registered
 from headrace.storage.files import open_folder
 from headrace.storage.names import FileName
@@ -130,8 +130,8 @@ class DistributedSave:
         if not update.is_open:
             _raise_failure(update, self._path)
 
-    def _ask(self) -> SaveUpdate:
-        return ask(self._service, self._security, GetSave(save=self._save))
+    def _ask(self) -> SaveStatus:
+        return ask(self._service, self._security, GetSaveStatus(save_id=self._save))
 
     def __repr__(self) -> str:
         return f"<DistributedSave {self._save} into {self._path!r} by {self._service}>"
@@ -206,11 +206,11 @@ def distributed_save(
         spec = traverse.element_spec(prepare(plan).plan)
     own_seed = traverse.merged_options(plan).seed
     save = secrets.token_hex(8)
-    begin = BeginSave(
-        save=save,
+    begin = StartSave(
+        save_id=save,
         dataset_id=dataset_id,
         path=where,
-        plan=identity_digest(plan),
+        plan_digest=identity_digest(plan),
         spec=b"" if spec is None else json.dumps(describe_spec(spec)).encode(),
         seed=draw_seed() if own_seed is None else own_seed,
         chunk_bytes=chunk_bytes,
@@ -221,14 +221,14 @@ def distributed_save(
     return handle
 
 
-def _progress(update: SaveUpdate) -> SaveProgress:
+def _progress(update: SaveStatus) -> SaveProgress:
     return SaveProgress(update.is_closed, update.elements, update.files, update.bytes, update.error)
 
 
-def _raise_failure(update: SaveUpdate, path: str) -> None:
+def _raise_failure(update: SaveStatus, path: str) -> None:
     if not update.error:
         return
-    kind = getattr(errors, update.kind, FailedPreconditionError)
+    kind = getattr(errors, update.error_class, FailedPreconditionError)
     if kind is AlreadyExistsError:
         raise AlreadyExistsError(update.error)
     if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):

@@ -1,8 +1,8 @@
 """Calls: a request names the type of its reply, so that one `call` is enough for all of them.
 
-    class GetSplit(Question[SplitGranted], frozen=True):
+    class GetSplit(Question[GetSplitReply], frozen=True):
         ...
-    granted = stub.call(GetSplit(...))       # a SplitGranted, or an error that says why not
+    granted = stub.call(GetSplit(...))       # a GetSplitReply, or an error that says why not
 
 Messages travel as tagged `msgspec` structs; what a question expects does not travel.
 """

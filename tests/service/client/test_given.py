@@ -21,7 +21,7 @@ def test_of_an_answer_in_part_those_units_are_whole_whose_last_element_was_given
     progress = Progress(Delivered())
     # Three elements of each of three units, which end with them.
     origins = ((0, 3, 0, 3), (0, 3, 3, END - 3))
-    progress.add(1, answer_of(count=9, origins=origins, dealt=UNITS_FROM_50), 0, 9)
+    progress.add(1, answer_of(num_elements=9, origins=origins, assigned=UNITS_FROM_50), 0, 9)
     assert said(progress, 0) == {"frontier": 0}
     assert said(progress, 2) == {"frontier": 0, "parts": [[50, 1, [[0, 2]]]]}
     assert said(progress, 3) == {"frontier": 0, "delivered": [[50, 51]]}
@@ -36,9 +36,14 @@ def test_of_an_answer_in_part_those_units_are_whole_whose_last_element_was_given
 def test_an_end_is_heard_of_in_the_answer_after_the_unit_counts_as_done() -> None:
     progress = Progress(Delivered())
     dealt = ((0, 1, 50, 0), (1, 2, 51, 0))
-    progress.add(1, answer_of(count=2, origins=((0, 1, 0, 2),), dealt=dealt), 0, 2)
+    progress.add(1, answer_of(num_elements=2, origins=((0, 1, 0, 2),), assigned=dealt), 0, 2)
     # Number 0 is in `dealt` no more: it was delivered and acknowledged meanwhile.
-    late = answer_of(count=1, origins=((1, 1, 0, 1), (0, 1, 2, END - 2)), dealt=dealt[1:], done=1)
+    late = answer_of(
+        num_elements=1,
+        origins=((1, 1, 0, 1), (0, 1, 2, END - 2)),
+        assigned=dealt[1:],
+        num_done=1,
+    )
     progress.add(1, late, 2, 1)
     assert said(progress, 2) == {"frontier": 0, "parts": [[50, 1, [[0, 2]]]]}
     assert said(progress, 3) == {
@@ -52,7 +57,9 @@ def test_elements_that_have_several_origins_each_count_with_all_of_them() -> Non
     progress = Progress(Delivered())
     # Two batches, of three rows and of one: sizes differ.
     origins = ((0, 1, 0, 4), (0, 1, 4, END - 4))
-    answer = answer_of(count=2, origins=origins, dealt=UNITS_FROM_50, sizes=(3, 1))
+    answer = answer_of(
+        num_elements=2, origins=origins, assigned=UNITS_FROM_50, ids_per_element=(3, 1)
+    )
     progress.add(1, answer, 0, 2)
     assert said(progress, 1) == {"frontier": 0, "parts": [[50, 1, [[0, 3]]]]}
     assert said(progress, 2) == {"frontier": 0, "delivered": [[50, 51]]}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.service.client.losses import describe_loss
-from headrace.service.messages import LostUnits
+from headrace.service.messages import LostSplits
 
 
-def lost(*units: tuple[int, int], **fields: Any) -> LostUnits:
+def lost(*units: tuple[int, int], **fields: Any) -> LostSplits:
     count = sum(stop - start for start, stop in units)
-    return LostUnits(worker_address="w:1", task_id=1, units=units, count=count, **fields)
+    return LostSplits(worker_address="w:1", task_id=1, splits=units, num_splits=count, **fields)
 
 
 def test_nothing_is_said_of_a_whole_pass() -> None:
@@ -26,7 +26,10 @@ def test_how_many_where_and_why_is_said() -> None:
 
 def test_what_went_to_a_client_that_is_gone_is_named_with_it() -> None:
     (said,) = describe_loss(
-        (lost((3, 4), client_id="host-1"), lost((9, 10), given_up=True, deaths_at=("v:1", "w:1")))
+        (
+            lost((3, 4), client_id="host-1"),
+            lost((9, 10), abandoned=True, died_workers=("v:1", "w:1")),
+        )
     )
     assert said == (
         "this pass lost up to 2 positions of the dataset: 1 sent to client host-1, which is gone "

@@ -20,13 +20,13 @@ from headrace.service.client.reader import RemoteReader
 from headrace.service.client.shell import Line
 from headrace.service.client.targets import Target
 from headrace.service.messages import (
-    GatherPlace,
-    IterationOpened,
+    ContributeCheckpoint,
+    ContributeCheckpointReply,
+    JobOptions,
     OpenIteration,
-    PlaceGathered,
-    PlanReceived,
+    OpenIterationReply,
     PutPlan,
-    Terms,
+    PutPlanReply,
 )
 
 COST = b"what a row costs"
@@ -35,9 +35,9 @@ OPENING = OpenIteration(
     client_id="a",
     dataset_id="1000",
     job_name="job",
-    pass_number=(0,),
+    epoch=(0,),
     seed=7,
-    terms=Terms(processing_mode=0, cost="fingerprint", cost_plan=DIGEST),
+    options=JobOptions(processing_mode=0, cost_fn_id="fingerprint", cost_fn_digest=DIGEST),
 )
 
 
@@ -64,14 +64,18 @@ class Dispatcher:
         if isinstance(question, PutPlan):
             self._is_here = self.forgets == 0
             self.forgets -= not self._is_here
-            return PlanReceived(received=question.offset + len(question.part))
+            return PutPlanReply(received_bytes=question.offset + len(question.chunk))
         is_here = self._is_here
-        return IterationOpened(
-            iteration_id=2000 * is_here, tasks=(), seed=7, finished=False, wanted=not is_here
+        return OpenIterationReply(
+            iteration_id=2000 * is_here,
+            tasks=(),
+            seed=7,
+            finished=False,
+            cost_fn_needed=not is_here,
         )
 
 
-def opened(dispatcher: Dispatcher) -> IterationOpened:
+def opened(dispatcher: Dispatcher) -> OpenIterationReply:
     return open_iteration(
         OPENING,
         lambda: dispatcher,  # type: ignore[arg-type, return-value]
@@ -87,7 +91,7 @@ def opened(dispatcher: Dispatcher) -> IterationOpened:
 def test_a_cost_function_that_is_wanted_is_put_and_the_iteration_opened() -> None:
     dispatcher = Dispatcher(forgets=0)
     assert opened(dispatcher).iteration_id == 2000
-    put = PutPlan(digest=DIGEST, offset=0, total=len(COST), part=COST)
+    put = PutPlan(digest=DIGEST, offset=0, total_bytes=len(COST), chunk=COST)
     assert dispatcher.asked == [OPENING, put, OPENING]
 
 
@@ -132,7 +136,7 @@ def test_a_line_that_was_taken_keeps_nothing() -> None:
 # --- the place of all clients of a job: each says where it stands, and hears where all do ---------
 
 
-OF_ALL = PlaceGathered(delivered=((0, 4),), parts=((6, ((0, 2), (4, END))),))
+OF_ALL = ContributeCheckpointReply(delivered=((0, 4),), partial_splits=((6, ((0, 2), (4, END))),))
 PLACE = {"frontier": 4, "parts": [[6, 1, [[0, 2], [4, None]]]]}
 
 
@@ -148,9 +152,11 @@ class Gatherer:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def call(self, question: Any, timeout: float) -> PlaceGathered:
+    def call(self, question: Any, timeout: float) -> ContributeCheckpointReply:
         missing = ("b",) if self._clock[0] < self._until else ()
-        return PlaceGathered(missing=missing, delivered=((0, 3),), parts=((4, ((1, 2),)),))
+        return ContributeCheckpointReply(
+            missing_clients=missing, delivered=((0, 3),), partial_splits=((4, ((1, 2),)),)
+        )
 
 
 @pytest.fixture
@@ -215,12 +221,16 @@ def place_of_all(dispatcher: Answering, timeout: float = 60.0) -> Delivered:
 
 
 def test_the_same_question_is_asked_until_all_have_said_where_they_stand() -> None:
-    dispatcher = Answering(PlaceGathered(missing=("d",)), OF_ALL)
+    dispatcher = Answering(ContributeCheckpointReply(missing_clients=("d",)), OF_ALL)
     assert place_of_all(dispatcher).to_json() == PLACE
     first, second = dispatcher.asked
-    assert isinstance(first, GatherPlace)
+    assert isinstance(first, ContributeCheckpoint)
     assert first == second
-    assert (first.client_id, first.delivered, first.parts) == ("c", ((0, 2),), ((6, ((0, 2),)),))
+    assert (first.client_id, first.delivered, first.partial_splits) == (
+        "c",
+        ((0, 2),),
+        ((6, ((0, 2),)),),
+    )
 
 
 def test_each_state_is_a_question_of_its_own() -> None:
@@ -233,11 +243,11 @@ def test_each_state_is_a_question_of_its_own() -> None:
 
 def test_who_did_not_say_where_it_stands_is_named() -> None:
     with pytest.raises(DeadlineExceededError, match="place of d, e: "):
-        place_of_all(Answering(PlaceGathered(missing=("d", "e"))), timeout=0.01)
+        place_of_all(Answering(ContributeCheckpointReply(missing_clients=("d", "e"))), timeout=0.01)
 
 
 def test_who_has_had_nothing_of_a_job_yet_stands_where_the_others_do() -> None:
-    opened = IterationOpened(iteration_id=2000, tasks=(), seed=7, finished=True, job_name="job")
+    opened = OpenIterationReply(iteration_id=2000, tasks=(), seed=7, finished=True, job_name="job")
     dispatcher = Answering(opened, OF_ALL)
 
     def connect(*address: str) -> Any:
@@ -247,9 +257,9 @@ def test_who_has_had_nothing_of_a_job_yet_stands_where_the_others_do() -> None:
         client_id="c",
         dataset_id="1000",
         job_name="job",
-        pass_number=(0,),
+        epoch=(0,),
         seed=7,
-        terms=Terms(processing_mode=2, visitation="exactly_once"),
+        options=JobOptions(processing_mode=2, visitation="exactly_once"),
     )
     keeper = Keeper()
     watcher = Answering()

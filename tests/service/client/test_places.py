@@ -12,7 +12,7 @@ from headrace.execution.build import LocalUnits, start, start_above
 from headrace.execution.delivered import END
 from headrace.rewrites.cut import Cut, cut
 from headrace.service.client.places import going_on, named_place, units_read
-from headrace.service.messages import OpenIteration, Terms
+from headrace.service.messages import JobOptions, OpenIteration
 from headrace.service.ranges import subtracted
 
 
@@ -86,9 +86,9 @@ OPENING = OpenIteration(
     client_id="c",
     dataset_id="1000",
     job_name="job",
-    pass_number=(0,),
+    epoch=(0,),
     seed=1,
-    terms=Terms(processing_mode=2),
+    options=JobOptions(processing_mode=2),
 )
 
 
@@ -98,17 +98,17 @@ def test_who_goes_on_from_a_place_asks_for_what_is_left() -> None:
         "seed": 9,
     }
     opening, base = going_on(OPENING, position)
-    assert (opening.seed, opening.first_unit) == (9, 3)
+    assert (opening.seed, opening.first_split) == (9, 3)
     assert opening.delivered == ((5, 7),)
-    assert opening.parts == ((8, ((0, 2), (4, END))),)
+    assert opening.partial_splits == ((8, ((0, 2), (4, END))),)
     assert base.to_json() == position["positions"]
-    assert opening.start
+    assert opening.start_position_id
 
 
 def test_places_are_told_apart_by_what_they_say() -> None:
     place = {"frontier": 3, "delivered": [[5, 7]]}
     names = {
-        going_on(OPENING, {"positions": each, "seed": seed})[0].start
+        going_on(OPENING, {"positions": each, "seed": seed})[0].start_position_id
         for each in (place, {"frontier": 3}, {"frontier": 4})
         for seed in (1, 2)
     }

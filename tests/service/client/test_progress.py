@@ -27,47 +27,56 @@ TWO_UNITS = ((0, 1, 0, 2), (1, 1, 0, 2), (0, 2, 2, END - 2))
     ],
 )
 def test_with_the_last_element_of_a_unit_its_end_is_given(count: int, given: Any) -> None:
-    answer = answer_of(count=4, origins=TWO_UNITS)
+    answer = answer_of(num_elements=4, origins=TWO_UNITS)
     assert [*rows_given(answer, count, 4)] == given
 
 
 @pytest.mark.parametrize(("count", "given"), [(1, [(0, 1, 0, 2)]), (2, [(0, 1, 0, 3)])])
 def test_elements_of_several_origins_are_given_with_all_of_theirs(count: int, given: Any) -> None:
-    answer = answer_of(count=3, origins=((0, 1, 0, 3), (1, 1, 0, 1)), sizes=(2, 1, 1))
+    answer = answer_of(
+        num_elements=3, origins=((0, 1, 0, 3), (1, 1, 0, 1)), ids_per_element=(2, 1, 1)
+    )
     assert [*rows_given(answer, count, 3)] == given
 
 
 def test_elements_that_have_as_many_origins_each_need_not_say_so() -> None:
-    answer = answer_of(count=2, origins=((0, 1, 0, 6),))
+    answer = answer_of(num_elements=2, origins=((0, 1, 0, 6),))
     assert [*rows_given(answer, 1, 2)] == [(0, 1, 0, 3)]
 
 
 def test_of_origins_in_another_order_those_of_the_first_elements_are_given() -> None:
     order = np.array([2, 0, 3, 1], "<u4").tobytes()
-    answer = answer_of(count=4, origins=TWO_UNITS, is_mixed=True, order=order)
+    answer = answer_of(num_elements=4, origins=TWO_UNITS, is_permuted=True, permutation=order)
     assert [*rows_given(answer, 2, 4)] == [(0, 2, 1, 1), (0, 2, 2, END - 2)]
     with pytest.raises(FailedPreconditionError, match="another version of Headrace"):
-        rows_given(answer_of(count=4, origins=TWO_UNITS, is_mixed=True), 2, 4)
+        rows_given(answer_of(num_elements=4, origins=TWO_UNITS, is_permuted=True), 2, 4)
 
 
 def test_where_units_take_turns_the_first_elements_are_those_of_the_first_turns() -> None:
     # 7 7 | 3 3 | 5 5 | 7 7 | 3: the first element of 7 came before.
     turns = ((7, 3, 5), 2, 1, 8)
     origins = ((3, 1, 4, 3), (5, 1, 0, 2), (7, 1, 1, 3))
-    answer = answer_of(count=8, origins=origins, is_mixed=True, turns=turns)
+    answer = answer_of(num_elements=8, origins=origins, is_permuted=True, interleaving=turns)
     assert [*rows_given(answer, 4, 8)] == [(3, 1, 4, 2), (5, 1, 0, 1), (7, 1, 1, 1)]
     assert [*rows_given(answer, 6, 8)] == [(3, 1, 4, 2), (5, 1, 0, 2), (7, 1, 1, 2)]
     with pytest.raises(FailedPreconditionError, match="another version of Headrace"):
-        rows_given(answer_of(count=8, origins=origins[:2], is_mixed=True, turns=turns), 4, 8)
+        rows_given(
+            answer_of(num_elements=8, origins=origins[:2], is_permuted=True, interleaving=turns),
+            4,
+            8,
+        )
 
 
 def test_an_end_that_is_said_late_is_of_the_unit_that_was_dealt() -> None:
     progress = Progress(Delivered())
-    first = answer_of(count=2, origins=((0, 1, 0, 2),), dealt=((0, 1, 7, 0),))
+    first = answer_of(num_elements=2, origins=((0, 1, 0, 2),), assigned=((0, 1, 7, 0),))
     progress.add(1, first, 0, 2)
     # The unit is done by now, and no more among those that the task has.
     late = answer_of(
-        count=1, origins=((1, 1, 0, 1), (0, 1, 2, END - 2)), dealt=((1, 1, 30, 0),), done=1
+        num_elements=1,
+        origins=((1, 1, 0, 1), (0, 1, 2, END - 2)),
+        assigned=((1, 1, 30, 0),),
+        num_done=1,
     )
     progress.add(1, late, 2, 1)
     assert progress.until(2).to_json() == {"frontier": 0, "parts": [[7, 1, [[0, 2]]]]}
@@ -82,9 +91,9 @@ def test_a_place_has_what_came_of_all_tasks_and_before() -> None:
     before = Delivered()
     before.add([(0, 3, 0, END)])
     progress = Progress(before)
-    whole = {"count": 1, "origins": ((0, 1, 0, 1), (0, 1, 1, END - 1))}
-    progress.add(1, answer_of(dealt=((0, 1, 3, 0),), **whole), 0, 1)
-    progress.add(2, answer_of(dealt=((0, 1, 5, 0),), **whole), 1, 1)
+    whole = {"num_elements": 1, "origins": ((0, 1, 0, 1), (0, 1, 1, END - 1))}
+    progress.add(1, answer_of(assigned=((0, 1, 3, 0),), **whole), 0, 1)
+    progress.add(2, answer_of(assigned=((0, 1, 5, 0),), **whole), 1, 1)
     assert [progress.until(place).whole for place in range(3)] == [
         ((0, 3),),
         ((0, 4),),
@@ -100,16 +109,30 @@ def test_what_a_task_is_dealt_later_does_not_change_what_came_before() -> None:
     progress = Progress(Delivered())
     first = ((0, 2, 40, 0),)
     progress.add(
-        1, answer_of(count=2, origins=((0, 2, 0, 1), (0, 2, 1, END - 1)), dealt=first), 0, 2
+        1,
+        answer_of(num_elements=2, origins=((0, 2, 0, 1), (0, 2, 1, END - 1)), assigned=first),
+        0,
+        2,
     )
     later = ((2, 2, 10, 0),)
     progress.add(
         1,
-        answer_of(first=2, count=1, origins=((1, 2, 0, 1),), dealt=(*first, *later), done=2),
+        answer_of(
+            first_element=2,
+            num_elements=1,
+            origins=((1, 2, 0, 1),),
+            assigned=(*first, *later),
+            num_done=2,
+        ),
         2,
         1,
     )
-    progress.add(1, answer_of(first=3, count=1, origins=((3, 1, 0, 1),), dealt=later), 3, 1)
+    progress.add(
+        1,
+        answer_of(first_element=3, num_elements=1, origins=((3, 1, 0, 1),), assigned=later),
+        3,
+        1,
+    )
     assert progress.until(2).whole == ((40, 42),)
     assert progress.until(4).parts == ((10, ((0, 1),)), (11, ((0, 1),)))
     progress.forget(4)
@@ -120,7 +143,9 @@ def test_places_are_known_from_the_last_one_that_was_not_forgotten() -> None:
     progress = Progress(Delivered())
     for place in range(50):
         ended = ((place, 1, 0, 1), (place, 1, 1, END - 1))
-        progress.add(7, answer_of(count=1, origins=ended, dealt=((0, 50, 100, 0),)), place, 1)
+        progress.add(
+            7, answer_of(num_elements=1, origins=ended, assigned=((0, 50, 100, 0),)), place, 1
+        )
         if place % 4 == 3:
             progress.forget(place - 1)
     assert progress.until(50).whole == ((100, 150),)

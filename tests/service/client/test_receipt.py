@@ -8,18 +8,20 @@ import msgspec
 import pytest
 
 from headrace.service.client.receipt import Receipt
-from headrace.service.messages import ElementOrigins, Elements
+from headrace.service.messages import ElementIds, GetElementsReply
 
 
-def answer(first: int, count: int, done: tuple[int, int], touched: int, begun: int = 0) -> Elements:
-    return Elements(
-        first=first,
-        count=count,
-        end=False,
+def answer(
+    first: int, count: int, done: tuple[int, int], touched: int, begun: int = 0
+) -> GetElementsReply:
+    return GetElementsReply(
+        first_element=first,
+        num_elements=count,
+        end_of_task=False,
         done_from=done[0],
         done_to=done[1],
-        touched=touched,
-        begun=begun,
+        delivered_end=touched,
+        earlier_delivered_end=begun,
     )
 
 
@@ -76,7 +78,7 @@ def test_of_an_answer_that_was_begun_those_count_whose_origins_are_known(
 ) -> None:
     receipt = Receipt()
     begun = msgspec.structs.replace(
-        answer(0, 4, (0, 0), 1), mode=ElementOrigins(runs=origins, is_mixed=is_mixed)
+        answer(0, 4, (0, 0), 1), mode_data=ElementIds(runs=origins, is_permuted=is_mixed)
     )
     receipt.begin(begun, used)
     assert receipt.parts == parts
@@ -94,8 +96,8 @@ def test_what_came_is_the_same_however_seldom_somebody_asks() -> None:
         first += chance.choice([0, 0, 0, 4])  # what came to somebody else
         came = msgspec.structs.replace(
             answer(first, count, (done, done + more), done + more + 1, begun=done),
-            mode=ElementOrigins(runs=((done, 1 + more, 0, 2),)),
-            done=max(0, done - 20),
+            mode_data=ElementIds(runs=((done, 1 + more, 0, 2),)),
+            num_done=max(0, done - 20),
         )
         first, done = first + count, done + more
         often.add(came)

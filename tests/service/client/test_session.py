@@ -25,25 +25,25 @@ from headrace.service.client.actions import Actions
 from headrace.service.client.session import Session
 from headrace.service.messages import (
     ClientHeartbeat,
-    ClientUpdate,
+    ClientHeartbeatReply,
     Done,
-    Elements,
-    IterationOpened,
-    LostUnits,
+    GetElementsReply,
+    LostSplits,
+    OpenIterationReply,
+    ReportDelivery,
     ReportUnreachable,
-    SettleTask,
     TaskAddress,
 )
 
 
 def address(task_id: int) -> TaskAddress:
     return TaskAddress(
-        task_id=task_id, worker_id=f"w{task_id}", worker_address=f"h:{task_id}", ticket="t"
+        task_id=task_id, worker_id=f"w{task_id}", worker_address=f"h:{task_id}", task_token="t"
     )
 
 
-def update(*tasks: int, **fields: Any) -> ClientUpdate:
-    return ClientUpdate(
+def update(*tasks: int, **fields: Any) -> ClientHeartbeatReply:
+    return ClientHeartbeatReply(
         tasks=tuple(map(address, tasks)), finished=fields.pop("finished", False), **fields
     )
 
@@ -51,7 +51,7 @@ def update(*tasks: int, **fields: Any) -> ClientUpdate:
 def opened(*tasks: int, credit: int = 16, **options: Any) -> Session:
     session = Session("me", "d:1", credit, 0.0, **options)
     session.opened(
-        IterationOpened(
+        OpenIterationReply(
             iteration_id=1, tasks=tuple(map(address, tasks)), seed=0, finished=not tasks and False
         ),
         0.0,
@@ -61,19 +61,28 @@ def opened(*tasks: int, credit: int = 16, **options: Any) -> Session:
 
 def test_who_joins_what_has_failed_hears_why() -> None:
     session = Session("me", "d:1", 16, 0.0)
-    session.opened(IterationOpened(1, (), 0, finished=True, failed="all workers died"), 0.0)
+    session.opened(
+        OpenIterationReply(1, (), 0, finished=True, failure_reason="all workers died"), 0.0
+    )
     assert session.is_over
     assert isinstance(session.failure, FailedPreconditionError)
     assert str(session.failure) == "all workers died"
 
 
-def elements(first: int, count: int, done: tuple[int, int] = (0, 0), **fields: Any) -> Elements:
-    return Elements(
-        first=first, count=count, end=False, done_from=done[0], done_to=done[1], **fields
+def elements(
+    first: int, count: int, done: tuple[int, int] = (0, 0), **fields: Any
+) -> GetElementsReply:
+    return GetElementsReply(
+        first_element=first,
+        num_elements=count,
+        end_of_task=False,
+        done_from=done[0],
+        done_to=done[1],
+        **fields,
     )
 
 
-END = Elements(first=0, count=0, end=True)
+END = GetElementsReply(first_element=0, num_elements=0, end_of_task=True)
 REFUSED = UnavailableError("connection refused")
 REFUSED.refused = True  # type: ignore[attr-defined]
 
@@ -155,7 +164,7 @@ def test_a_loss_is_reported_at_once_and_until_the_dispatcher_has_heard_it() -> N
     session.disconnected(1, REFUSED, 0.2)
     actions = session.act(0.2)
     assert calls(actions, ReportUnreachable) == [
-        ReportUnreachable(client_id="me", task_id=1, refused=True)
+        ReportUnreachable(client_id="me", task_id=1, connection_refused=True)
     ]
     assert len(calls(actions, ClientHeartbeat)) == 1
     session.unheard(0.3)  # nobody answered: said again
@@ -173,8 +182,8 @@ def test_an_answer_that_was_lost_with_its_connection_is_asked_for_when_the_task_
     session.disconnected(1, REFUSED, 0.2)
     for attempt in range(20):
         now = 2.0 * attempt + 0.3
-        session.updated(update(finished=True, kept=(1,)), now)
-        session.updated(update(same=True), now)
+        session.updated(update(finished=True, redeliverable=(1,)), now)
+        session.updated(update(unchanged=True), now)
         assert not session.is_over
         assert numbers(session.act(now + 1.1), 1) == [0, 1, 2]
         session.disconnected(1, UnavailableError("no answer"), now + 1.1)
@@ -184,7 +193,7 @@ def test_a_finished_task_is_over_when_its_worker_is_neither_reached_nor_there() 
     session = opened(1)
     session.act(0.0)
     session.disconnected(1, REFUSED, 0.2)
-    session.updated(update(finished=True, kept=(1,)), 0.3)
+    session.updated(update(finished=True, redeliverable=(1,)), 0.3)
     session.updated(update(finished=True), 5.2)
     assert session.is_over
     (warning,) = session.act(5.2).warnings
@@ -205,7 +214,7 @@ def test_of_a_share_that_is_also_said_where_the_end_of_its_task_was_never_heard_
 def test_of_a_share_that_is_also_said_by_the_process_that_took_the_place_of_its_worker() -> None:
     session = opened(1, has_shares=True)
     session.act(0.0)
-    session.updated(update(finished=True, kept=(1,)), 0.3)
+    session.updated(update(finished=True, redeliverable=(1,)), 0.3)
     session.answered(1, 0, CancelledError("task 1 is not on this worker"), None, 0.5)
     assert session.is_over
     (warning,) = session.act(0.5).warnings
@@ -318,7 +327,7 @@ def test_workers_count_as_missing_once_there_was_time_to_deal_anew() -> None:
     assert "no worker is registered" in warning
 
 
-@pytest.mark.parametrize("before", [{"silent": ("another",)}, {"kept": (1,)}])
+@pytest.mark.parametrize("before", [{"awaited_clients": ("another",)}, {"redeliverable": (1,)}])
 def test_workers_are_there_where_another_client_was_waited_for(before: dict[str, Any]) -> None:
     session = opened(1)
     session.waiting(0.0)
@@ -348,11 +357,11 @@ def test_each_attempt_at_copies_that_were_all_lost_is_said() -> None:
     assert session.act(0.0).warnings == []
     session.answered(1, 0, CancelledError("off"), None, 0.1)
     again = [msgspec.structs.replace(address(task_id), attempt=1) for task_id in (2, 3)]
-    session.updated(ClientUpdate(tasks=tuple(again), finished=False, version=1), 0.2)
+    session.updated(ClientHeartbeatReply(tasks=tuple(again), finished=False, version=1), 0.2)
     (warning,) = session.act(0.2).warnings
     assert "every worker that read a copy of the dataset was lost" in warning
     assert "h:2" in warning
-    session.updated(ClientUpdate(tasks=tuple(again), finished=False, version=2), 0.3)
+    session.updated(ClientHeartbeatReply(tasks=tuple(again), finished=False, version=2), 0.3)
     assert session.act(0.3).warnings == []
 
 
@@ -374,7 +383,7 @@ def test_in_order_the_end_of_a_task_is_not_waited_for_when_all_came() -> None:
     for number in (0, 1, 2):
         session.answered(2, number, END, None, 1.1)
     assert not session.is_over, "as a rule it comes at once"
-    session.updated(update(same=True), 2.0)
+    session.updated(update(unchanged=True), 2.0)
     assert session.is_over
 
 
@@ -383,20 +392,23 @@ def test_a_lost_task_is_settled_with_what_arrived_and_fenced() -> None:
     session.act(0.0)
     session.answered(1, 0, elements(0, 3, done=(0, 2)), "a", 0.1)
     session.answered(1, 1, elements(3, 3, done=(2, 5)), "b", 0.1)
-    session.updated(update(settle=(1,)), 0.2)
+    session.updated(update(reports_needed=(1,)), 0.2)
     # It comes back after a pause: what it still has may have gone to others.
     assert session.answered(1, 2, elements(6, 3, done=(5, 9)), "c", 0.3) == []
-    (settled,) = calls(session.act(0.3), SettleTask)
-    assert settled == SettleTask(client_id="me", task_id=1, received=((0, 5),), touched=((0, 5),))
+    (settled,) = calls(session.act(0.3), ReportDelivery)
+    assert settled == ReportDelivery(
+        client_id="me", task_id=1, delivered=((0, 5),), partially_delivered=((0, 5),)
+    )
     session.heard(settled, Done(), 0.4)
     session.updated(
         update(
-            finished=True, lost=(LostUnits(worker_address="h:1", task_id=1, units=(), count=4),)
+            finished=True,
+            lost=(LostSplits(worker_address="h:1", task_id=1, splits=(), num_splits=4),),
         ),
         0.4,
     )
     assert session.is_over
-    assert session.lost[0].count == 4
+    assert session.lost[0].num_splits == 4
 
 
 def test_what_others_wait_for_is_said_at_once_however_seldom_it_asks_by_now() -> None:
@@ -405,60 +417,60 @@ def test_what_others_wait_for_is_said_at_once_however_seldom_it_asks_by_now() ->
     session.disconnected(1, REFUSED, 0.1)
     now = 0.2
     for _ in range(8):  # more and more patiently
-        session.updated(update(silent=("another",)), now)
+        session.updated(update(awaited_clients=("another",)), now)
         session.act(now + 2.0)
         now += 2.0
-    session.updated(update(settle=(1,)), now)
-    assert calls(session.act(now), SettleTask)
-    session.updated(update(settle=(1,)), now + 0.1)
-    assert not calls(session.act(now + 0.1), SettleTask), "again, in the usual rhythm"
+    session.updated(update(reports_needed=(1,)), now)
+    assert calls(session.act(now), ReportDelivery)
+    session.updated(update(reports_needed=(1,)), now + 0.1)
+    assert not calls(session.act(now + 0.1), ReportDelivery), "again, in the usual rhythm"
 
 
 def test_what_came_in_part_is_said_too() -> None:
     session = opened(1)
     session.act(0.0)
-    session.answered(1, 0, elements(0, 3, done=(0, 2), touched=6), "a", 0.1)
-    session.answered(1, 1, elements(5, 3, done=(3, 4), touched=4), "b", 0.1)
-    session.answered(1, 2, elements(9, 3, done=(9, 9), touched=12), "c", 0.1)
-    session.updated(update(settle=(1,)), 0.2)
-    (settled,) = calls(session.act(0.3), SettleTask)
-    assert settled.received == ((0, 2), (3, 4))
-    assert settled.touched == ((0, 6), (9, 12))
+    session.answered(1, 0, elements(0, 3, done=(0, 2), delivered_end=6), "a", 0.1)
+    session.answered(1, 1, elements(5, 3, done=(3, 4), delivered_end=4), "b", 0.1)
+    session.answered(1, 2, elements(9, 3, done=(9, 9), delivered_end=12), "c", 0.1)
+    session.updated(update(reports_needed=(1,)), 0.2)
+    (settled,) = calls(session.act(0.3), ReportDelivery)
+    assert settled.delivered == ((0, 2), (3, 4))
+    assert settled.partially_delivered == ((0, 6), (9, 12))
 
 
 def test_what_came_out_of_turn_and_was_never_delivered_did_not_arrive() -> None:
     session = opened(1)
     session.act(0.0)
-    assert session.answered(1, 1, elements(3, 3, done=(2, 5), touched=5), "b", 0.1) == []
-    session.updated(update(settle=(1,)), 0.2)
-    (settled,) = calls(session.act(0.3), SettleTask)
-    assert (settled.received, settled.touched) == ((), ())
+    assert session.answered(1, 1, elements(3, 3, done=(2, 5), delivered_end=5), "b", 0.1) == []
+    session.updated(update(reports_needed=(1,)), 0.2)
+    (settled,) = calls(session.act(0.3), ReportDelivery)
+    assert (settled.delivered, settled.partially_delivered) == ((), ())
 
 
 def test_a_task_that_was_never_heard_of_is_settled_with_nothing() -> None:
     session = opened(1)
-    session.updated(update(1, settle=(7,)), 0.2)
-    (settled,) = calls(session.act(0.3), SettleTask)
-    assert (settled.received, settled.touched) == ((), ())
+    session.updated(update(1, reports_needed=(7,)), 0.2)
+    (settled,) = calls(session.act(0.3), ReportDelivery)
+    assert (settled.delivered, settled.partially_delivered) == ((), ())
 
 
 def test_what_came_of_a_lost_task_is_said_to_be_used_when_it_is() -> None:
     session = opened(1)
     session.act(0.0)
     session.answered(1, 0, elements(0, 3, done=(0, 3)), "a", 0.1)
-    session.updated(update(settle=(1,)), 0.2)
-    (word,) = calls(session.act(0.3), SettleTask)
-    assert (word.received, word.used) == (((0, 3),), False)
+    session.updated(update(reports_needed=(1,)), 0.2)
+    (word,) = calls(session.act(0.3), ReportDelivery)
+    assert (word.delivered, word.consumed) == (((0, 3),), False)
     session.heard(word, Done(), 0.4)
     session.updated(update(), 0.5)
-    assert not calls(session.act(3.0), SettleTask)
+    assert not calls(session.act(3.0), ReportDelivery)
     session.used_up(1, 0)
     session.updated(update(), 3.1)
-    (word,) = calls(session.act(6.0), SettleTask)
-    assert (word.received, word.used) == (((0, 3),), True)
+    (word,) = calls(session.act(6.0), ReportDelivery)
+    assert (word.delivered, word.consumed) == (((0, 3),), True)
     session.heard(word, Done(), 6.1)
     session.updated(update(), 6.2)
-    assert not calls(session.act(9.0), SettleTask)
+    assert not calls(session.act(9.0), ReportDelivery)
 
 
 def test_a_task_that_was_called_off_is_over_and_the_dispatcher_is_asked_why() -> None:
@@ -484,7 +496,7 @@ def test_an_error_is_delivered_in_its_turn_and_reading_goes_on() -> None:
     # Its class does not matter: it is data.
     error = UnavailableError("bad row")
     session.answered(1, 1, elements(1, 1), "b", 0.1)
-    found = session.answered(1, 0, elements(0, 0, touched=4, error=b"bad row"), error, 0.1)
+    found = session.answered(1, 0, elements(0, 0, delivered_end=4, error=b"bad row"), error, 0.1)
     assert [delivery.payload for delivery in found] == [error, "b"]
     session.used_up(1, 0)
     assert numbers(session.act(0.2)) == [3]
@@ -493,10 +505,12 @@ def test_an_error_is_delivered_in_its_turn_and_reading_goes_on() -> None:
 def test_units_of_which_only_an_error_arrived_count_as_touched() -> None:
     session = opened(1)
     session.act(0.0)
-    session.answered(1, 0, elements(0, 0, touched=4, error=b"bad row"), ValueError("bad row"), 0.1)
-    session.updated(update(settle=(1,)), 0.2)
-    (settle,) = calls(session.act(1.5), SettleTask)
-    assert (settle.received, settle.touched) == ((), ((0, 4),))
+    session.answered(
+        1, 0, elements(0, 0, delivered_end=4, error=b"bad row"), ValueError("bad row"), 0.1
+    )
+    session.updated(update(reports_needed=(1,)), 0.2)
+    (settle,) = calls(session.act(1.5), ReportDelivery)
+    assert (settle.delivered, settle.partially_delivered) == ((), ((0, 4),))
 
 
 def test_a_pause_of_the_client_itself_is_blamed_on_nobody() -> None:
@@ -607,12 +621,12 @@ def test_of_a_unit_that_is_waited_for_long_the_dispatcher_hears_at_once_and_agai
     session.updated(update(1, 2, heartbeat_interval=5.0), 1.1)
     assert session.act(1.1).wake_in == pytest.approx(0.1)
     (beat,) = calls(session.act(1.2), ClientHeartbeat)
-    assert (before.wanted, beat.wanted) == (-1, 7)
-    session.updated(update(1, 2, heartbeat_interval=1.0, helpers=(2,)), 1.3)
+    assert (before.wanted_split, beat.wanted_split) == (-1, 7)
+    session.updated(update(1, 2, heartbeat_interval=1.0, urgent_tasks=(2,)), 1.3)
     assert session.helpers == {2}
     assert not calls(session.act(1.4), ClientHeartbeat)
     (again,) = calls(session.act(2.4), ClientHeartbeat)
-    assert again.wanted == 7
+    assert again.wanted_split == 7
 
 
 def test_a_pause_of_the_client_itself_does_not_make_a_unit_late() -> None:
@@ -620,23 +634,23 @@ def test_a_pause_of_the_client_itself_does_not_make_a_unit_late() -> None:
     session.allow({1}, 7, 0.0)
     session.act(0.1)
     (beat,) = calls(session.act(30.0), ClientHeartbeat)
-    assert beat.wanted == -1
+    assert beat.wanted_split == -1
 
 
 def test_who_helps_with_a_unit_does_not_with_the_next() -> None:
     session = opened(1, 2, wants_all=True)
     session.allow({1}, 7, 0.0)
     session.act(1.0)
-    session.updated(update(1, 2, helpers=(2,)), 1.1)
+    session.updated(update(1, 2, urgent_tasks=(2,)), 1.1)
     session.allow({1}, 8, 1.2)
     assert session.helpers == frozenset()
     (beat,) = calls(session.act(2.3), ClientHeartbeat)
-    assert beat.wanted == 8
+    assert beat.wanted_split == 8
     session.allow(None, None, 2.4)
-    session.updated(update(1, 2, helpers=(2,)), 2.5)
+    session.updated(update(1, 2, urgent_tasks=(2,)), 2.5)
     assert session.helpers == frozenset(), "it was said of what came meanwhile"
     (beat,) = calls(session.act(3.6), ClientHeartbeat)
-    assert beat.wanted == -1
+    assert beat.wanted_split == -1
 
 
 def test_in_order_a_wait_names_who_holds_what_is_next_though_others_give_what_comes_later() -> None:
@@ -646,7 +660,7 @@ def test_in_order_a_wait_names_who_holds_what_is_next_though_others_give_what_co
     session.act(0.0)
     said = []
     for now in range(1, 11):
-        session.updated(update(1, 2, helpers=(2,)), float(now))
+        session.updated(update(1, 2, urgent_tasks=(2,)), float(now))
         session.answered(1, now - 1, elements(now, 1), "later", float(now))
         session.used_up(1, now - 1)
         said += session.act(float(now)).warnings
@@ -765,8 +779,8 @@ def test_a_client_that_leaves_early_says_what_it_used_and_not_what_arrived() -> 
     session.answered(2, 0, elements(0, 1, done=(0, 1)), "d", 0.1)
     session.used_up(1, 0)
     (word,) = session.leave(begun=(1, 1, 1))
-    assert word == SettleTask(
-        client_id="me", task_id=1, received=((0, 3),), touched=((0, 6),), used=True
+    assert word == ReportDelivery(
+        client_id="me", task_id=1, delivered=((0, 3),), partially_delivered=((0, 6),), consumed=True
     )
 
 
@@ -778,15 +792,17 @@ def test_what_was_not_used_of_a_task_that_was_called_off_is_not_said_to_be_used(
     session.used_up(1, 0)
     session.answered(1, 2, CancelledError("off"), None, 0.1)
     (word,) = session.leave(begun=None)
-    assert word == SettleTask(
-        client_id="me", task_id=1, received=((0, 3),), touched=((0, 3),), used=True
+    assert word == ReportDelivery(
+        client_id="me", task_id=1, delivered=((0, 3),), partially_delivered=((0, 3),), consumed=True
     )
 
 
 def test_after_a_pause_in_which_it_may_have_been_given_up_a_client_asks_before_it_goes_on() -> None:
     session = Session("me", "d:1", 16, 0.0)
     session.opened(
-        IterationOpened(iteration_id=1, tasks=(address(1),), seed=0, finished=False, lease=300.0),
+        OpenIterationReply(
+            iteration_id=1, tasks=(address(1),), seed=0, finished=False, lease=300.0
+        ),
         0.0,
     )
     session.act(0.0)
@@ -811,10 +827,10 @@ def test_a_wait_for_a_client_that_cannot_be_heard_is_named() -> None:
     session.answered(1, 1, END, None, 0.1)
     session.answered(1, 2, END, None, 0.1)
     session.waiting(0.1)
-    session.updated(update(silent=("other",)), 0.2)
+    session.updated(update(awaited_clients=("other",)), 0.2)
     for second in range(1, 10):
         session.act(float(second))
-        session.updated(update(silent=("other",), version=second), second + 0.1)
+        session.updated(update(awaited_clients=("other",), version=second), second + 0.1)
     (warning,) = session.act(10.2).warnings
     assert "other of the same job cannot be heard" in warning
     assert "no worker" not in warning
@@ -822,7 +838,7 @@ def test_a_wait_for_a_client_that_cannot_be_heard_is_named() -> None:
 
 def test_every_message_of_the_session_is_one_that_the_dispatcher_knows() -> None:
     known = set(messages.DispatcherRequest.__args__)  # type: ignore[attr-defined]
-    assert {ClientHeartbeat, ReportUnreachable, SettleTask} <= known
+    assert {ClientHeartbeat, ReportUnreachable, ReportDelivery} <= known
 
 
 # --- what the dispatcher answers ----------------------------------------------------------------

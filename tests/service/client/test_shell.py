@@ -14,12 +14,17 @@ from headrace.service.client.actions import Delivery
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
-from headrace.service.messages import Elements, IterationOpened, Skipped, TaskAddress
+from headrace.service.messages import (
+    GetElementsReply,
+    OpenIterationReply,
+    SkippedElements,
+    TaskAddress,
+)
 from headrace.service.modes.coordinated_reads.session import RoundSession
 from headrace.serving.connections import Answered
 from headrace.transport.channel import Reply
 
-TASK = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", ticket="t")
+TASK = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", task_token="t")
 
 
 class Watched(RoundSession):
@@ -64,11 +69,20 @@ def test_whether_it_is_over_is_asked_under_the_lock() -> None:
 
 def test_elements_that_were_gone_count_once_however_often_the_answer_comes() -> None:
     session = Session("c", "d:1", 16, 0.0, trainer_id="t")
-    session.opened(IterationOpened(2000, (TASK,), 0, finished=False), 0.0)
+    session.opened(OpenIterationReply(2000, (TASK,), 0, finished=False), 0.0)
     number = session.act(0.0).asks[0].number
     shell = shell_of(session)
     before = REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0
-    reply = Reply(1, Elements(first=100, count=1, end=False, mode=Skipped(count=100)), ())
+    reply = Reply(
+        1,
+        GetElementsReply(
+            first_element=100,
+            num_elements=1,
+            end_of_task=False,
+            mode_data=SkippedElements(count=100),
+        ),
+        (),
+    )
     for _ in range(3):
         shell._take_answer(Answered(1, number, reply), 0.1)
     assert session.skipped == 100
@@ -87,14 +101,16 @@ class Bell:
 
 def test_what_is_taken_in_order_wakes_the_thread_only_where_few_answers_are_on_the_way() -> None:
     session = Session("c", "d:1", 16, 0.0, wants_all=True)
-    session.opened(IterationOpened(2000, (TASK,), 0, finished=False), 0.0)
+    session.opened(OpenIterationReply(2000, (TASK,), 0, finished=False), 0.0)
     numbers = [ask.number for ask in session.act(0.0).asks]
     assert len(numbers) == 3
     shell, bell = shell_of(session), Bell()
     shell._runner._connections = bell  # type: ignore[assignment]
     rung = []
     for first, number in enumerate(numbers):
-        reply = Reply(1, Elements(first=first, count=1, end=False), ())
+        reply = Reply(
+            1, GetElementsReply(first_element=first, num_elements=1, end_of_task=False), ()
+        )
         shell._take_answer(Answered(1, number, reply), 0.1)
         assert len(shell.delivered()) == 1
         rung.append(bell.rung)

@@ -7,21 +7,25 @@ import pytest
 from headrace.errors import FailedPreconditionError
 from headrace.service.client.contact import describe_missing
 from headrace.service.client.targets import Target
-from headrace.service.messages import ClientUpdate, IterationOpened, TaskAddress
+from headrace.service.messages import ClientHeartbeatReply, OpenIterationReply, TaskAddress
 
 
 def task(number: int, *tags: str) -> TaskAddress:
     return TaskAddress(
-        task_id=number, worker_id=f"w{number}", worker_address=f"h:{number}", ticket="t", tags=tags
+        task_id=number,
+        worker_id=f"w{number}",
+        worker_address=f"h:{number}",
+        task_token="t",
+        tags=tags,
     )
 
 
-def update(*tasks: TaskAddress) -> ClientUpdate:
-    return ClientUpdate(tasks=tasks, finished=False)
+def update(*tasks: TaskAddress) -> ClientHeartbeatReply:
+    return ClientHeartbeatReply(tasks=tasks, finished=False)
 
 
-def opened(*tasks: TaskAddress) -> IterationOpened:
-    return IterationOpened(iteration_id=1, tasks=tasks, seed=0, finished=False)
+def opened(*tasks: TaskAddress) -> OpenIterationReply:
+    return OpenIterationReply(iteration_id=1, tasks=tasks, seed=0, finished=False)
 
 
 def test_auto_passes_over_tagged_workers_and_is_over_when_its_own_are() -> None:
@@ -51,6 +55,6 @@ def test_local_without_a_worker_here_is_an_error() -> None:
 
 
 def test_an_update_that_says_nothing_new_stays_as_it_is() -> None:
-    same = ClientUpdate(tasks=(), finished=False, same=True)
+    same = ClientHeartbeatReply(tasks=(), finished=False, unchanged=True)
     assert Target("AUTO").of(same) is same
     assert Target("LOCAL").of(same) is same

@@ -7,7 +7,7 @@ import math
 from headrace.errors import UnavailableError
 from headrace.service.client.schedule import Budget, Turns
 from headrace.service.client.task import Task
-from headrace.service.messages import Elements, TaskAddress
+from headrace.service.messages import GetElementsReply, TaskAddress
 
 
 class Reading:
@@ -19,7 +19,7 @@ class Reading:
         self.tasks: dict[int, Task] = {}
         for task_id in task_ids:
             address = TaskAddress(
-                task_id=task_id, worker_id="w", worker_address="w:1", ticket="ticket"
+                task_id=task_id, worker_id="w", worker_address="w:1", task_token="ticket"
             )
             self.turns.add(task_id)
             self.tasks[task_id] = Task(address)
@@ -33,7 +33,7 @@ class Reading:
 
     def answer(self, task_id: int, number: int) -> None:
         """Let an answer come whose turn it is, with an element."""
-        answer = Elements(first=number, count=1, end=False)
+        answer = GetElementsReply(first_element=number, num_elements=1, end_of_task=False)
         task = self.tasks[task_id]
         for due, (elements, _) in task.window.take(number, (answer, None)):
             self.turns.answered(task_id, due)

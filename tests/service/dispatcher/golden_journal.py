@@ -19,9 +19,9 @@ import msgspec
 
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher import updates
+from headrace.service.dispatcher import events
 from headrace.service.modes.distributed_save.records import files_of
-from headrace.service.modes.distributed_save.saves import NoteSave
+from headrace.service.modes.distributed_save.requests import ReportDirectory
 from tests.service.dispatcher.scenario import DYNAMIC, STARTED, Scenario, registration, saving
 
 __all__ = ["GOLDEN", "STORIES", "a_day", "saved"]
@@ -37,10 +37,10 @@ def a_day() -> Scenario:
     scene.register(positions=1000)
     for worker_id in ("v", "w", "x"):
         scene.add_worker(worker_id, tags=("COLOCATED",) if worker_id == "w" else ())
-    scene.open("c", processing_mode=DYNAMIC, job_name="job", pass_number=(0, 3), seed=-5)
+    scene.open("c", processing_mode=DYNAMIC, job_name="job", epoch=(0, 3), seed=-5)
     for number in range(5):
-        scene.split(4000, want=20, done=number)
-        scene.split(4001, want=2)
+        scene.split(4000, max_splits=20, num_done=number)
+        scene.split(4001, max_splits=2)
     scene.leaving("v")
     scene.hand_back("v", 4000, (10, 12), (50, 70))
     scene.finish("v", 4000)
@@ -58,15 +58,21 @@ def a_day() -> Scenario:
 def each_once() -> Scenario:
     """Elements that each come once, of two clients of which one goes; a unit that kills workers."""
     scene = Scenario()
-    scene.register(6, origins=True)
+    scene.register(6, has_element_ids=True)
     scene.add_worker("v")
     for client_id in "ab":
         scene.open(client_id, job_name="each once", **EXACTLY)
-    scene.split(4000, want=2)
-    scene.split(4000, want=2)
+    scene.split(4000, max_splits=2)
+    scene.split(4000, max_splits=2)
     settle(scene, "b", 4000, (0, 1), parts=((1, ((0, 4),)),), used=True)
     scene.close("b")
-    drop(scene, "b", 4000, parts=((1, ((4, 6),)),), used=((1, ((0, 4),)),))
+    drop(
+        scene,
+        "b",
+        4000,
+        partially_unacknowledged=((1, ((4, 6),)),),
+        partially_acknowledged=((1, ((0, 4),)),),
+    )
     scene.add_worker("w")
     scene.lose("v")
     settle(scene, "a", 4000, (2, 3), parts=((1, ((6, 9),)),))
@@ -74,10 +80,10 @@ def each_once() -> Scenario:
     worker_id = "w"
     for number in range(40):
         (iteration,) = scene.state.iterations.values()
-        if iteration.splits.given_up:
+        if iteration.pool.abandoned:
             break
         (task,) = scene.state.running_tasks(iteration)
-        scene.deal(task.task_id, want=1, done=0)
+        scene.deal(task.task_id, max_splits=1, num_done=0)
         scene.add_worker(f"u{number}")
         scene.lose(worker_id)
         settle(scene, "a", task.task_id)
@@ -88,34 +94,34 @@ def each_once() -> Scenario:
 def in_order() -> Scenario:
     """An ordered reading that begins at a place, of a group, where one of two workers is slow."""
     scene = Scenario()
-    scene.register(9, origins=True)
+    scene.register(9, has_element_ids=True)
     for worker_id in "vw":
         scene.add_worker(worker_id)
     scene.open(
         "c",
         job_name="in order",
         ordered=True,
-        half="in order",
-        units=8,
+        partition_mode="in order",
+        num_splits=8,
         group="consumers",
-        group_terms="num_consumers=2",
-        first_unit=2,
+        group_options="num_consumers=2",
+        first_split=2,
         delivered=((4, 5),),
-        parts=((5, ((0, 2),)),),
-        start="a place",
-        whole_stream="the order",
+        partial_splits=((5, ((0, 2),)),),
+        start_position_id="a place",
+        exclusive_reason="the order",
         **EXACTLY,
     )
-    scene.split(4000, want=1)
+    scene.split(4000, max_splits=1)
     for _ in range(6):
-        scene.deal(4001, want=4, done=scene.state.tasks[4001].splits.dealt)
+        scene.deal(4001, max_splits=4, num_done=scene.state.tasks[4001].assigned.num_assigned)
     for _ in range(40):
         for worker_id in "vw":
             scene.beat(worker_id)
         scene.heartbeat("c")
         scene.tick(0.5)
-    scene.deal(4001, want=4, done=scene.state.tasks[4001].splits.dealt)
-    scene.deal(4001, want=4, done=scene.state.tasks[4001].splits.dealt)
+    scene.deal(4001, max_splits=4, num_done=scene.state.tasks[4001].assigned.num_assigned)
+    scene.deal(4001, max_splits=4, num_done=scene.state.tasks[4001].assigned.num_assigned)
     return scene
 
 
@@ -133,21 +139,21 @@ def in_rounds() -> Scenario:
             num_consumers=2,
             consumer_index=index,
             remainder="pad",
-            cost="fingerprint",
-            cost_plan=hashlib.sha256(b"what a row costs").digest(),
+            cost_fn_id="fingerprint",
+            cost_fn_digest=hashlib.sha256(b"what a row costs").digest(),
         )
     for horizon in (10, 20):
         scene.ask(messages.ClientHeartbeat(client_id="a", horizon=horizon))
-    scene.split(4000, want=6)
+    scene.split(4000, max_splits=6)
     scene.add_worker("w")
     scene.lose("v")
     for client_id, rounds in (("a", 5), ("b", 3)):
         scene.ask(
-            messages.SettleTask(
+            messages.ReportDelivery(
                 client_id=client_id,
                 task_id=4000,
-                received=((0, rounds),),
-                touched=((rounds, rounds + 1),),
+                delivered=((0, rounds),),
+                partially_delivered=((rounds, rounds + 1),),
                 rounds=rounds,
             )
         )
@@ -163,16 +169,20 @@ def saves() -> Scenario:
         scene.ask(saving(save, path=path))
         note(scene, save, "opened")
     task = scene.state.tasks[4000]
-    while task.splits.dealt < 8:
-        scene.split(4000, want=8)
+    while task.assigned.num_assigned < 8:
+        scene.split(4000, max_splits=8)
         file = messages.SavedFile(
-            number=files_of(task.mode).number, elements=4, bytes=800, form="{}"
+            number=files_of(task.mode_state).num_files, elements=4, bytes=800, form="{}"
         )
-        said = {"worker_id": "v", "number": files_of(task.mode).reports, **scene.shown(4000)}
-        scene.ask(messages.SaveFiles(files=(file,), done=task.splits.dealt, **said))
+        said = {
+            "worker_id": "v",
+            "report_number": files_of(task.mode_state).num_reports,
+            **scene.shown(4000),
+        }
+        scene.ask(messages.CommitFiles(files=(file,), num_done=task.assigned.num_assigned, **said))
     scene.finish("v", 4000)
     note(scene, SAVE, "closed")
-    note(scene, FAILED_SAVE, "failed", error="no space left", kind="OSError")
+    note(scene, FAILED_SAVE, "failed", error="no space left", error_class="OSError")
     note(scene, FAILED_SAVE, "closed")
     return scene
 
@@ -180,7 +190,7 @@ def saves() -> Scenario:
 def shares() -> Scenario:
     """A fixed list of workers with a share each; copies that run for long, one that is given up."""
     scene = Scenario()
-    scene.facts = [STARTED, updates.SlotsConfigured(patterns=("v:1", "w:1"))]
+    scene.facts = [STARTED, events.SlotsConfigured(patterns=("v:1", "w:1"))]
     scene.restart()
     scene.register()
     for worker_id in "vw":
@@ -192,10 +202,10 @@ def shares() -> Scenario:
             scene.beat(worker_id)
         for client_id in "ab":
             scene.heartbeat(client_id)
-        scene.ask(messages.ReportUnreachable(client_id="b", task_id=4002, refused=False))
+        scene.ask(messages.ReportUnreachable(client_id="b", task_id=4002, connection_refused=False))
         scene.tick(1.0)
     scene.leaving("w")
-    scene.finish("w", 4003, cut=True)
+    scene.finish("w", 4003, cut_short=True)
     return scene
 
 
@@ -213,8 +223,8 @@ def forgotten() -> Scenario:
     scene.open("e", "1001", processing_mode=DYNAMIC, job_name="missing")
     scene.open("f", "1001", processing_mode=DYNAMIC, job_name="missing")
     scene.split(4000), scene.split(4000)
-    scene.finish("v", 4000, done=4)
-    scene.split(4002, want=2)
+    scene.finish("v", 4000, num_done=4)
+    scene.split(4002, max_splits=2)
     for client_id in "cdf":
         scene.close(client_id)
     scene.drop("f", 4002, (0, 1), lost=((1, 2),))
@@ -225,7 +235,7 @@ def forgotten() -> Scenario:
     scene.add_worker("w")
     scene.lose("v")
     scene.settle("e", 4002)
-    fact = updates.TasksForgotten(iteration_id=2002, task_ids=(4002,))
+    fact = events.TasksForgotten(iteration_id=2002, task_ids=(4002,))
     scene.facts += scene.dispatcher._apply([fact], scene.now)
     scene.open("g", "1001")
     scene.close("g")
@@ -237,8 +247,12 @@ def settle(
 ) -> None:
     """Let a client say which elements it has of a task."""
     scene.ask(
-        messages.SettleTask(
-            client_id=client_id, task_id=task_id, received=units, parts=parts, used=used
+        messages.ReportDelivery(
+            client_id=client_id,
+            task_id=task_id,
+            delivered=units,
+            partial_splits=parts,
+            consumed=used,
         )
     )
 
@@ -247,12 +261,16 @@ def drop(scene: Scenario, client_id: str, task_id: int, **said: Any) -> None:
     """Let a task's worker say what a client that is gone was sent."""
     worker_id = scene.state.tasks[task_id].worker_id
     whose = {"worker_id": worker_id, "client_id": client_id, **scene.shown(task_id)}
-    scene.ask(messages.DropClient(**{"units": (), "lost": (), **whose, **said}))
+    scene.ask(
+        messages.ReportDepartedClient(
+            **{"unacknowledged": (), "possibly_lost": (), **whose, **said}
+        )
+    )
 
 
 def note(scene: Scenario, save: str, what: str, **fields: Any) -> None:
     """Let the shell say what became of a directory."""
-    scene.ask(NoteSave(save=save, what=what, **fields))  # type: ignore[arg-type]
+    scene.ask(ReportDirectory(save_id=save, outcome=what, **fields))  # type: ignore[arg-type]
 
 
 STORIES: dict[str, Callable[[], Scenario]] = {

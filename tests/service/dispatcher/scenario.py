@@ -9,13 +9,13 @@ from typing import Any
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.apply import apply
-from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.dispatcher import Dispatcher
+from headrace.service.dispatcher.events import AnyEvent, DispatcherStarted
 from headrace.service.dispatcher.invariants import validate
-from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.updates import DispatcherStarted, Update
-from headrace.service.modes.distributed_save.saves import LookAtSaves, SaveWork
+from headrace.service.dispatcher.worker_connections import WorkerConnections
+from headrace.service.modes.distributed_save.requests import ListOpenSaves, OpenSave
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
 
@@ -26,11 +26,11 @@ EXACTLY: dict[str, Any] = {
     "job_name": "job",
 }
 
-STARTED = DispatcherStarted(incarnation="run", secret=b"secret")
+STARTED = DispatcherStarted(dispatcher_id="run", secret=b"secret")
 PLAN = b"plan"
 
 
-class Processes(Connections):
+class Processes(WorkerConnections):
     """Workers' connections as a scenario has them."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Processes(Connections):
         #: Seconds since anything came from the process of a worker.
         self.silent: dict[str, float] = {}
 
-    def silence(self, worker_id: str) -> float | None:
+    def seconds_since_data(self, worker_id: str) -> float | None:
         return self.silent.get(worker_id)
 
     def has_exited(self, worker_id: str) -> bool:
@@ -53,8 +53,8 @@ class Scenario:
         self.now = 0.0
         #: Whether to see that refused requests change nothing, which takes long with many requests.
         self.compares = True
-        self.limits = Limits(**limits)
-        self.facts: list[Update] = [STARTED]
+        self.limits = DispatcherLimits(**limits)
+        self.facts: list[AnyEvent] = [STARTED]
         self.processes = Processes()
         self.restart()
 
@@ -72,10 +72,10 @@ class Scenario:
         self.facts += facts
         return decision.reply
 
-    def tick(self, seconds: float = 0.0) -> list[Update]:
+    def tick(self, seconds: float = 0.0) -> list[AnyEvent]:
         """Let time pass, with a tick at each interval and one at the end."""
         until = self.now + seconds
-        facts: list[Update] = []
+        facts: list[AnyEvent] = []
         while self.now < until:
             self.now = min(self.now + self.limits.tick_interval, until)
             facts += self.dispatcher.tick(self.now)
@@ -83,7 +83,7 @@ class Scenario:
         self.facts += facts
         return facts
 
-    def pause(self, seconds: float) -> list[Update]:
+    def pause(self, seconds: float) -> list[AnyEvent]:
         """Stop the dispatcher for a while; return what the first tick afterwards does."""
         self.now += seconds
         facts = self.dispatcher.tick(self.now)
@@ -92,7 +92,7 @@ class Scenario:
 
     def restart(self) -> None:
         self.dispatcher = Dispatcher(self.replay(), self.limits, self.now)
-        self.dispatcher.presence.connections = self.processes
+        self.dispatcher.soft_state.connections = self.processes
 
     def replay(self) -> DispatcherState:
         state = DispatcherState()
@@ -103,18 +103,22 @@ class Scenario:
     def check(self) -> None:
         validate(self.state)
         assert self.replay() == self.state
-        presence = self.dispatcher.presence
-        assert presence.workers.keys() == self.state.workers.keys()
-        assert presence.clients.keys() == self.state.clients.keys()
-        assert presence.idle.keys() == presence.dealt.keys() == self.state.iterations.keys()
-        assert presence.ended.keys() == self.state.iterations.keys()
-        assert presence.lost.keys() <= self.state.iterations.keys()
-        assert presence.suspects <= presence.workers.keys()
-        assert presence.paces.keys() <= presence.workers.keys()
-        assert presence.got_on.keys() <= self.state.tasks.keys()
-        assert presence.reported.keys() <= self.state.tasks.keys()
-        assert presence.backed.keys() <= self.state.iterations.keys()
-        assert not presence.uploads.keys() & self.state.plans.keys()
+        presence = self.dispatcher.soft_state
+        assert presence.worker_heartbeats.keys() == self.state.workers.keys()
+        assert presence.client_heartbeats.keys() == self.state.clients.keys()
+        assert (
+            presence.idle_since.keys()
+            == presence.last_assignments.keys()
+            == self.state.iterations.keys()
+        )
+        assert presence.last_task_ends.keys() == self.state.iterations.keys()
+        assert presence.last_task_losses.keys() <= self.state.iterations.keys()
+        assert presence.refusing_workers <= presence.worker_heartbeats.keys()
+        assert presence.heartbeat_intervals.keys() <= presence.worker_heartbeats.keys()
+        assert presence.last_progress.keys() <= self.state.tasks.keys()
+        assert presence.reported_done.keys() <= self.state.tasks.keys()
+        assert presence.reassigned_splits.keys() <= self.state.iterations.keys()
+        assert not presence.uploads.keys() & self.state.plan_sizes.keys()
         activity = presence.activity
         assert activity.iterations.keys() == self.state.iterations.keys()
         assert activity.tasks.keys() <= self.state.tasks.keys()
@@ -126,7 +130,9 @@ class Scenario:
 
     def put_plan(self, plan: bytes = PLAN) -> Any:
         digest = hashlib.sha256(plan).digest()
-        return self.ask(messages.PutPlan(digest=digest, offset=0, total=len(plan), part=plan))
+        return self.ask(
+            messages.PutPlan(digest=digest, offset=0, total_bytes=len(plan), chunk=plan)
+        )
 
     def register(self, positions: int | None = 100, **fields: Any) -> str:
         self.put_plan()
@@ -159,8 +165,11 @@ class Scenario:
     ) -> None:
         """Say what a client received whole, and of what else it received something."""
         self.ask(
-            messages.SettleTask(
-                client_id=client_id, task_id=task_id, received=received, touched=touched
+            messages.ReportDelivery(
+                client_id=client_id,
+                task_id=task_id,
+                delivered=received,
+                partially_delivered=touched,
             )
         )
 
@@ -174,10 +183,10 @@ class Scenario:
         self.ask(messages.FailTask(worker_id=worker_id, reason=reason, **self.shown(task_id)))
 
     def leaving(self, worker_id: str) -> None:
-        self.ask(messages.WorkerLeaving(worker_id=worker_id))
+        self.ask(messages.DrainWorker(worker_id=worker_id))
 
     def left(self, worker_id: str) -> None:
-        self.ask(messages.WorkerLeft(worker_id=worker_id))
+        self.ask(messages.UnregisterWorker(worker_id=worker_id))
 
     def lose(self, worker_id: str, *, exited: bool = True) -> None:
         """Let a worker be silent until it is lost, while everybody else is heard.
@@ -197,7 +206,7 @@ class Scenario:
                 self.heartbeat(client_id)
 
     def hand_back(self, worker_id: str, task_id: int, *units: tuple[int, int]) -> None:
-        self.ask(messages.HandBack(worker_id=worker_id, units=units, **self.shown(task_id)))
+        self.ask(messages.ReturnSplits(worker_id=worker_id, splits=units, **self.shown(task_id)))
 
     def drop(
         self,
@@ -210,22 +219,22 @@ class Scenario:
         """Let a task's worker say what a client that is gone had not acknowledged."""
         worker_id = self.state.tasks[task_id].worker_id
         self.ask(
-            messages.DropClient(
+            messages.ReportDepartedClient(
                 worker_id=worker_id,
                 client_id=client_id,
-                units=units,
-                lost=lost,
+                unacknowledged=units,
+                possibly_lost=lost,
                 **self.shown(task_id),
                 **fields,
             )
         )
 
-    def deal(self, task_id: int, want: int = 1000, **fields: Any) -> Any:
+    def deal(self, task_id: int, max_splits: int = 1000, **fields: Any) -> Any:
         """Ask for a task's next units; return the reply."""
-        return self.ask(self.split_request(task_id, want=want, **fields))
+        return self.ask(self.split_request(task_id, max_splits=max_splits, **fields))
 
-    def split(self, task_id: int, want: int = 1000, **fields: Any) -> tuple[int, int]:
-        reply = self.deal(task_id, want, **fields)
+    def split(self, task_id: int, max_splits: int = 1000, **fields: Any) -> tuple[int, int]:
+        reply = self.deal(task_id, max_splits, **fields)
         assert not reply.wait
         return reply.start, reply.stop
 
@@ -233,15 +242,15 @@ class Scenario:
         task = self.state.tasks.get(task_id)
         shown = {
             "worker_id": "" if task is None else task.worker_id,
-            "number": 0 if task is None else task.splits.grants,
-            "want": 1000,
-            "done": 0 if task is None else task.splits.done,
+            "assignment_number": 0 if task is None else task.assigned.num_assignments,
+            "max_splits": 1000,
+            "num_done": 0 if task is None else task.assigned.num_done,
             **self.shown(task_id),
         }
         return messages.GetSplit(**{**shown, **fields})
 
     def shown(self, task_id: int) -> dict[str, Any]:
-        return {"task_id": task_id, "ticket": self.state.ticket(task_id)}
+        return {"task_id": task_id, "task_token": self.state.task_token(task_id)}
 
 
 def registration(positions: int | None = 100, **fields: Any) -> messages.RegisterDataset:
@@ -252,7 +261,7 @@ def registration(positions: int | None = 100, **fields: Any) -> messages.Registe
             "fingerprint": "fingerprint",
             "element_spec": b"spec",
             "cardinality": 100,
-            "positions": positions,
+            "num_splits": positions,
             **fields,
         }
     )
@@ -260,27 +269,29 @@ def registration(positions: int | None = 100, **fields: Any) -> messages.Registe
 
 def opening(client_id: str, dataset_id: str = "1000", **fields: Any) -> messages.OpenIteration:
     """Return a request; fields of its terms may stand among the others."""
-    terms = {name: fields.pop(name) for name in messages.Terms.__struct_fields__ if name in fields}
+    terms = {
+        name: fields.pop(name) for name in messages.JobOptions.__struct_fields__ if name in fields
+    }
     return messages.OpenIteration(
         **{
             "client_id": client_id,
             "dataset_id": dataset_id,
             "job_name": None,
-            "pass_number": (0,),
+            "epoch": (0,),
             "seed": 7,
-            "terms": messages.Terms(**{"processing_mode": OFF, **terms}),
+            "options": messages.JobOptions(**{"processing_mode": OFF, **terms}),
             **fields,
         }
     )
 
 
-def saving(save: str = "0" * 16, **fields: Any) -> messages.BeginSave:
-    return messages.BeginSave(
+def saving(save: str = "0" * 16, **fields: Any) -> messages.StartSave:
+    return messages.StartSave(
         **{
-            "save": save,
+            "save_id": save,
             "dataset_id": "1000",
             "path": "/saved",
-            "plan": "digest",
+            "plan_digest": "digest",
             "spec": b"",
             "seed": 7,
             **fields,
@@ -288,6 +299,6 @@ def saving(save: str = "0" * 16, **fields: Any) -> messages.BeginSave:
     )
 
 
-def look_at(scene: Scenario) -> tuple[SaveWork, ...]:
+def look_at(scene: Scenario) -> tuple[OpenSave, ...]:
     """Return what is to be done with the directories of saves."""
-    return tuple(scene.ask(LookAtSaves(known={})).saves)  # type: ignore[arg-type]
+    return tuple(scene.ask(ListOpenSaves(known_files={})).saves)  # type: ignore[arg-type]

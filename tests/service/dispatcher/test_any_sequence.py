@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headrace.errors import HeadraceError
 from headrace.service import messages
-from headrace.service.dispatcher import updates
+from headrace.service.dispatcher import events
 from headrace.service.modes.distributed_save.records import TaskFiles
-from headrace.service.modes.distributed_save.saves import NoteSave
+from headrace.service.modes.distributed_save.requests import ReportDirectory
 from headrace.service.ranges import Ranges, common, count, located, subtracted, united
 from headrace.service.rows import END
 from headrace.versions import Versions
@@ -52,14 +52,14 @@ BEGINNINGS = st.one_of(
     st.just({}),
     st.fixed_dictionaries(
         {
-            "first_unit": st.integers(0, 3),
+            "first_split": st.integers(0, 3),
             "delivered": UNITS,
-            "parts": PARTS,
-            "start": st.sampled_from(["one", "two"]),
-            "whole_stream": st.sampled_from(["", "a step"]),
+            "partial_splits": PARTS,
+            "start_position_id": st.sampled_from(["one", "two"]),
+            "exclusive_reason": st.sampled_from(["", "a step"]),
         }
     ),
-    st.fixed_dictionaries({"group": st.just("group"), "group_terms": st.sampled_from("xy")}),
+    st.fixed_dictionaries({"group": st.just("group"), "group_options": st.sampled_from("xy")}),
 )
 
 #: Sent without being repeated: time, or another report, may change the answer.
@@ -67,7 +67,7 @@ _UNREPEATED = (
     messages.ReportUnreachable,
     messages.CloseIteration,
     messages.GetStatus,
-    messages.GatherPlace,
+    messages.ContributeCheckpoint,
 )
 
 
@@ -77,7 +77,7 @@ class AnySequence(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scene = Scenario(gc_timeout=20.0, client_timeout=30.0, keeps_journal=True)
-        self.scene.register(positions=12, fingerprint="0", origins=True)
+        self.scene.register(positions=12, fingerprint="0", has_element_ids=True)
 
     def ask(self, request: messages.DispatcherRequest) -> None:
         with contextlib.suppress(HeadraceError, ValueError):
@@ -108,11 +108,11 @@ class AnySequence(RuleBasedStateMachine):
 
     @rule(worker_id=WORKERS)
     def leaving(self, worker_id: str) -> None:
-        self.ask(messages.WorkerLeaving(worker_id=worker_id))
+        self.ask(messages.DrainWorker(worker_id=worker_id))
 
     @rule(worker_id=WORKERS)
     def left(self, worker_id: str) -> None:
-        self.ask(messages.WorkerLeft(worker_id=worker_id))
+        self.ask(messages.UnregisterWorker(worker_id=worker_id))
 
     @rule(
         client_id=CLIENTS,
@@ -143,7 +143,7 @@ class AnySequence(RuleBasedStateMachine):
                 dataset_id,
                 processing_mode=mode,
                 job_name=job_name,
-                pass_number=pass_number,
+                epoch=pass_number,
                 cross_trainer_cache=is_shared,
                 num_consumers=consumer[0],
                 consumer_index=consumer[1],
@@ -154,8 +154,8 @@ class AnySequence(RuleBasedStateMachine):
 
     @rule(client_id=CLIENTS, token=st.sampled_from("xyz"), delivered=UNITS, parts=PARTS)
     def gather(self, client_id: str, token: str, delivered: Any, parts: Any) -> None:
-        said = messages.GatherPlace(
-            client_id=client_id, token=token, delivered=delivered, parts=parts
+        said = messages.ContributeCheckpoint(
+            client_id=client_id, token=token, delivered=delivered, partial_splits=parts
         )
         self.ask(said)
 
@@ -173,11 +173,11 @@ class AnySequence(RuleBasedStateMachine):
         rounds: int | None,
     ) -> None:
         self.ask(
-            messages.SettleTask(
+            messages.ReportDelivery(
                 client_id=client_id,
                 task_id=task_id,
-                received=received,
-                touched=touched,
+                delivered=received,
+                partially_delivered=touched,
                 rounds=rounds,
             )
         )
@@ -188,27 +188,29 @@ class AnySequence(RuleBasedStateMachine):
         waiting = [
             (client_id, task)
             for task in self.scene.state.tasks.values()
-            for client_id in sorted(task.unsettled)
+            for client_id in sorted(task.awaiting_reports)
         ]
         if waiting:
             client_id, task = data.draw(st.sampled_from(waiting))
-            start = data.draw(st.integers(0, task.splits.dealt))
-            middle = data.draw(st.integers(start, task.splits.dealt))
-            stop = data.draw(st.integers(middle, task.splits.dealt))
+            start = data.draw(st.integers(0, task.assigned.num_assigned))
+            middle = data.draw(st.integers(start, task.assigned.num_assigned))
+            stop = data.draw(st.integers(middle, task.assigned.num_assigned))
             received, touched = (
                 tuple(each for each in [(start, end)] if start < end) for end in (middle, stop)
             )
             iteration = self.scene.state.iterations[task.iteration_id]
-            in_rounds = iteration.mode is not None
+            in_rounds = iteration.mode_state is not None
             self.ask(
-                messages.SettleTask(
+                messages.ReportDelivery(
                     client_id=client_id,
                     task_id=task.task_id,
-                    received=received,
-                    touched=touched,
+                    delivered=received,
+                    partially_delivered=touched,
                     rounds=data.draw(st.integers(0, 9)) if in_rounds else None,
-                    parts=tuple(each for each in data.draw(PARTS) if each[0] < task.splits.dealt),
-                    used=data.draw(st.booleans()),
+                    partial_splits=tuple(
+                        each for each in data.draw(PARTS) if each[0] < task.assigned.num_assigned
+                    ),
+                    consumed=data.draw(st.booleans()),
                 )
             )
 
@@ -218,7 +220,11 @@ class AnySequence(RuleBasedStateMachine):
 
     @rule(client_id=CLIENTS, task_id=TASKS, refused=st.booleans())
     def report(self, client_id: str, task_id: int, refused: bool) -> None:
-        self.ask(messages.ReportUnreachable(client_id=client_id, task_id=task_id, refused=refused))
+        self.ask(
+            messages.ReportUnreachable(
+                client_id=client_id, task_id=task_id, connection_refused=refused
+            )
+        )
 
     @rule(worker_id=WORKERS, tasks=st.lists(TASKS, max_size=3))
     def beat(self, worker_id: str, tasks: list[int]) -> None:
@@ -236,20 +242,26 @@ class AnySequence(RuleBasedStateMachine):
         if kind == 7:
             client_id = data.draw(CLIENTS)
             units, lost = data.draw(UNITS), data.draw(UNITS)
-            self.ask(messages.DropClient(client_id=client_id, units=units, lost=lost, **shown))
+            self.ask(
+                messages.ReportDepartedClient(
+                    client_id=client_id, unacknowledged=units, possibly_lost=lost, **shown
+                )
+            )
         elif kind < 4:
             self.ask(
                 self.scene.split_request(
                     task.task_id,
-                    want=data.draw(st.integers(1, 9)),
-                    done=data.draw(st.integers(task.splits.done, task.splits.dealt)),
+                    max_splits=data.draw(st.integers(1, 9)),
+                    num_done=data.draw(
+                        st.integers(task.assigned.num_done, task.assigned.num_assigned)
+                    ),
                 )
             )
         elif kind == 4:
-            self.ask(messages.HandBack(units=data.draw(UNITS), **shown))
+            self.ask(messages.ReturnSplits(splits=data.draw(UNITS), **shown))
         elif kind == 5:
-            dealt = data.draw(st.none() | st.integers(0, task.splits.dealt))
-            self.ask(messages.FinishTask(dealt=dealt, **shown))
+            dealt = data.draw(st.none() | st.integers(0, task.assigned.num_assigned))
+            self.ask(messages.FinishTask(num_assigned=dealt, **shown))
         else:
             self.ask(messages.FailTask(reason="bug", **shown))
 
@@ -259,11 +271,11 @@ class AnySequence(RuleBasedStateMachine):
         waiting = [
             (client_id, task)
             for task in self.scene.state.tasks.values()
-            for client_id in sorted(task.departed)
+            for client_id in sorted(task.unconfirmed_clients)
         ]
         if waiting:
             client_id, task = data.draw(st.sampled_from(waiting))
-            marks = sorted(data.draw(st.integers(0, task.splits.dealt)) for _ in range(3))
+            marks = sorted(data.draw(st.integers(0, task.assigned.num_assigned)) for _ in range(3))
             units, lost = (
                 tuple(each for each in [pair] if pair[0] < pair[1])
                 for pair in ((marks[0], marks[1]), (marks[1], marks[2]))
@@ -271,11 +283,16 @@ class AnySequence(RuleBasedStateMachine):
             shown = {"worker_id": task.worker_id, **self.scene.shown(task.task_id)}
             said = [data.draw(PARTS) for _ in range(2)]
             parts, used = (
-                tuple(each for each in one if each[0] < task.splits.dealt) for one in said
+                tuple(each for each in one if each[0] < task.assigned.num_assigned) for one in said
             )
             self.ask(
-                messages.DropClient(
-                    client_id=client_id, units=units, lost=lost, parts=parts, used=used, **shown
+                messages.ReportDepartedClient(
+                    client_id=client_id,
+                    unacknowledged=units,
+                    possibly_lost=lost,
+                    partially_unacknowledged=parts,
+                    partially_acknowledged=used,
+                    **shown,
                 )
             )
 
@@ -290,7 +307,7 @@ class AnySequence(RuleBasedStateMachine):
     ) -> None:
         fields: dict[type, dict[str, Any]] = {
             messages.FailTask: {"reason": ""},
-            messages.GetSplit: {"number": number, "want": 5, "done": 0},
+            messages.GetSplit: {"assignment_number": number, "max_splits": 5, "num_done": 0},
         }
         more = fields.get(kind, {})  # type: ignore[call-overload]
         self.ask(kind(worker_id=worker_id, **self.scene.shown(task_id), **more))
@@ -301,18 +318,18 @@ class AnySequence(RuleBasedStateMachine):
 
     @rule(save=SAVES)
     def look_at_save(self, save: str) -> None:
-        self.ask(messages.GetSave(save=save))
+        self.ask(messages.GetSaveStatus(save_id=save))
 
     @rule(save=SAVES, fails=st.booleans())
     def look_after_directory(self, save: str, fails: bool) -> None:
         """Let the shell look after a directory as it does, or fail to."""
-        (found,) = [each for each in look_at(self.scene) if each.save == save] or [None]
+        (found,) = [each for each in look_at(self.scene) if each.save_id == save] or [None]
         if found is None:
             return
         error = "no such disk" if fails and not found.error else ""
         what = "failed" if error else "opened" if not found.is_open else "closed"
-        if what != "closed" or found.is_over:
-            self.ask(NoteSave(save=save, what=what, error=error))  # type: ignore[arg-type]
+        if what != "closed" or found.is_finished:
+            self.ask(ReportDirectory(save_id=save, outcome=what, error=error))  # type: ignore[arg-type]
 
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
@@ -322,14 +339,14 @@ class AnySequence(RuleBasedStateMachine):
             return
         task = tasks[data.draw(st.sampled_from(sorted(tasks)))]
         files = data.draw(st.integers(0, 2))
-        known = task.mode if isinstance(task.mode, TaskFiles) else TaskFiles()
-        message = messages.SaveFiles(
+        known = task.mode_state if isinstance(task.mode_state, TaskFiles) else TaskFiles()
+        message = messages.CommitFiles(
             worker_id=task.worker_id,
-            number=max(0, known.reports - data.draw(st.integers(0, 1))),
+            report_number=max(0, known.num_reports - data.draw(st.integers(0, 1))),
             files=tuple(
-                messages.SavedFile(known.number + place, 1, 10, "{}") for place in range(files)
+                messages.SavedFile(known.num_files + place, 1, 10, "{}") for place in range(files)
             ),
-            done=data.draw(st.integers(0, task.splits.dealt)),
+            num_done=data.draw(st.integers(0, task.assigned.num_assigned)),
             **self.scene.shown(task.task_id),
         )
         self.ask(message)
@@ -369,18 +386,18 @@ class AnySequence(RuleBasedStateMachine):
         exact = {
             fact.job_id
             for fact in self.scene.facts
-            if isinstance(fact, updates.JobCreated) and fact.terms.visitation == "exactly_once"
+            if isinstance(fact, events.JobCreated) and fact.options.visitation == "exactly_once"
         }
         # Of these, units come back in part: what holds for them, each step checks.
         exact = {
             fact.iteration_id
             for fact in self.scene.facts
-            if isinstance(fact, updates.IterationCreated) and fact.job_id in exact
+            if isinstance(fact, events.IterationCreated) and fact.job_id in exact
         }
         exact_tasks = {
             fact.task_id
             for fact in self.scene.facts
-            if isinstance(fact, updates.TaskCreated) and fact.iteration_id in exact
+            if isinstance(fact, events.TaskCreated) and fact.iteration_id in exact
         }
         facts = [
             fact for fact in self.scene.facts if getattr(fact, "task_id", None) not in exact_tasks
@@ -389,25 +406,25 @@ class AnySequence(RuleBasedStateMachine):
         worker_of: dict[int, str] = {}
         gone: set[int] = set()
         for fact in facts:
-            if isinstance(fact, updates.TaskCreated):
+            if isinstance(fact, events.TaskCreated):
                 worker_of[fact.task_id] = fact.worker_id
-            elif isinstance(fact, updates.WorkerLost | updates.WorkerLeft):
+            elif isinstance(fact, events.WorkerLost | events.WorkerLeft):
                 gone.update(task for task, each in worker_of.items() if each == fact.worker_id)
-            elif isinstance(fact, updates.TaskFailed):
+            elif isinstance(fact, events.TaskFailed):
                 gone.add(fact.task_id)
-            elif isinstance(fact, updates.TaskSettled):
-                said = (*fact.received, *fact.touched)
+            elif isinstance(fact, events.DeliveryReported):
+                said = (*fact.delivered, *fact.partially_delivered)
                 touched[fact.task_id] = united((*touched.get(fact.task_id, ()), *said))
-            elif isinstance(fact, updates.UnitsReturned) and fact.task_id in gone:
-                assert not common(fact.units, touched.get(fact.task_id, ()))
+            elif isinstance(fact, events.SplitsReturned) and fact.task_id in gone:
+                assert not common(fact.splits, touched.get(fact.task_id, ()))
         free: dict[int, Ranges] = {}
         reached: dict[int, int] = {}
         runs: dict[int, list[tuple[int, int]]] = {}
         iteration_of: dict[int, int] = {}
         for fact in facts:
-            if isinstance(fact, updates.TaskCreated):
+            if isinstance(fact, events.TaskCreated):
                 iteration_of[fact.task_id] = fact.iteration_id
-            elif isinstance(fact, updates.UnitsDealt):
+            elif isinstance(fact, events.SplitsAssigned):
                 iteration = iteration_of[fact.task_id]
                 dealt = ((fact.start, fact.stop),)
                 back = free.get(iteration, ())
@@ -419,10 +436,15 @@ class AnySequence(RuleBasedStateMachine):
                     reached[iteration] = fact.stop
                 runs.setdefault(fact.task_id, []).append((fact.start, fact.stop))
             elif isinstance(
-                fact, updates.UnitsReturned | updates.UnitsTakenOver | updates.ClientDropped
+                fact,
+                events.SplitsReturned | events.SplitsReassigned | events.DepartedClientReported,
             ):
                 iteration = iteration_of[fact.task_id]
-                came = fact.returned if isinstance(fact, updates.ClientDropped) else fact.units
+                came = (
+                    fact.returned
+                    if isinstance(fact, events.DepartedClientReported)
+                    else fact.splits
+                )
                 back = located(runs.get(fact.task_id, ()), 0, came)
                 assert count(back) == count(came)
                 free[iteration] = united((*free.get(iteration, ()), *back))
@@ -437,7 +459,7 @@ TestAnySequence.settings = settings(max_examples=60, stateful_step_count=40, dea
 _INTEGERS = st.one_of(st.integers(-2, 3), st.integers(3990, 4010), st.integers(-(1 << 63), 1 << 63))
 _STRINGS = st.one_of(st.sampled_from(["", "u", "v", "c", "1000", "host:1", "run-"]), st.text())
 _TERMS = st.builds(
-    messages.Terms,
+    messages.JobOptions,
     processing_mode=_INTEGERS,
     target_workers=_STRINGS,
     num_consumers=st.one_of(st.none(), _INTEGERS),
@@ -445,13 +467,13 @@ _TERMS = st.builds(
     visitation=st.one_of(st.none(), _STRINGS),
     ordered=st.booleans(),
     remainder=_STRINGS,
-    cost=_STRINGS,
-    cost_plan=st.binary(max_size=40),
-    half=_STRINGS,
-    units=st.one_of(st.none(), _INTEGERS),
+    cost_fn_id=_STRINGS,
+    cost_fn_digest=st.binary(max_size=40),
+    partition_mode=_STRINGS,
+    num_splits=st.one_of(st.none(), _INTEGERS),
 )
 _VALUES: dict[Any, st.SearchStrategy[Any]] = {
-    messages.Terms: _TERMS,
+    messages.JobOptions: _TERMS,
     Versions: st.builds(Versions, headrace=_STRINGS, python=st.sampled_from(["", "3.11", "3.12"])),
     int: _INTEGERS,
     str: _STRINGS,
@@ -476,16 +498,16 @@ _VALUES: dict[Any, st.SearchStrategy[Any]] = {
             task_id=_INTEGERS,
             elements=_INTEGERS,
             bytes=_INTEGERS,
-            buffers=_INTEGERS,
-            buffer_bytes=_INTEGERS,
-            waits_for=_STRINGS,
-            waited_for_clients=st.floats(),
-            waited_for_units=st.floats(),
-            stages=st.lists(
-                st.builds(messages.StageSeconds, stage=_STRINGS, seconds=st.floats()), max_size=3
+            buffered_batches=_INTEGERS,
+            buffered_bytes=_INTEGERS,
+            waiting_for=_STRINGS,
+            client_wait_seconds=st.floats(),
+            split_wait_seconds=st.floats(),
+            steps=st.lists(
+                st.builds(messages.StepSeconds, step=_STRINGS, seconds=st.floats()), max_size=3
             ).map(tuple),
             trainers=st.lists(
-                st.builds(messages.TrainerActivity, trainer_id=_STRINGS, given=_INTEGERS),
+                st.builds(messages.TrainerActivity, trainer_id=_STRINGS, delivered=_INTEGERS),
                 max_size=2,
             ).map(tuple),
         ),
@@ -510,17 +532,17 @@ def test_requests_of_any_content_do_no_damage(requests: list[Any], proper: bool)
     scene.register(10)
     scene.add_worker("v")
     scene.open("c", processing_mode=DYNAMIC, job_name="job")
-    scene.split(4000, want=4)
+    scene.split(4000, max_splits=4)
     for request in requests:
-        if proper and hasattr(request, "ticket"):
+        if proper and hasattr(request, "task_token"):
             request = msgspec.structs.replace(
-                request, worker_id="v", task_id=4000, ticket=scene.state.ticket(4000)
+                request, worker_id="v", task_id=4000, task_token=scene.state.task_token(4000)
             )
         with contextlib.suppress(HeadraceError, ValueError):
             scene.ask(request)
         scene.check()
     encoded = msgspec.msgpack.encode(scene.facts)
-    assert msgspec.msgpack.decode(encoded, type=list[updates.Update]) == scene.facts
+    assert msgspec.msgpack.decode(encoded, type=list[events.AnyEvent]) == scene.facts
     scene.tick(12.0)
     scene.check()
     scene.ask(messages.GetStatus())

@@ -8,9 +8,9 @@ from hypothesis.stateful import rule
 
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.state import Slot
-from headrace.service.modes.static.records import Shard
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.state import WorkerSlot
+from headrace.service.modes.static.records import DatasetShard
 from tests.service.dispatcher.scenario import STARTED, opening
 from tests.service.dispatcher.test_any_sequence import CLIENTS, DATASETS, AnySequence
 
@@ -23,7 +23,7 @@ class AnySequenceOfSlots(AnySequence):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene.facts[:1] = [STARTED, updates.SlotsConfigured(patterns=PATTERNS)]
+        self.scene.facts[:1] = [STARTED, events.SlotsConfigured(patterns=PATTERNS)]
         self.scene.restart()
 
     @rule(
@@ -47,34 +47,34 @@ class AnySequenceOfSlots(AnySequence):
                 dataset_id,
                 processing_mode=mode,
                 job_name=job_name,
-                pass_number=pass_number,
+                epoch=pass_number,
             )
         )
 
     @rule(data=st.data())
     def end_share(self, data: st.DataObject) -> None:
         """Let a worker say that it has read its share, or that it leaves midway."""
-        tasks = [task for task in self.scene.state.tasks.values() if task.mode]
+        tasks = [task for task in self.scene.state.tasks.values() if task.mode_state]
         if tasks:
             task = data.draw(st.sampled_from(tasks))
             shown = self.scene.shown(task.task_id)
             cut = data.draw(st.booleans())
-            self.ask(messages.FinishTask(worker_id=task.worker_id, cut=cut, **shown))
+            self.ask(messages.FinishTask(worker_id=task.worker_id, cut_short=cut, **shown))
 
     def teardown(self) -> None:
         """No two workers ever held one slot, and a share is read by whoever holds its slot."""
         super().teardown()
-        slots: list[Slot] = self.scene.state.slots
+        slots: list[WorkerSlot] = self.scene.state.slots
         holders = [slot.worker_id for slot in slots if slot.worker_id]
         assert len(set(holders)) == len(holders)
         held: dict[str, int | None] = {}
         for fact in self.scene.facts:
-            if isinstance(fact, updates.WorkerRegistered):
+            if isinstance(fact, events.WorkerRegistered):
                 held.setdefault(fact.worker_id, fact.slot)
-            elif isinstance(fact, updates.WorkerLeft | updates.WorkerLost):
+            elif isinstance(fact, events.WorkerLeft | events.WorkerLost):
                 held.pop(fact.worker_id)
-            elif isinstance(fact, updates.TaskCreated) and isinstance(fact.mode, Shard):
-                assert held[fact.worker_id] == fact.mode.index
+            elif isinstance(fact, events.TaskCreated) and isinstance(fact.mode_state, DatasetShard):
+                assert held[fact.worker_id] == fact.mode_state.index
 
 
 TestAnySequenceOfSlots = AnySequenceOfSlots.TestCase

@@ -14,11 +14,11 @@ import pytest
 from headrace.errors import DataLossError, HeadraceError, NotFoundError, UnavailableError
 from headrace.service import messages
 from headrace.service.dispatcher import dispatcher as dispatcher_module
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.apply import IllegalFactError, apply
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.apply import InvalidEventError, apply
 from headrace.service.dispatcher.core import FORMAT, DispatcherCore
-from headrace.service.dispatcher.decision import Decision, PlanPlace
-from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.decision import DispatcherDecision, PlanOffset
+from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
@@ -26,7 +26,7 @@ from headrace.testing import ManualClock
 from headrace.transport.channel import Request
 from tests.service.dispatcher.scenario import PLAN, Scenario, opening, registration
 
-AnyJournal = Journal[updates.Update, DispatcherState]
+AnyJournal = Journal[events.AnyEvent, DispatcherState]
 
 
 class Asked(Request):
@@ -56,7 +56,7 @@ def worker(worker_id: str) -> messages.RegisterWorker:
 
 
 def started(journal: AnyJournal) -> DispatcherCore:
-    return DispatcherCore(journal, Limits())
+    return DispatcherCore(journal, DispatcherLimits())
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -71,27 +71,27 @@ def test_an_incarnation_lasts_as_long_as_the_journal(tmp_path: Path) -> None:
     for _ in range(2):
         core = started(SqliteJournal(tmp_path, FORMAT))
         (status,) = ask(core, messages.GetStatus())
-        seen.append(status.incarnation)
+        seen.append(status.dispatcher_id)
         core.close()
     for _ in range(2):
         core = started(MemoryJournal(FORMAT))
         (registered,) = ask(core, worker("w"))
-        seen.append(registered.incarnation)
+        seen.append(registered.dispatcher_id)
         core.close()
     assert seen[0] == seen[1]
     assert len(set(seen)) == 3
 
 
-def _contradict(state: Any, request: Any, moment: Any) -> Decision:
-    return Decision(
-        updates=(
-            updates.WorkerRegistered(worker_id="half", address="half:1", tags=()),
-            updates.TaskFinished(task_id=77),
+def _contradict(state: Any, request: Any, moment: Any) -> DispatcherDecision:
+    return DispatcherDecision(
+        events=(
+            events.WorkerRegistered(worker_id="half", address="half:1", tags=()),
+            events.TaskFinished(task_id=77),
         )
     )
 
 
-def _crash(state: Any, request: Any, moment: Any) -> Decision:
+def _crash(state: Any, request: Any, moment: Any) -> DispatcherDecision:
     raise KeyError("a bug")
 
 
@@ -110,8 +110,8 @@ def test_an_error_of_the_dispatchers_own_costs_only_the_request_that_met_it(
         before, failed, after, status = ask(
             core, worker("v"), bad, worker("w"), messages.GetStatus()
         )
-    assert isinstance(before, messages.WorkerRegistered)
-    assert isinstance(after, messages.WorkerRegistered)
+    assert isinstance(before, messages.RegisterWorkerReply)
+    assert isinstance(after, messages.RegisterWorkerReply)
     assert type(failed) is HeadraceError
     assert "could not carry out GetTask" in str(failed)
     assert [each.worker_id for each in status.workers] == ["u", "v", "w"]
@@ -131,7 +131,7 @@ def test_refusals_are_no_errors_of_the_dispatchers_own(
     assert caplog.text == ""
 
 
-class FullJournal(MemoryJournal[updates.Update, DispatcherState]):
+class FullJournal(MemoryJournal[events.AnyEvent, DispatcherState]):
     """A journal whose disk can be full."""
 
     is_full = False
@@ -146,7 +146,7 @@ def test_a_journal_that_cannot_be_written_is_noticed_without_anyone_asking(
     caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
     journal = FullJournal(FORMAT)
-    core = DispatcherCore(journal, Limits(), clock=clock)
+    core = DispatcherCore(journal, DispatcherLimits(), clock=clock)
     ask(core, worker("v"))
     journal.is_full = True
 
@@ -164,9 +164,9 @@ def test_a_journal_that_cannot_be_written_is_noticed_without_anyone_asking(
 
 def test_clients_hear_that_the_journal_cannot_be_written() -> None:
     journal = FullJournal(FORMAT)
-    core = DispatcherCore(journal, Limits())
+    core = DispatcherCore(journal, DispatcherLimits())
     digest = hashlib.sha256(PLAN).digest()
-    plan = messages.PutPlan(digest=digest, offset=0, total=len(PLAN), part=PLAN)
+    plan = messages.PutPlan(digest=digest, offset=0, total_bytes=len(PLAN), chunk=PLAN)
     ask(core, worker("v"), plan, registration(), opening("c"))
     heartbeat = messages.ClientHeartbeat(client_id="c")
     journal.is_full = True
@@ -185,25 +185,25 @@ def test_parts_of_a_plan_are_put_and_fetched(journal: AnyJournal) -> None:
     core = started(journal)
     digest = bytes.fromhex("88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589")
     parts = [
-        messages.PutPlan(digest=digest, offset=at, total=4, part=b"abcd"[at : at + 2])
+        messages.PutPlan(digest=digest, offset=at, total_bytes=4, chunk=b"abcd"[at : at + 2])
         for at in (0, 2)
     ]
-    assert [each.received for each in ask(core, *parts)] == [2, 4]
+    assert [each.received_bytes for each in ask(core, *parts)] == [2, 4]
     first, second = ask(
         core, messages.GetPlan(digest=digest), messages.GetPlan(digest=digest, offset=2)
     )
     assert (first, second) == (
-        messages.PlanBytes(part=b"ab", total=4),
-        messages.PlanBytes(part=b"cd", total=4),
+        messages.GetPlanReply(chunk=b"ab", total_bytes=4),
+        messages.GetPlanReply(chunk=b"cd", total_bytes=4),
     )
 
 
 def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: ManualClock) -> None:
-    limits = Limits(client_timeout=30.0)
+    limits = DispatcherLimits(client_timeout=30.0)
     core = DispatcherCore(journal, limits, clock=clock)
     digest = hashlib.sha256(b"plan").digest()
-    first = messages.PutPlan(digest=digest, offset=0, total=4, part=b"pl")
-    rest = messages.PutPlan(digest=digest, offset=2, total=4, part=b"x")
+    first = messages.PutPlan(digest=digest, offset=0, total_bytes=4, chunk=b"pl")
+    rest = messages.PutPlan(digest=digest, offset=2, total_bytes=4, chunk=b"x")
 
     def pass_time(seconds: float) -> None:
         until = clock() + seconds
@@ -213,17 +213,17 @@ def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: Man
 
     ask(core, first)
     pass_time(29.0)
-    assert journal.read_blob(PlanPlace(digest, 0)) == b"pl"
+    assert journal.read_blob(PlanOffset(digest, 0)) == b"pl"
     # Nobody could put anything while this process was stopped.
     clock.advance(1000.0)
     core.tick()
     core.tick()
-    assert journal.read_blob(PlanPlace(digest, 0)) == b"pl"
+    assert journal.read_blob(PlanOffset(digest, 0)) == b"pl"
     pass_time(31.0)
     with pytest.raises((DataLossError, KeyError)):
-        journal.read_blob(PlanPlace(digest, 0))
+        journal.read_blob(PlanOffset(digest, 0))
     (answer,) = ask(core, rest)
-    assert answer.received == 0
+    assert answer.received_bytes == 0
     core.close()
 
 
@@ -233,35 +233,35 @@ def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: Man
 @pytest.mark.parametrize(
     ("fact", "said"),
     [
-        (updates.TaskFinished(4001), "task_id 4001: Task("),
-        (updates.TaskFinished(99), "task_id 99: not known"),
-        (updates.UnitsDealt(4000, 0, 0, 5), "not the task's next grant"),
-        (updates.UnitsDealt(4000, 1, 0, 5), "dealt already"),
-        (updates.UnitsDealt(4000, 1, 7, 9), "leaves units out"),
-        (updates.UnitsReturned(4000, ((0, 9),)), "never dealt"),
-        (updates.UnitsTakenOver(4000, ((0, 1),)), "would count twice"),
-        (updates.WorkerLost("nobody"), "worker_id nobody: not known"),
-        (updates.WorkerRegistered("x", "v:1", ()), "another worker's"),
-        (updates.IterationFinished(2000), "running tasks"),
-        (updates.IterationCollected(2000), "clients read it"),
-        (updates.ClientJoined("c", 2000), "reads an iteration already"),
-        (updates.DispatcherStarted("again", b""), "only once"),
+        (events.TaskFinished(4001), "task_id 4001: DispatcherTask("),
+        (events.TaskFinished(99), "task_id 99: not known"),
+        (events.SplitsAssigned(4000, 0, 0, 5), "not the task's next grant"),
+        (events.SplitsAssigned(4000, 1, 0, 5), "dealt already"),
+        (events.SplitsAssigned(4000, 1, 7, 9), "leaves units out"),
+        (events.SplitsReturned(4000, ((0, 9),)), "never dealt"),
+        (events.SplitsReassigned(4000, ((0, 1),)), "would count twice"),
+        (events.WorkerLost("nobody"), "worker_id nobody: not known"),
+        (events.WorkerRegistered("x", "v:1", ()), "another worker's"),
+        (events.IterationFinished(2000), "running tasks"),
+        (events.IterationDiscarded(2000), "clients read it"),
+        (events.ClientJoined("c", 2000), "reads an iteration already"),
+        (events.DispatcherStarted("again", b""), "only once"),
         (
-            updates.JobCreated(5007, "j", None, "1000", messages.Terms(processing_mode=0)),
+            events.JobCreated(5007, "j", None, "1000", messages.JobOptions(processing_mode=0)),
             "not the next one",
         ),
     ],
 )
 def test_a_fact_that_contradicts_the_state_is_refused_with_its_story(
-    fact: updates.Update, said: str
+    fact: events.AnyEvent, said: str
 ) -> None:
     scene = Scenario()
     scene.register(100)
     scene.add_worker("v")
     scene.add_worker("w")
     scene.open("c", processing_mode=1, job_name="job")
-    scene.split(4000, want=5)
+    scene.split(4000, max_splits=5)
     scene.finish("w", 4001)
-    with pytest.raises(IllegalFactError, match=type(fact).__name__) as caught:
+    with pytest.raises(InvalidEventError, match=type(fact).__name__) as caught:
         apply(scene.state, fact)
     assert said in str(caught.value)

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.errors import FailedPreconditionError
 from headrace.service import messages
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.splits import checked_parts
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.splits import validate_partial_splits
 from headrace.service.rows import END, EVERYTHING
 from tests.service.dispatcher.scenario import EXACTLY, OFF, Scenario
 
@@ -17,15 +17,15 @@ from tests.service.dispatcher.scenario import EXACTLY, OFF, Scenario
 @pytest.fixture
 def scene(scene: Scenario) -> Scenario:
     """Three units, and a worker."""
-    scene.register(3, origins=True)
+    scene.register(3, has_element_ids=True)
     scene.add_worker("v")
     return scene
 
 
 def settle(scene: Scenario, client_id: str, task_id: int, *received: Any, parts: Any = ()) -> None:
     scene.ask(
-        messages.SettleTask(
-            client_id=client_id, task_id=task_id, received=received, parts=tuple(parts)
+        messages.ReportDelivery(
+            client_id=client_id, task_id=task_id, delivered=received, partial_splits=tuple(parts)
         )
     )
     scene.check()
@@ -34,10 +34,10 @@ def settle(scene: Scenario, client_id: str, task_id: int, *received: Any, parts:
 def drop(scene: Scenario, client_id: str, task_id: int, **said: Any) -> None:
     worker_id = scene.state.tasks[task_id].worker_id
     scene.ask(
-        messages.DropClient(
+        messages.ReportDepartedClient(
             worker_id=worker_id,
             client_id=client_id,
-            **{"units": (), "lost": (), **said},
+            **{"unacknowledged": (), "possibly_lost": (), **said},
             **scene.shown(task_id),
         )
     )
@@ -55,19 +55,19 @@ def lose_what_was_dealt(scene: Scenario, clients: str) -> None:
 
 def test_what_did_not_come_of_a_unit_is_dealt_again_by_itself(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
-    assert scene.split(4000, want=3) == (0, 2)
+    assert scene.split(4000, max_splits=3) == (0, 2)
     scene.add_worker("w")
     scene.lose("v")
     settle(scene, "c", 4000, (1, 2), parts=[(0, ((0, 64), (100, END)))])
 
     granted = scene.deal(4001)
 
-    assert (granted.start, granted.stop, granted.rows) == (0, 1, ((64, 100),))
-    assert scene.deal(4001, number=0) == granted, "asked again, the same"
+    assert (granted.start, granted.stop, granted.ordinals) == (0, 1, ((64, 100),))
+    assert scene.deal(4001, assignment_number=0) == granted, "asked again, the same"
     assert scene.split(4001) == (2, 3)
     scene.check()
     scene.restart()
-    assert scene.deal(4001, number=1).rows == ()
+    assert scene.deal(4001, assignment_number=1).ordinals == ()
 
 
 def test_what_several_clients_have_together_is_whole(scene: Scenario) -> None:
@@ -75,7 +75,7 @@ def test_what_several_clients_have_together_is_whole(scene: Scenario) -> None:
     settle(scene, "a", 4000, parts=[(0, ((0, 3), (6, END))), (1, ((0, 2),))])
     settle(scene, "b", 4000, parts=[(0, ((3, 6),)), (1, ((2, 4),))])
     granted = scene.deal(4001)
-    assert (granted.start, granted.rows) == (1, ((4, END),))
+    assert (granted.start, granted.ordinals) == (1, ((4, END),))
     assert scene.split(4001) == (2, 3)
 
 
@@ -99,16 +99,22 @@ def test_what_a_dead_client_did_not_acknowledge_is_dealt_while_its_task_goes_on(
         scene.open(client_id, **EXACTLY)
     scene.split(4000)
     scene.close("a")
-    drop(scene, "a", 4000, parts=((0, ((4, 8),)),), used=((0, ((0, 4),)),))
-    assert scene.deal(4000, number=1).rows == ((4, 8),)
+    drop(
+        scene,
+        "a",
+        4000,
+        partially_unacknowledged=((0, ((4, 8),)),),
+        partially_acknowledged=((0, ((0, 4),)),),
+    )
+    assert scene.deal(4000, assignment_number=1).ordinals == ((4, 8),)
 
     scene.add_worker("w")
     scene.lose("v")
     settle(scene, "b", 4000, parts=[(0, ((8, 9),))])
 
     (iteration,) = scene.state.iterations.values()
-    assert iteration.splits.parts == {0: ((4, 8), (9, END))}
-    assert iteration.splits.returned == ((1, 2),)
+    assert iteration.pool.partial_splits == {0: ((4, 8), (9, END))}
+    assert iteration.pool.returned == ((1, 2),)
 
 
 def test_what_a_client_that_leaves_says_it_used_comes_to_nobody(scene: Scenario) -> None:
@@ -118,51 +124,57 @@ def test_what_a_client_that_leaves_says_it_used_comes_to_nobody(scene: Scenario)
     settle(scene, "a", 4000, parts=[(0, ((0, 5),))])
     scene.close("a")
     # The worker knows less: not all acknowledgements came.
-    drop(scene, "a", 4000, parts=((0, ((2, 8),)),), used=((0, ((0, 2),)),))
+    drop(
+        scene,
+        "a",
+        4000,
+        partially_unacknowledged=((0, ((2, 8),)),),
+        partially_acknowledged=((0, ((0, 2),)),),
+    )
     (iteration,) = scene.state.iterations.values()
-    assert iteration.splits.parts == {0: ((5, 8),)}
+    assert iteration.pool.partial_splits == {0: ((5, 8),)}
 
 
 def test_a_unit_that_workers_get_on_with_is_not_suspected(scene: Scenario) -> None:
-    scene.register(1, origins=True)
+    scene.register(1, has_element_ids=True)
     scene.open("c", "1001", **EXACTLY)
     for death in range(8):
         name, task_id = "v" if not death else f"w{death}", 4000 + death
         granted = scene.deal(task_id)
-        assert not granted.alone
-        assert granted.rows == (((death, END),) if death else ())
+        assert not granted.is_poison_candidate
+        assert granted.ordinals == (((death, END),) if death else ())
         scene.add_worker(f"w{death + 1}")
         scene.lose(name)
         settle(scene, "c", task_id, parts=[(0, ((death, death + 1),))])
-    assert not scene.state.iterations[2000].splits.given_up
+    assert not scene.state.iterations[2000].pool.abandoned
 
 
 def test_silence_of_workers_never_makes_a_split_poison(scene: Scenario) -> None:
-    scene.register(1, origins=True)
+    scene.register(1, has_element_ids=True)
     scene.open("c", "1001", **EXACTLY)
     for loss in range(8):
         name, task_id = "v" if not loss else f"w{loss}", 4000 + loss
-        assert not scene.deal(task_id).alone
+        assert not scene.deal(task_id).is_poison_candidate
         scene.add_worker(f"w{loss + 1}")
         scene.lose(name, exited=False)
         settle(scene, "c", task_id)
-    assert not scene.state.iterations[2000].splits.given_up
+    assert not scene.state.iterations[2000].pool.abandoned
 
 
 def test_a_unit_that_kills_is_given_up_after_three_deaths_alone(scene: Scenario) -> None:
-    scene.register(1, origins=True)
+    scene.register(1, has_element_ids=True)
     scene.open("c", "1001", **EXACTLY)
     alone = []
     while not scene.state.iterations[2000].finished:
         death = len(alone)
-        alone.append(scene.deal(4000 + death).alone)
+        alone.append(scene.deal(4000 + death).is_poison_candidate)
         scene.add_worker(f"w{death + 1}")
         scene.lose(f"w{death}" if death else "v")
         # The first death was that of a worker that got on with it.
         settle(scene, "c", 4000 + death, parts=[] if death else [(0, ((0, 3),))])
     assert alone == [False, False, True, True, True]
     (lost,) = scene.heartbeat("c").lost
-    assert (lost.units, lost.given_up) == (((0, 1),), True)
+    assert (lost.splits, lost.abandoned) == (((0, 1),), True)
 
 
 def test_a_client_that_has_not_got_its_last_elements_keeps_no_other_and_gets_them(
@@ -178,7 +190,7 @@ def test_a_client_that_has_not_got_its_last_elements_keeps_no_other_and_gets_the
     assert scene.heartbeat("a").finished
     scene.close("a")
     scene.add_worker("w")
-    drop(scene, "a", 4000, used=((0, EVERYTHING), (1, EVERYTHING)))
+    drop(scene, "a", 4000, partially_acknowledged=((0, EVERYTHING), (1, EVERYTHING)))
     scene.lose("v")
     settle(scene, "b", 4000, parts=[(2, ((0, 1),))])
 
@@ -186,7 +198,7 @@ def test_a_client_that_has_not_got_its_last_elements_keeps_no_other_and_gets_the
 
     assert not update.finished
     (task,) = update.tasks
-    assert scene.deal(task.task_id).rows == ((1, END),)
+    assert scene.deal(task.task_id).ordinals == ((1, END),)
 
 
 def test_what_a_client_had_of_a_lost_task_and_did_not_use_is_dealt_again_when_it_goes(
@@ -200,18 +212,23 @@ def test_what_a_client_had_of_a_lost_task_and_did_not_use_is_dealt_again_when_it
     scene.lose("v")
     settle(scene, "a", 4000, (1, 3), parts=[(0, ((0, 4),))])
     settle(scene, "b", 4000, parts=[(0, ((4, END),))])
-    assert scene.deal(4001) == messages.SplitGranted(start=0, stop=0)
+    assert scene.deal(4001) == messages.GetSplitReply(start=0, stop=0)
 
-    used: dict[str, Any] = {"received": ((1, 2),), "parts": ((0, ((0, 3),)), (2, ((0, 1),)))}
-    scene.ask(messages.SettleTask(client_id="a", task_id=4000, used=True, **used))
+    used: dict[str, Any] = {
+        "delivered": ((1, 2),),
+        "partial_splits": ((0, ((0, 3),)), (2, ((0, 1),))),
+    }
+    scene.ask(messages.ReportDelivery(client_id="a", task_id=4000, consumed=True, **used))
     scene.close("a")
     scene.check()
 
     (iteration,) = scene.state.iterations.values()
-    assert iteration.splits.parts == {0: ((3, 4),), 2: ((1, END),)}
-    assert iteration.splits.returned == ()
-    scene.ask(messages.SettleTask(client_id="b", task_id=4000, received=((0, 3),), used=True))
-    assert not scene.state.tasks[4000].splits.kept_by
+    assert iteration.pool.partial_splits == {0: ((3, 4),), 2: ((1, END),)}
+    assert iteration.pool.returned == ()
+    scene.ask(
+        messages.ReportDelivery(client_id="b", task_id=4000, delivered=((0, 3),), consumed=True)
+    )
+    assert not scene.state.tasks[4000].assigned.unacknowledged
     scene.check()
 
 
@@ -219,11 +236,11 @@ def test_all_is_said_to_be_done_with_the_end_of_a_task(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
     while scene.split(4000) != (0, 0):
         pass
-    scene.finish("v", 4000, done=3)
+    scene.finish("v", 4000, num_done=3)
     scene.left("v")
     scene.check()
     update = scene.heartbeat("c")
-    assert (update.finished, update.lost, update.settle) == (True, (), ())
+    assert (update.finished, update.lost, update.reports_needed) == (True, (), ())
 
 
 def test_a_dataset_whose_elements_have_no_origins_is_refused(scene: Scenario) -> None:
@@ -248,51 +265,51 @@ def test_parts_that_make_no_sense_are_refused(scene: Scenario, parts: Any) -> No
 
 def test_of_units_that_are_done_nothing_is_kept_that_a_client_says(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
-    assert scene.split(4000, want=1) == (0, 1)
-    assert scene.split(4000, want=1, done=1) == (1, 2)
+    assert scene.split(4000, max_splits=1) == (0, 1)
+    assert scene.split(4000, max_splits=1, num_done=1) == (1, 2)
     first, second = ((0, ((0, 1),)), (1, ((0, 1),)))
-    assert checked_parts(scene.state.tasks[4000], (first, second)) == (second,)
+    assert validate_partial_splits(scene.state.tasks[4000], (first, second)) == (second,)
 
 
 def test_what_is_lost_of_a_pass_that_failed_does_not_begin_it_again(scene: Scenario) -> None:
     scene.add_worker("w")
     scene.open("c", **EXACTLY)
-    assert scene.split(4001, want=1) == (0, 1)
-    assert scene.split(4000, want=1) == (1, 2)
-    assert scene.split(4000, want=1, done=1) == (2, 3)
+    assert scene.split(4001, max_splits=1) == (0, 1)
+    assert scene.split(4000, max_splits=1) == (1, 2)
+    assert scene.split(4000, max_splits=1, num_done=1) == (2, 3)
     scene.fail("w", 4001)
     scene.finish("v", 4000)
     settle(scene, "c", 4001)
     scene.fail("v", 4002)
     # As a dispatcher wrote that did not offer this mode.
-    assert scene.facts[-1] == updates.IterationFinished(iteration_id=2000)
-    scene.facts[-1] = updates.IterationFinished(iteration_id=2000, failed="not offered")
+    assert scene.facts[-1] == events.IterationFinished(iteration_id=2000)
+    scene.facts[-1] = events.IterationFinished(iteration_id=2000, failure_reason="not offered")
     scene.restart()
     scene.lose("v")
     settle(scene, "c", 4000)
     (iteration,) = scene.state.iterations.values()
-    assert (iteration.finished, iteration.failed) == (True, "not offered")
+    assert (iteration.finished, iteration.failure_reason) == (True, "not offered")
 
 
 def test_a_worker_hears_that_origins_are_wanted(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
     asked = messages.GetTask(worker_id="v", task_id=4000)
-    assert scene.ask(asked).origins
-    assert not any(isinstance(fact, updates.UnitsDealt) for fact in scene.facts)
+    assert scene.ask(asked).has_element_ids
+    assert not any(isinstance(fact, events.SplitsAssigned) for fact in scene.facts)
 
 
 def test_a_worker_cannot_hand_back_what_a_client_has(scene: Scenario) -> None:
     for client_id in "ab":
         scene.open(client_id, **EXACTLY)
-    scene.split(4000, want=2)
-    used = messages.SettleTask(client_id="b", task_id=4000, received=((0, 1),), used=True)
+    scene.split(4000, max_splits=2)
+    used = messages.ReportDelivery(client_id="b", task_id=4000, delivered=((0, 1),), consumed=True)
     scene.ask(used)
     scene.leaving("v")
 
     scene.hand_back("v", 4000, (0, 2))
 
     (iteration,) = scene.state.iterations.values()
-    assert iteration.splits.returned == ((1, 2),)
+    assert iteration.pool.returned == ((1, 2),)
     scene.check()
 
 
@@ -303,7 +320,7 @@ def test_of_a_unit_that_was_dealt_in_part_a_client_that_goes_leaves_that_part(
     lose_what_was_dealt(scene, "ab")
     settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
     settle(scene, "b", 4000)
-    assert scene.deal(4001, want=1).rows == ((3, END),)
+    assert scene.deal(4001, max_splits=1).ordinals == ((3, END),)
     scene.add_worker("x")
     scene.lose("w")
     settle(scene, "a", 4001)
@@ -312,7 +329,7 @@ def test_of_a_unit_that_was_dealt_in_part_a_client_that_goes_leaves_that_part(
     scene.close("b")
 
     (iteration,) = scene.state.iterations.values()
-    assert (iteration.splits.parts, iteration.splits.returned) == ({0: ((3, END),)}, ((1, 2),))
+    assert (iteration.pool.partial_splits, iteration.pool.returned) == ({0: ((3, END),)}, ((1, 2),))
     scene.check()
 
 

@@ -66,19 +66,17 @@ def test_clients_of_a_name_share_an_iteration_and_others_do_not(scene: Scenario)
 
 def test_passes_of_a_job_are_iterations_of_their_own(scene: Scenario) -> None:
     passes = [(0,), (1, 0), (1, 1)]
-    ids = [scene.open("a", job_name="job", pass_number=each).iteration_id for each in passes]
+    ids = [scene.open("a", job_name="job", epoch=each).iteration_id for each in passes]
     assert len(set(ids)) == 3
-    assert scene.open("b", job_name="job", pass_number=(1, 0)).iteration_id == ids[1]
+    assert scene.open("b", job_name="job", epoch=(1, 0)).iteration_id == ids[1]
     with pytest.raises(FailedPreconditionError, match="read with 1 `repeat` steps"):
-        scene.open("c", job_name="job", pass_number=(1,))
+        scene.open("c", job_name="job", epoch=(1,))
 
 
 def test_the_seed_of_an_iteration_is_its_first_openers(scene: Scenario) -> None:
     assert scene.open("a", job_name="job", processing_mode=DYNAMIC, seed=5).seed == 5
     assert scene.open("b", job_name="job", processing_mode=DYNAMIC, seed=6).seed == 5
-    assert (
-        scene.open("c", job_name="job", processing_mode=DYNAMIC, pass_number=(1,), seed=6).seed == 6
-    )
+    assert scene.open("c", job_name="job", processing_mode=DYNAMIC, epoch=(1,), seed=6).seed == 6
     scene.restart()
     assert scene.open("d", job_name="job", processing_mode=DYNAMIC, seed=7).seed == 5
     lookup = messages.GetTask(worker_id="v", task_id=4000)
@@ -87,7 +85,7 @@ def test_the_seed_of_an_iteration_is_its_first_openers(scene: Scenario) -> None:
 
 def test_a_client_that_opens_another_pass_has_left_the_one_before(scene: Scenario) -> None:
     for number in range(3):
-        opened = scene.open("c", pass_number=(number,))
+        opened = scene.open("c", epoch=(number,))
     assert scene.state.clients == {"c": opened.iteration_id}
     assert len(scene.state.iterations) == len(scene.state.jobs) == 1
 
@@ -158,7 +156,7 @@ def test_a_job_means_the_same_after_a_restart(scene: Scenario) -> None:
         ("ordered", True),
         ("remainder", "pad"),
         ("target_workers", "LOCAL"),
-        ("cost", "digest"),
+        ("cost_fn_id", "digest"),
     ],
 )
 def test_whoever_joins_a_job_must_ask_for_the_same(
@@ -176,7 +174,7 @@ def test_whoever_joins_a_job_must_ask_for_the_same(
     said = {
         "target_workers": "target workers: <LOCAL>",
         "cross_trainer_cache": "cross-trainer cache: <enabled>",
-        "cost": "cost_fn: <digest>",
+        "cost_fn_id": "cost_fn: <digest>",
     }.get(term, f"{term}: <{value}>")
     assert f"Existing {said}; got <" in str(caught.value)
 
@@ -187,10 +185,10 @@ def test_consumers_are_known_while_they_read(scene: Scenario) -> None:
         scene.open(client_id, consumer_index=index, **terms)
     scene.restart()
     (iteration,) = scene.state.iterations.values()
-    assert consumers_of(iteration.mode).present == {"a": 0, "b": 1}
+    assert consumers_of(iteration.mode_state).present == {"a": 0, "b": 1}
     scene.close("a")
     scene.check()
-    assert consumers_of(iteration.mode).present == {"b": 1}
+    assert consumers_of(iteration.mode_state).present == {"b": 1}
     for index in (None, 2, -1):
         with pytest.raises(ValueError, match="must be one of the num_consumers=2"):
             scene.open("c", consumer_index=index, **terms)
@@ -217,7 +215,7 @@ def test_an_iteration_is_finished_when_all_its_tasks_are(scene: Scenario) -> Non
     assert (update.tasks, update.finished) == ((), True)
     late = scene.open("d", job_name="job")
     assert (late.tasks, late.finished) == ((), True)
-    assert scene.open("e", job_name="job", pass_number=(1,)).tasks
+    assert scene.open("e", job_name="job", epoch=(1,)).tasks
 
 
 def test_who_comes_too_late_hears_by_whom_the_pass_was_used_up() -> None:
@@ -246,9 +244,9 @@ def test_who_comes_too_late_hears_by_whom_the_pass_was_used_up() -> None:
         ({"client_id": ""}, "client_id=''"),
         ({"job_name": ""}, "job_name=''"),
         ({"seed": 1 << 63}, "seed=9223372036854775808"),
-        ({"pass_number": (-1,)}, "pass_number="),
-        ({"pass_number": (0,) * 100}, "pass_number="),
-        ({"pass_number": (1 << 64,)}, "pass_number="),
+        ({"epoch": (-1,)}, "pass_number="),
+        ({"epoch": (0,) * 100}, "pass_number="),
+        ({"epoch": (1 << 64,)}, "pass_number="),
     ],
 )
 def test_an_opening_that_makes_no_sense_is_refused(
@@ -261,31 +259,31 @@ def test_an_opening_that_makes_no_sense_is_refused(
 def test_a_client_that_knows_everything_hears_nothing_twice(scene: Scenario) -> None:
     scene.open("c", processing_mode=DYNAMIC)
 
-    def beat(known: int) -> messages.ClientUpdate:
-        reply: messages.ClientUpdate = scene.ask(
-            messages.ClientHeartbeat(client_id="c", known=known)
+    def beat(known: int) -> messages.ClientHeartbeatReply:
+        reply: messages.ClientHeartbeatReply = scene.ask(
+            messages.ClientHeartbeat(client_id="c", known_version=known)
         )
         return reply
 
     first = beat(-1)
-    assert (len(first.tasks), first.same) == (2, False)
+    assert (len(first.tasks), first.unchanged) == (2, False)
     again = beat(first.version)
-    assert (again.tasks, again.same, again.finished) == ((), True, False)
-    scene.split(4000, want=5)
-    assert beat(first.version).same
+    assert (again.tasks, again.unchanged, again.finished) == ((), True, False)
+    scene.split(4000, max_splits=5)
+    assert beat(first.version).unchanged
     scene.add_worker("x")
     joined = beat(first.version)
-    assert (len(joined.tasks), joined.same) == (3, False)
+    assert (len(joined.tasks), joined.unchanged) == (3, False)
     scene.lose("v")
     lost = beat(joined.version)
-    assert (len(lost.tasks), lost.settle) == (2, (4000,))
+    assert (len(lost.tasks), lost.reports_needed) == (2, (4000,))
     scene.settle("c", 4000, touched=((0, 5),))
-    assert beat(lost.version).settle == ()
+    assert beat(lost.version).reports_needed == ()
     scene.finish("w", 4001)
     scene.finish("x", 4002)
     ended = beat(lost.version)
     assert ended.finished
-    assert beat(ended.version).same
+    assert beat(ended.version).unchanged
     assert beat(-1) == ended
 
 
@@ -299,24 +297,24 @@ def test_an_unknown_task_is_refused(scene: Scenario) -> None:
 
 def test_the_ticket_of_a_task_is_its_own_and_stays(scene: Scenario) -> None:
     tasks = scene.open("c", job_name="job").tasks
-    assert len({task.ticket for task in tasks}) == 2
+    assert len({task.task_token for task in tasks}) == 2
     scene.restart()
     assert scene.heartbeat("c").tasks == tasks
     lookup = messages.GetTask(worker_id="v", task_id=4000)
-    assert scene.ask(lookup).ticket == tasks[0].ticket
+    assert scene.ask(lookup).task_token == tasks[0].task_token
 
 
 def test_a_worker_learns_what_its_task_is_about(scene: Scenario) -> None:
-    scene.open("c", processing_mode=DYNAMIC, pass_number=(3, 1), seed=9)
+    scene.open("c", processing_mode=DYNAMIC, epoch=(3, 1), seed=9)
     assert scene.ask(messages.GetTask(worker_id="w", task_id=4001)) == messages.TaskDefinition(
         task_id=4001,
         iteration_id=2000,
         dataset_id="1000",
         digest=hashlib.sha256(PLAN).digest(),
-        pass_number=(3, 1),
+        epoch=(3, 1),
         seed=9,
-        ticket=scene.state.ticket(4001),
-        deals=True,
+        task_token=scene.state.task_token(4001),
+        assigns_splits=True,
     )
     with pytest.raises(NotFoundError, match="not for worker v"):
         scene.ask(messages.GetTask(worker_id="v", task_id=4001))
@@ -346,7 +344,7 @@ def test_a_clients_own_job_goes_with_it(scene: Scenario) -> None:
     scene.open("c")
     scene.close("c")
     state = scene.state
-    assert not any([state.jobs, state.iterations, state.tasks, state.clients, state.owners])
+    assert not any([state.jobs, state.iterations, state.tasks, state.clients, state.jobs_by_owner])
     assert scene.beat("v", 4000) == (4000,)
     scene.close("c")
     with pytest.raises(NotFoundError, match="Unknown iteration client id c"):
@@ -362,17 +360,17 @@ def test_status_tells_who_is_there(scene: Scenario) -> None:
         ("w", 2.0),
     ]
     (job,) = status.jobs
-    assert (job.name, job.iterations, job.running_tasks, job.clients) == ("job", 1, 2, 1)
-    assert (status.datasets, status.incarnation) == (1, "run")
+    assert (job.name, job.num_epochs, job.running_tasks, job.clients) == ("job", 1, 2, 1)
+    assert (status.datasets, status.dispatcher_id) == (1, "run")
     scene.leaving("v")
-    assert [each.leaving for each in scene.ask(messages.GetStatus()).workers] == [True, False]
+    assert [each.draining for each in scene.ask(messages.GetStatus()).workers] == [True, False]
 
 
 def test_all_who_join_a_job_must_ask_for_every_term_alike() -> None:
     # Of cost functions that say the same, the first one's plan is taken.
-    assert {*jobs._TERMS, "cost_plan"} == {*messages.Terms.__struct_fields__}
+    assert {*jobs._OPTIONS, "cost_fn_digest"} == {*messages.JobOptions.__struct_fields__}
 
 
 @pytest.mark.parametrize("number", [0, (1 << 64) - 1])
 def test_a_pass_may_have_any_number_of_64_bits(scene: Scenario, number: int) -> None:
-    assert scene.open("c", pass_number=(0, number)).tasks
+    assert scene.open("c", epoch=(0, number)).tasks

@@ -18,10 +18,10 @@ from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.core import FORMAT, open_journal
-from headrace.service.dispatcher.decision import PlanPart, PlanPlace
+from headrace.service.dispatcher.decision import PlanChunk, PlanOffset
+from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.invariants import validate
-from headrace.service.dispatcher.state import DispatcherState, Readers, TaskPhase
-from headrace.service.dispatcher.updates import Update
+from headrace.service.dispatcher.state import DispatcherState, IterationReaders, TaskPhase
 from headrace.service.modes.coordinated_reads.records import rounds_of
 from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
@@ -48,7 +48,7 @@ def reopened(work_dir: Path) -> DispatcherState:
 def test_facts_of_every_kind_and_snapshots_of_them_are_read_again(
     tmp_path: Path, scene: Scenario, kind: str, compact_after: int
 ) -> None:
-    journal: Journal[Update, DispatcherState]
+    journal: Journal[AnyEvent, DispatcherState]
     if kind == "file":
         journal = SqliteJournal(tmp_path, FORMAT, compact_after=compact_after)
     else:
@@ -67,8 +67,8 @@ def test_facts_of_every_kind_and_snapshots_of_them_are_read_again(
 def test_plans_of_a_dispatcher_are_kept_beside_its_facts(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=True)
     for journal in (open_journal(config), open_journal(DispatcherConfig())):
-        journal.append([], [PlanPart(b"digest", 0, b"pl"), PlanPart(b"digest", 2, b"an")])
-        assert journal.read_blob(PlanPlace(b"digest", 3)) == b"n"
+        journal.append([], [PlanChunk(b"digest", 0, b"pl"), PlanChunk(b"digest", 2, b"an")])
+        assert journal.read_blob(PlanOffset(b"digest", 3)) == b"n"
         journal.close()
     assert (tmp_path / FORMAT.file_name).exists()
 
@@ -79,7 +79,7 @@ def test_plans_of_a_dispatcher_are_kept_beside_its_facts(tmp_path: Path) -> None
 GOLDEN = saved()
 
 
-def replayed(facts: list[Update]) -> DispatcherState:
+def replayed(facts: list[AnyEvent]) -> DispatcherState:
     state = DispatcherState()
     for fact in facts:
         apply(state, fact)
@@ -121,7 +121,7 @@ def within(old: Any, new: Any) -> bool:
 def test_every_kind_of_fact_is_kept_in_a_story() -> None:
     """Who adds a kind adds a story (`golden_journal`), so that it stays what it is."""
     kinds = {type(fact) for facts, _ in GOLDEN.values() for fact in FORMAT.decode_facts(facts)}
-    assert kinds == set(get_args(Update))
+    assert kinds == set(get_args(AnyEvent))
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -135,39 +135,49 @@ def test_every_story_is_kept(story: str) -> None:
 def test_facts_of_a_day_mean_what_they_say() -> None:
     state = replayed(FORMAT.decode_facts(GOLDEN["a day"][0]))
     iteration, left, failed = state.iterations[2000], state.tasks[4000], state.tasks[4001]
-    assert (iteration.pass_number, iteration.seed, iteration.finished) == ((0, 3), -5, True)
-    assert iteration.splits.next == 110
-    assert iteration.splits.returned == ((4, 5), (10, 12), (49, 64), (66, 86), (88, 108))
-    assert iteration.splits.recovered == ((4, 5), (49, 54), (76, 86), (88, 108))
-    assert (left.phase, left.address, left.gone) == (TaskPhase.FINISHED, "v:1", True)
-    splits = left.splits
-    assert (splits.grants, splits.last, splits.dealt, splits.done) == (5, (88, 108), 100, 4)
+    assert (iteration.epoch, iteration.seed, iteration.finished) == ((0, 3), -5, True)
+    assert iteration.pool.next_split == 110
+    assert iteration.pool.returned == ((4, 5), (10, 12), (49, 64), (66, 86), (88, 108))
+    assert iteration.pool.recovered == ((4, 5), (49, 54), (76, 86), (88, 108))
+    assert (left.phase, left.address, left.is_unavailable) == (TaskPhase.FINISHED, "v:1", True)
+    splits = left.assigned
+    assert (
+        splits.num_assignments,
+        splits.last_assignment,
+        splits.num_assigned,
+        splits.num_done,
+    ) == (5, (88, 108), 100, 4)
     assert splits.runs == [(4, 20), (22, 42), (44, 64), (66, 86), (88, 108)]
     assert splits.returned == ((4, 5), (10, 12), (45, 100))
-    assert (splits.received, splits.touched) == (((5, 40),), ((5, 45),))
+    assert (splits.delivered, splits.partially_delivered) == (((5, 40),), ((5, 45),))
     assert (failed.phase, failed.reason) == (TaskPhase.FAILED, "no memory")
-    assert (failed.splits.touched, failed.worker_id) == (((0, 10),), "w")
+    assert (failed.assigned.partially_delivered, failed.worker_id) == (((0, 10),), "w")
     assert state.workers["w"].tags == ("COLOCATED",)
 
 
 def test_facts_of_other_stories_mean_what_they_say() -> None:
     states = {name: replayed(FORMAT.decode_facts(facts)) for name, (facts, _) in GOLDEN.items()}
     (deadly,) = states["each once"].iterations.values()
-    assert (deadly.splits.exactly_once, deadly.splits.given_up) == (True, ((1, 2),))
+    assert (deadly.pool.exactly_once, deadly.pool.abandoned) == (True, ((1, 2),))
     (job,) = states["in rounds"].jobs.values()
-    assert (job.name, job.terms.num_consumers, job.terms.remainder) == ("rounds", 2, "pad")
-    assert job.terms.cost_plan in states["in rounds"].plans
+    assert (job.name, job.options.num_consumers, job.options.remainder) == ("rounds", 2, "pad")
+    assert job.options.cost_fn_digest in states["in rounds"].plan_sizes
     task = states["in rounds"].tasks[4000]
-    assert rounds_of(task.mode).arrived == 3
-    assert (task.splits.received, task.splits.touched) == (((0, 3),), ((0, 4),))
+    assert rounds_of(task.mode_state).arrived == 3
+    assert (task.assigned.delivered, task.assigned.partially_delivered) == (((0, 3),), ((0, 4),))
     one, two = states["saves"].saves.values()
-    assert (one.is_closed, one.files, one.error) == (True, 4, "")
-    assert (two.is_closed, two.files, two.error, two.kind) == (True, 0, "no space left", "OSError")
+    assert (one.is_closed, one.num_files, one.error) == (True, 4, "")
+    assert (two.is_closed, two.num_files, two.error, two.error_class) == (
+        True,
+        0,
+        "no space left",
+        "OSError",
+    )
     assert [slot.pattern for slot in states["shares"].slots] == ["v:1", "w:1"]
     old = states["forgotten"]
-    assert old.jobs[old.names["kept"]].forgotten == {(0,): Readers("c", 1)}
-    (missing,) = old.iterations[2002].missing
-    assert (missing.client_id, missing.units) == ("f", ((1, 2),))
+    assert old.jobs[old.jobs_by_name["kept"]].finished_epochs == {(0,): IterationReaders("c", 1)}
+    (missing,) = old.iterations[2002].missing_splits
+    assert (missing.client_id, missing.splits) == ("f", ((1, 2),))
     assert 4002 not in old.tasks
     assert old.datasets.keys() == {"1001"}
     assert not old.datasets["1001"].anonymous
@@ -226,13 +236,13 @@ if not kept.datasets:
     journal.append(scene.facts)
 else:
     scene.dispatcher.state = kept
-    scene.dispatcher.presence = type(scene.dispatcher.presence).of(kept, 0.0)
+    scene.dispatcher.soft_state = type(scene.dispatcher.soft_state).from_state(kept, 0.0)
 state = scene.state
 task = state.tasks[4000]
-number = task.splits.grants
+number = task.assigned.num_assignments
 while True:
     before = len(scene.facts)
-    split = scene.split(4000, want=number % 7 + 1, done=task.splits.dealt)
+    split = scene.split(4000, max_splits=number % 7 + 1, num_done=task.assigned.num_assigned)
     journal.append(scene.facts[before:])
     journal.compact(state)
     print(number, *split, flush=True)
@@ -265,9 +275,11 @@ def test_a_process_killed_at_any_instant_kept_all_that_it_said(tmp_path: Path) -
         validate(state)
         kept = state.tasks[4000]
         # One more may have been kept than was said, never one less.
-        assert kept.splits.grants - 1 - said[-1][0] in (0, 1), f"seed {seed}: {said[-1]} {kept}"
+        assert kept.assigned.num_assignments - 1 - said[-1][0] in (0, 1), (
+            f"seed {seed}: {said[-1]} {kept}"
+        )
         for number, start, stop in said:
             assert start == expected or number == 0, f"seed {seed}"
             assert stop - start == number % 7 + 1
             expected = stop
-        expected = kept.splits.last[1]
+        expected = kept.assigned.last_assignment[1]

@@ -7,15 +7,15 @@ import pytest
 from headrace.errors import NotFoundError
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.limits import DispatcherLimits
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 
-def nameless(facts: list[updates.Update]) -> list[updates.Update]:
+def nameless(facts: list[events.AnyEvent]) -> list[events.AnyEvent]:
     """Return facts without the reasons of losses."""
     return [
-        updates.WorkerLost(fact.worker_id) if isinstance(fact, updates.WorkerLost) else fact
+        events.WorkerLost(fact.worker_id) if isinstance(fact, events.WorkerLost) else fact
         for fact in facts
     ]
 
@@ -33,7 +33,7 @@ def test_a_silent_worker_is_lost_and_its_tasks_with_it(scene: Scenario) -> None:
     assert scene.tick(9.0) == []
     scene.beat("w")
     assert scene.tick(0.9) == []
-    assert nameless(scene.tick(0.2)) == [updates.WorkerLost("v")]
+    assert nameless(scene.tick(0.2)) == [events.WorkerLost("v")]
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["w"]
 
 
@@ -50,7 +50,7 @@ def test_worker_whose_process_answers_pings_keeps_its_lease(
     scene: Scenario, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun(scene, "v", processing_mode=DYNAMIC)
-    scene.split(4000, want=3)
+    scene.split(4000, max_splits=3)
     scene.processes.silent["v"] = 4.0
     assert scene.tick(130.0) == []
     late = [each.getMessage() for each in caplog.records if "no heartbeat" in each.getMessage()]
@@ -58,7 +58,7 @@ def test_worker_whose_process_answers_pings_keeps_its_lease(
     assert late[0].startswith("the worker at v:1 has sent no heartbeat for 6")
     assert late[0].endswith("it holds splits 0 to 2")
     scene.processes.silent["v"] = scene.limits.worker_timeout + 1
-    assert updates.WorkerLost("v") in nameless(scene.tick())
+    assert events.WorkerLost("v") in nameless(scene.tick())
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
@@ -67,7 +67,7 @@ def test_an_iteration_ends_when_its_last_running_task_is_lost(scene: Scenario, m
     scene.finish("v", tasks[0])
     scene.tick(9.0)
     scene.beat("v")
-    assert nameless(scene.tick(2.0)) == [updates.WorkerLost("w"), updates.IterationFinished(2000)]
+    assert nameless(scene.tick(2.0)) == [events.WorkerLost("w"), events.IterationFinished(2000)]
     assert scene.heartbeat("c").finished
 
 
@@ -85,7 +85,7 @@ def test_an_iteration_that_lost_all_tasks_before_any_end_waits(scene: Scenario, 
 
 
 def report(task_id: int = 4000, *, refused: bool = True) -> messages.ReportUnreachable:
-    return messages.ReportUnreachable(client_id="c", task_id=task_id, refused=refused)
+    return messages.ReportUnreachable(client_id="c", task_id=task_id, connection_refused=refused)
 
 
 def test_a_worker_that_refuses_connections_gets_less_time(scene: Scenario) -> None:
@@ -93,14 +93,14 @@ def test_a_worker_that_refuses_connections_gets_less_time(scene: Scenario) -> No
     assert scene.tick(0.5) == []
     scene.ask(report())
     assert scene.tick(0.5) == []
-    assert nameless(scene.tick(0.3)) == [updates.WorkerLost("v")]
+    assert nameless(scene.tick(0.3)) == [events.WorkerLost("v")]
 
 
 def test_a_worker_that_is_only_silent_has_its_whole_timeout(scene: Scenario) -> None:
     begun(scene, "v", "w")
     scene.ask(report(refused=False))
     assert scene.tick(9.9) == []
-    assert updates.WorkerLost("v") in nameless(scene.tick(0.2))
+    assert events.WorkerLost("v") in nameless(scene.tick(0.2))
 
 
 def test_a_suspect_that_speaks_is_no_suspect(scene: Scenario) -> None:
@@ -113,8 +113,8 @@ def test_a_suspect_that_speaks_is_no_suspect(scene: Scenario) -> None:
 
 def test_from_a_kill_to_the_loss_is_little_more_than_a_second(scene: Scenario) -> None:
     limits = scene.limits
-    assert limits.suspect_timeout + limits.tick_interval <= 1.25
-    assert limits.heartbeat_interval * 2 <= limits.suspect_timeout
+    assert limits.refused_worker_timeout + limits.tick_interval <= 1.25
+    assert limits.heartbeat_interval * 2 <= limits.refused_worker_timeout
 
 
 # --- many of them ----------------------------------------------------------------------------
@@ -127,20 +127,24 @@ def test_from_a_kill_to_the_loss_is_little_more_than_a_second(scene: Scenario) -
 def test_many_peers_are_asked_to_speak_less_often_within_their_timeouts(
     peers: int, of_workers: float, of_clients: float
 ) -> None:
-    limits = Limits()
-    assert limits.worker_interval(peers) == of_workers <= limits.worker_timeout / 4
-    assert limits.client_interval(peers) == of_clients <= limits.client_timeout / 4
+    limits = DispatcherLimits()
+    assert (
+        limits.interval_between_worker_heartbeats(peers) == of_workers <= limits.worker_timeout / 4
+    )
+    assert (
+        limits.interval_between_client_heartbeats(peers) == of_clients <= limits.client_timeout / 4
+    )
 
 
 def test_timeouts_that_are_shorter_than_the_usual_intervals_change_nothing() -> None:
-    limits = Limits(worker_timeout=0.1, client_timeout=0.1)
-    assert limits.worker_interval(10_000) == limits.heartbeat_interval
-    assert limits.client_interval(10_000) == limits.client_heartbeat_interval
+    limits = DispatcherLimits(worker_timeout=0.1, client_timeout=0.1)
+    assert limits.interval_between_worker_heartbeats(10_000) == limits.heartbeat_interval
+    assert limits.interval_between_client_heartbeats(10_000) == limits.client_heartbeat_interval
 
 
 def crowd() -> Scenario:
     """Six workers, which are too many to speak twice a second."""
-    scene = Scenario(heartbeats_a_second=3.0, worker_timeout=100.0)
+    scene = Scenario(max_heartbeats_per_second=3.0, worker_timeout=100.0)
     begun(scene, *"uvwxyz")
     return scene
 
@@ -152,8 +156,8 @@ def test_heartbeats_say_how_often_to_speak() -> None:
     known = scene.heartbeat("c").version
     for client_id in "defgh":
         scene.open(client_id, processing_mode=OFF)
-    again = scene.ask(messages.ClientHeartbeat(client_id="c", known=known))
-    assert again.same
+    again = scene.ask(messages.ClientHeartbeat(client_id="c", known_version=known))
+    assert again.unchanged
     assert again.heartbeat_interval == pytest.approx(2.0)
 
 
@@ -181,19 +185,19 @@ def test_a_suspect_of_many_is_lost_after_two_of_the_heartbeats_that_it_was_asked
         scene.restart()
     scene.ask(report())
     assert scene.tick(3.9) == []
-    assert nameless(scene.tick(0.3)) == [updates.WorkerLost("u")]
+    assert nameless(scene.tick(0.3)) == [events.WorkerLost("u")]
 
 
 def test_a_suspect_that_was_asked_for_few_heartbeats_keeps_its_time_when_others_leave() -> None:
     scene = crowd()
     scene.beat("u")
     for worker_id in "vwxyz":
-        scene.ask(messages.WorkerLeft(worker_id=worker_id))
+        scene.ask(messages.UnregisterWorker(worker_id=worker_id))
     scene.ask(report())
     assert scene.tick(3.9) == []
     scene.beat("u")
     scene.ask(report())
-    assert updates.WorkerLost("u") in nameless(scene.tick(1.3))
+    assert events.WorkerLost("u") in nameless(scene.tick(1.3))
 
 
 # --- the dispatcher's own pauses -------------------------------------------------------------
@@ -201,17 +205,19 @@ def test_a_suspect_that_was_asked_for_few_heartbeats_keeps_its_time_when_others_
 
 def test_a_silence_is_called_a_silence(scene: Scenario) -> None:
     (task,) = begun(scene, "v", processing_mode=DYNAMIC)
-    scene.split(task, want=5)
+    scene.split(task, max_splits=5)
     facts = scene.tick(10.5)
-    assert updates.WorkerLost("v", "it was not heard of for 10 s", silent=True) in facts
+    assert events.WorkerLost("v", "it was not heard of for 10 s", timed_out=True) in facts
     scene.add_worker("v2", "v:1")
     scene.settle("c", task, touched=((0, 2),))
     (again,) = scene.heartbeat("c").tasks
-    while scene.split(again.task_id, done=scene.state.tasks[again.task_id].splits.dealt) != (0, 0):
+    while scene.split(
+        again.task_id, num_done=scene.state.tasks[again.task_id].assigned.num_assigned
+    ) != (0, 0):
         pass
     scene.finish("v2", again.task_id)
     (lost,) = scene.heartbeat("c").lost
-    assert (lost.count, lost.reason) == (2, "it was not heard of for 10 s")
+    assert (lost.num_splits, lost.reason) == (2, "it was not heard of for 10 s")
     with pytest.raises(NotFoundError, match="register again"):
         scene.beat("v", task)
 
@@ -226,7 +232,9 @@ def keep_reporting(scene: Scenario, seconds: int, *reports: tuple[str, int]) -> 
             scene.heartbeat(client_id)
         for client_id, task_id in reports:
             scene.ask(
-                messages.ReportUnreachable(client_id=client_id, task_id=task_id, refused=True)
+                messages.ReportUnreachable(
+                    client_id=client_id, task_id=task_id, connection_refused=True
+                )
             )
 
 
@@ -241,18 +249,18 @@ def test_a_copy_on_a_worker_that_lives_and_that_no_client_reaches_is_given_up_an
     update = scene.heartbeat("c")
     assert update.finished
     (lost,) = update.lost
-    assert (lost.worker_address, lost.is_copy, lost.count) == ("w:1", True, 0)
+    assert (lost.worker_address, lost.is_copy, lost.num_splits) == ("w:1", True, 0)
     assert "none of its clients could reach it for 60 s" in lost.reason
     assert scene.beat("w", second) == (second,)
 
 
 def test_units_on_a_worker_that_no_client_reaches_go_to_others(scene: Scenario) -> None:
     first, second = begun(scene, "v", "w", processing_mode=DYNAMIC)
-    assert scene.split(first, want=5) == (0, 5)
+    assert scene.split(first, max_splits=5) == (0, 5)
     keep_reporting(scene, 62, ("c", first))
-    assert scene.heartbeat("c").settle == (first,)
+    assert scene.heartbeat("c").reports_needed == (first,)
     scene.settle("c", first)
-    assert scene.split(second, want=5) == (0, 5)
+    assert scene.split(second, max_splits=5) == (0, 5)
 
 
 def test_a_worker_that_one_client_reaches_keeps_its_tasks(scene: Scenario) -> None:
@@ -307,7 +315,7 @@ def test_a_pause_is_not_counted_as_silence_but_what_was_silence_before_is(scene:
     scene.tick(6.0)
     scene.pause(100.0)
     assert scene.tick(3.5) == []
-    assert nameless(scene.tick(1.0)) == [updates.WorkerLost("v")]
+    assert nameless(scene.tick(1.0)) == [events.WorkerLost("v")]
 
 
 def test_a_tick_that_is_a_little_late_is_no_pause(scene: Scenario) -> None:
@@ -345,7 +353,7 @@ def test_an_iteration_without_clients_is_collected_and_begins_afresh() -> None:
     assert scene.tick(2.0) == []
     scene.close("d")
     assert scene.tick(0.5) == []
-    assert scene.tick(0.6) == [updates.IterationCollected(2000)]
+    assert scene.tick(0.6) == [events.IterationDiscarded(2000)]
     assert scene.beat("w", 4000) == (4000,)
     assert scene.open("c", job_name="job").iteration_id == 2001
     scene.check()
@@ -375,7 +383,7 @@ def test_a_finished_iteration_is_forgotten_but_not_that_it_finished() -> None:
     scene.finish("w", task)
     assert scene.tick(2.0) == []
     scene.close("c")
-    assert scene.tick(2.0) == [updates.IterationForgotten(2000)]
+    assert scene.tick(2.0) == [events.IterationForgotten(2000)]
     assert not scene.state.tasks
     opened = scene.open("d", job_name="job")
     assert (opened.tasks, opened.finished) == ((), True)
@@ -396,11 +404,11 @@ def test_after_a_restart_everyone_was_heard_from_just_now(scene: Scenario) -> No
     scene.now = 1000.0
     scene.restart()
     assert scene.tick(9.0) == []
-    assert nameless(scene.tick(2.0)) == [updates.WorkerLost("w")]
+    assert nameless(scene.tick(2.0)) == [events.WorkerLost("w")]
 
 
 def test_limits_are_read_from_the_configuration() -> None:
-    limits = Limits.of(
+    limits = DispatcherLimits.from_config(
         DispatcherConfig(
             job_gc_check_interval_ms=50,
             job_gc_timeout_ms=-1,
@@ -409,14 +417,14 @@ def test_limits_are_read_from_the_configuration() -> None:
             gc_dynamic_sharding_jobs=True,
         )
     )
-    assert limits == Limits(
+    assert limits == DispatcherLimits(
         check_interval=0.05,
         gc_timeout=None,
         dataset_timeout=None,
         worker_timeout=0.4,
         client_timeout=0.001,
         heartbeat_interval=0.1,
-        suspect_timeout=0.2,
+        refused_worker_timeout=0.2,
         gc_dynamic=True,
     )
-    assert Limits.of(DispatcherConfig()) == Limits()
+    assert DispatcherLimits.from_config(DispatcherConfig()) == DispatcherLimits()

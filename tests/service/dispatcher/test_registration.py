@@ -10,8 +10,8 @@ import pytest
 
 from headrace.errors import AlreadyExistsError, DataLossError, NotFoundError
 from headrace.service import messages
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.decision import PlanPlace
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.decision import PlanOffset
 from tests.service.dispatcher.scenario import PLAN, Scenario, registration
 
 
@@ -56,7 +56,7 @@ def test_what_is_known_of_a_dataset_can_be_asked(scene: Scenario) -> None:
         fingerprint="fingerprint",
         element_spec=b"spec",
         cardinality=100,
-        positions=None,
+        num_splits=None,
         digest=hashlib.sha256(PLAN).digest(),
         compression="AUTO",
     )
@@ -69,15 +69,15 @@ def test_an_unknown_dataset_is_refused_by_name(scene: Scenario) -> None:
 
 def test_a_dataset_whose_plan_is_not_here_is_not_registered(scene: Scenario) -> None:
     request = registration()
-    wanted = messages.DatasetRegistered(dataset_id="", wanted=True)
+    wanted = messages.RegisterDatasetReply(dataset_id="", plan_needed=True)
     assert scene.ask(request) == wanted
     assert not scene.state.datasets
     scene.put_plan()
-    assert scene.ask(request) == messages.DatasetRegistered(dataset_id="1000")
+    assert scene.ask(request) == messages.RegisterDatasetReply(dataset_id="1000")
 
 
 @pytest.mark.parametrize(
-    "fields", [{"positions": -2}, {"positions": 1 << 61}, {"digest": b"short"}, {"digest": b""}]
+    "fields", [{"num_splits": -2}, {"num_splits": 1 << 61}, {"digest": b"short"}, {"digest": b""}]
 )
 def test_a_registration_that_makes_no_sense_is_refused(
     scene: Scenario, fields: dict[str, Any]
@@ -103,7 +103,7 @@ def test_a_worker_at_an_old_ones_address_means_that_the_old_one_is_gone(scene: S
     scene.add_worker("old", "host:1")
     scene.open("c")
     scene.add_worker("new", "host:1")
-    assert updates.WorkerLost("old", "another worker began at its address") in scene.facts
+    assert events.WorkerLost("old", "another worker began at its address") in scene.facts
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["new"]
 
 
@@ -146,32 +146,32 @@ DIGEST = hashlib.sha256(LONG_PLAN).digest()
 
 def put(offset: int, stop: int) -> messages.PutPlan:
     return messages.PutPlan(
-        digest=DIGEST, offset=offset, total=len(LONG_PLAN), part=LONG_PLAN[offset:stop]
+        digest=DIGEST, offset=offset, total_bytes=len(LONG_PLAN), chunk=LONG_PLAN[offset:stop]
     )
 
 
 def test_a_plan_arrives_in_parts_and_is_one_fact(scene: Scenario) -> None:
-    received = [scene.ask(put(start, start + 30)).received for start in (0, 30, 60, 90)]
+    received = [scene.ask(put(start, start + 30)).received_bytes for start in (0, 30, 60, 90)]
     assert received == [30, 60, 90, 100]
-    assert scene.facts[-1] == updates.PlanStored(DIGEST, 100)
+    assert scene.facts[-1] == events.PlanStored(DIGEST, 100)
     assert scene.facts.count(scene.facts[-1]) == 1
 
 
 def test_a_part_that_is_not_the_next_one_is_answered_with_where_to_go_on(scene: Scenario) -> None:
-    assert scene.ask(put(30, 60)).received == 0
+    assert scene.ask(put(30, 60)).received_bytes == 0
     scene.ask(put(0, 30))
-    assert scene.ask(put(60, 90)).received == 30
-    assert scene.ask(put(30, 60)).received == 60
-    assert scene.ask(put(30, 60)).received == 60
+    assert scene.ask(put(60, 90)).received_bytes == 30
+    assert scene.ask(put(30, 60)).received_bytes == 60
+    assert scene.ask(put(30, 60)).received_bytes == 60
     scene.restart()
-    assert scene.ask(put(60, 90)).received == 0
+    assert scene.ask(put(60, 90)).received_bytes == 0
 
 
 def test_a_plan_that_is_here_is_not_taken_again(scene: Scenario) -> None:
     scene.ask(put(0, 100))
     facts = len(scene.facts)
     decision, _ = scene.dispatcher.handle(put(0, 30), scene.now)
-    assert decision.reply == messages.PlanReceived(received=100)
+    assert decision.reply == messages.PutPlanReply(received_bytes=100)
     assert decision.plan_to_store is None
     assert len(scene.facts) == facts
 
@@ -179,34 +179,34 @@ def test_a_plan_that_is_here_is_not_taken_again(scene: Scenario) -> None:
 def test_a_plan_that_changed_on_its_way_is_refused_and_can_be_put_again(scene: Scenario) -> None:
     scene.ask(put(0, 50))
     with pytest.raises(DataLossError, match="it changed on its way"):
-        scene.ask(msgspec.structs.replace(put(50, 100), part=b"x" * 50))
-    assert scene.ask(put(0, 50)).received == 50
-    assert scene.ask(put(50, 100)).received == 100
+        scene.ask(msgspec.structs.replace(put(50, 100), chunk=b"x" * 50))
+    assert scene.ask(put(0, 50)).received_bytes == 50
+    assert scene.ask(put(50, 100)).received_bytes == 100
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"digest": b"short"},
-        {"part": b""},
-        {"part": b"x" * (messages.PLAN_PART_BYTES + 1), "total": 1 << 30},
+        {"chunk": b""},
+        {"chunk": b"x" * (messages.PLAN_CHUNK_BYTES + 1), "total_bytes": 1 << 30},
         {"offset": -1},
         {"offset": 90},
-        {"total": 10},
-        {"total": (1 << 64) - 1},
+        {"total_bytes": 10},
+        {"total_bytes": (1 << 64) - 1},
     ],
 )
 def test_a_part_that_makes_no_sense_is_refused(scene: Scenario, fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"digest|part"):
         scene.ask(msgspec.structs.replace(put(0, 30), **fields))
-    assert not scene.dispatcher.presence.uploads
+    assert not scene.dispatcher.soft_state.uploads
 
 
 def test_a_plan_is_handed_out_from_any_byte(scene: Scenario) -> None:
     scene.ask(put(0, 100))
     decision, _ = scene.dispatcher.handle(messages.GetPlan(digest=DIGEST, offset=40), scene.now)
-    assert decision.plan_to_send == PlanPlace(DIGEST, 40)
-    assert decision.reply == messages.PlanBytes(part=b"", total=100)
+    assert decision.plan_to_send == PlanOffset(DIGEST, 40)
+    assert decision.reply == messages.GetPlanReply(chunk=b"", total_bytes=100)
     for offset in (-1, 100):
         with pytest.raises(ValueError, match="a plan of 100 bytes"):
             scene.ask(messages.GetPlan(digest=DIGEST, offset=offset))

@@ -39,9 +39,11 @@ def put(stub: DispatcherStub, plan: bytes = PLAN) -> bytes:
     """Put a plan as a client does; return its digest."""
     digest, received = hashlib.sha256(plan).digest(), 0
     while received < len(plan):
-        part = plan[received : received + messages.PLAN_PART_BYTES]
-        request = messages.PutPlan(digest=digest, offset=received, total=len(plan), part=part)
-        received = stub.call(request).received
+        part = plan[received : received + messages.PLAN_CHUNK_BYTES]
+        request = messages.PutPlan(
+            digest=digest, offset=received, total_bytes=len(plan), chunk=part
+        )
+        received = stub.call(request).received_bytes
     return digest
 
 
@@ -50,10 +52,10 @@ def splitting(task: messages.TaskAddress, number: int, **fields: Any) -> message
         **{
             "worker_id": task.worker_id,
             "task_id": task.task_id,
-            "ticket": task.ticket,
-            "number": number,
-            "want": 1000,
-            "done": 0,
+            "task_token": task.task_token,
+            "assignment_number": number,
+            "max_splits": 1000,
+            "num_done": 0,
             **fields,
         }
     )
@@ -125,14 +127,14 @@ def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolera
     with DispatchServer(config) as server, connected(server) as stub:
         plan = random.Random(5).randbytes(9_000_000)
         digest = hashlib.sha256(plan).digest()
-        assert stub.call(registration(digest=digest)).wanted
+        assert stub.call(registration(digest=digest)).plan_needed
         assert put(stub, plan) == digest
         dataset_id = stub.call(registration(digest=digest)).dataset_id
         fetched = b""
         while len(fetched) < len(plan):
-            fetched += stub.call(messages.GetPlan(digest=digest, offset=len(fetched))).part
+            fetched += stub.call(messages.GetPlan(digest=digest, offset=len(fetched))).chunk
         assert fetched == plan
-        assert stub.call(messages.GetDataset(dataset_id=dataset_id)).positions == 100
+        assert stub.call(messages.GetDataset(dataset_id=dataset_id)).num_splits == 100
         assert server.num_workers() == 0
         assert stub.call(worker("w")).heartbeat_interval == 0.5
         assert server.num_workers() == 1
@@ -140,18 +142,20 @@ def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolera
         (task,) = opened.tasks
         lookup = messages.GetTask(worker_id="w", task_id=task.task_id)
         definition = stub.call(lookup)
-        assert (definition.dataset_id, definition.ticket) == (dataset_id, task.ticket)
+        assert (definition.dataset_id, definition.task_token) == (dataset_id, task.task_token)
         granted = stub.call(splitting(task, 0))
         assert (granted.start, granted.stop) == (0, 50)
-        shown = {"worker_id": "w", "task_id": task.task_id, "ticket": task.ticket}
-        stub.call(messages.HandBack(units=((40, 50),), **shown))
+        shown = {"worker_id": "w", "task_id": task.task_id, "task_token": task.task_token}
+        stub.call(messages.ReturnSplits(splits=((40, 50),), **shown))
         granted = stub.call(splitting(task, 1))
         assert (granted.start, granted.stop) == (40, 50)
-        settle = messages.SettleTask(client_id="c", task_id=task.task_id, received=((0, 5),))
+        settle = messages.ReportDelivery(client_id="c", task_id=task.task_id, delivered=((0, 5),))
         stub.call(settle)
         beat = messages.WorkerHeartbeat(worker_id="w", tasks=(1, task.task_id))
         assert stub.call(beat).tasks_to_delete == (1,)
-        report = messages.ReportUnreachable(client_id="c", task_id=task.task_id, refused=False)
+        report = messages.ReportUnreachable(
+            client_id="c", task_id=task.task_id, connection_refused=False
+        )
         stub.call(report)
         stub.call(messages.FinishTask(**shown))
         stub.call(messages.FailTask(reason="late", **shown))
@@ -159,9 +163,9 @@ def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolera
         stub.call(messages.CloseIteration(client_id="c"))
         status = stub.call(messages.GetStatus())
         assert (len(status.workers), len(status.jobs), status.datasets) == (1, 0, 1)
-        stub.call(messages.WorkerLeaving(worker_id="w"))
-        assert stub.call(messages.GetStatus()).workers[0].leaving
-        stub.call(messages.WorkerLeft(worker_id="w"))
+        stub.call(messages.DrainWorker(worker_id="w"))
+        assert stub.call(messages.GetStatus()).workers[0].draining
+        stub.call(messages.UnregisterWorker(worker_id="w"))
         assert server.num_workers() == 0
 
 
@@ -272,12 +276,14 @@ def test_what_the_journal_refuses_did_not_happen(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_did_not_arrive_whole_is_forgotten_by_a_restart(tmp_path: Path) -> None:
-    part = messages.PutPlan(digest=hashlib.sha256(b"plan").digest(), offset=0, total=4, part=b"pl")
+    part = messages.PutPlan(
+        digest=hashlib.sha256(b"plan").digest(), offset=0, total_bytes=4, chunk=b"pl"
+    )
     with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
-        assert stub.call(part).received == 2
+        assert stub.call(part).received_bytes == 2
     with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
-        rest = messages.PutPlan(digest=part.digest, offset=2, total=4, part=b"an")
-        assert stub.call(rest).received == 0
+        rest = messages.PutPlan(digest=part.digest, offset=2, total_bytes=4, chunk=b"an")
+        assert stub.call(rest).received_bytes == 0
         assert put(stub, b"plan") == part.digest
 
 

@@ -8,10 +8,10 @@ from headrace.errors import AbortedError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.apply import apply
-from headrace.service.dispatcher.slots import fits
+from headrace.service.dispatcher.events import SlotsConfigured
+from headrace.service.dispatcher.slots import matches
 from headrace.service.dispatcher.state import TaskPhase
-from headrace.service.dispatcher.updates import SlotsConfigured
-from headrace.service.modes.static.records import Shard
+from headrace.service.modes.static.records import DatasetShard
 from tests.service.dispatcher.scenario import Scenario
 
 DATA = ShardingPolicy.DATA
@@ -27,9 +27,9 @@ def slotted(*patterns: str, **limits: float) -> Scenario:
 
 def shares(scenario: Scenario, phase: TaskPhase = TaskPhase.RUNNING) -> dict[int, str]:
     return {
-        task.mode.index: task.worker_id
+        task.mode_state.index: task.worker_id
         for task in scenario.state.tasks.values()
-        if task.phase is phase and isinstance(task.mode, Shard)
+        if task.phase is phase and isinstance(task.mode_state, DatasetShard)
     }
 
 
@@ -55,7 +55,7 @@ def finish(scenario: Scenario, task_id: int) -> None:
     ],
 )
 def test_an_address_fits_a_slot(pattern: str, address: str, expected: bool) -> None:
-    assert fits(pattern, address) is expected
+    assert matches(pattern, address) is expected
 
 
 def test_slots_are_taken_in_order_and_exact_ones_by_their_own() -> None:
@@ -74,7 +74,7 @@ def test_each_slot_has_its_shard_also_of_a_worker_that_joins_later() -> None:
     scenario.add_worker("w", "a:1")
     assert shares(scenario) == {1: "late?", 0: "w"}
     task = scenario.ask(messages.GetTask(worker_id="w", task_id=max(scenario.state.tasks)))
-    assert (task.shard, task.of) == (0, 2)
+    assert (task.shard_index, task.num_shards) == (0, 2)
     scenario.check()
 
 
@@ -188,12 +188,12 @@ def test_a_shard_that_kills_its_workers_is_given_up_when_the_others_are_read() -
     assert shares(scenario) == {1: "x"}
     assert not scenario.heartbeat("c").finished
     scenario.finish("x", next(iter(scenario.state.workers["x"].tasks)))
-    for task_id in scenario.heartbeat("c").settle:
+    for task_id in scenario.heartbeat("c").reports_needed:
         scenario.settle("c", task_id)
     update = scenario.heartbeat("c")
     assert update.finished
-    assert "Share 0 was given up" in update.failed
-    assert "a:1" in update.failed
+    assert "Share 0 was given up" in update.failure_reason
+    assert "a:1" in update.failure_reason
     scenario.check()
 
 
@@ -202,7 +202,7 @@ def test_workers_that_leave_do_not_count_as_killed() -> None:
     scenario.add_worker("w0", "a:1")
     scenario.open("c", scenario.register(), processing_mode=DATA)
     for number in range(5):
-        scenario.ask(messages.WorkerLeft(worker_id=f"w{number}"))
+        scenario.ask(messages.UnregisterWorker(worker_id=f"w{number}"))
         scenario.add_worker(f"w{number + 1}", "a:1")
     assert shares(scenario) == {0: "w5"}
     scenario.check()

@@ -10,15 +10,15 @@ from headrace.service.messages import (
     Done,
     GetElements,
     GetPlan,
+    GetPlanReply,
     GetSplit,
+    GetSplitReply,
     GetTask,
-    PlanBytes,
     RegisterWorker,
-    SplitGranted,
+    RegisterWorkerReply,
     TaskDefinition,
     WorkerHeartbeat,
-    WorkerRegistered,
-    WorkerUpdate,
+    WorkerHeartbeatReply,
 )
 from headrace.service.worker.agenda import Actions, Start
 from headrace.service.worker.portion import Portion
@@ -45,11 +45,11 @@ def definition(
         iteration_id=1,
         dataset_id="1",
         digest=hashlib.sha256(plan).digest(),
-        pass_number=(0,),
+        epoch=(0,),
         seed=1,
-        ticket=ticket,
-        deals=dealt,
-        origins=origins,
+        task_token=ticket,
+        assigns_splits=dealt,
+        has_element_ids=origins,
     )
 
 
@@ -125,7 +125,7 @@ class Driven:
         """Let the dispatcher take the worker."""
         self.say(
             RegisterWorker,
-            WorkerRegistered(heartbeat_interval=INTERVAL, incarnation=incarnation),
+            RegisterWorkerReply(heartbeat_interval=INTERVAL, dispatcher_id=incarnation),
         )
         return self
 
@@ -134,7 +134,7 @@ class Driven:
         before = len(self.of(WorkerHeartbeat))
         self.pass_time(INTERVAL)
         assert len(self.of(WorkerHeartbeat)) > before
-        update = WorkerUpdate(tasks_to_delete=to_delete, incarnation=incarnation)
+        update = WorkerHeartbeatReply(tasks_to_delete=to_delete, dispatcher_id=incarnation)
         return self.say(WorkerHeartbeat, update)
 
     def defines(self, found: TaskDefinition, plan: bytes = PLAN) -> Actions[str]:
@@ -142,12 +142,12 @@ class Driven:
         before = len(self.of(GetPlan))
         actions = self.say(GetTask, found)
         if len(self.of(GetPlan)) > before:
-            actions = self.say(GetPlan, PlanBytes(part=plan, total=len(plan)))
+            actions = self.say(GetPlan, GetPlanReply(chunk=plan, total_bytes=len(plan)))
         return actions
 
     def grants(self, start: int, stop: int, **fields: Any) -> Actions[str]:
         """Answer the last request for units."""
-        return self.say(GetSplit, SplitGranted(start=start, stop=stop, **fields))
+        return self.say(GetSplit, GetSplitReply(start=start, stop=stop, **fields))
 
     def done(self, kind: type) -> Actions[str]:
         """Let the dispatcher take note of the last call of a kind."""
@@ -171,7 +171,7 @@ class Driven:
             task_id=task_id,
             ticket=ticket,
             client_id=client,
-            number=number,
+            request_number=number,
             acknowledged=number if acknowledged is None else acknowledged,
         )
         self.session.requested(request, message, self.now)

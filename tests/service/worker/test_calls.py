@@ -14,15 +14,15 @@ import pytest
 import headrace as hr
 from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.plan.serialize import dump_plan
-from headrace.service.dispatcher.modes import OFFERED
+from headrace.service.dispatcher.policy_selection import POLICIES
 from headrace.service.messages import (
+    DrainWorker,
     FailTask,
     GetPlan,
-    PlanBytes,
-    SplitGranted,
+    GetPlanReply,
+    GetSplitReply,
     TaskDefinition,
-    WorkerLeaving,
-    WorkerLeft,
+    UnregisterWorker,
 )
 from headrace.service.rows import END
 from headrace.service.worker import ways
@@ -36,7 +36,7 @@ from headrace.service.worker.unit_asking import UnitAsking, next_want
 from headrace.service.worker.ways import hand_out_of
 from tests.service.worker.driving import Driven, definition
 
-LEAVING, LEFT, PLAN = WorkerLeaving("w"), WorkerLeft("w"), GetPlan(b"")
+LEAVING, LEFT, PLAN = DrainWorker("w"), UnregisterWorker("w"), GetPlan(b"")
 
 
 def test_what_is_asked_twice_is_one_call_until_it_is_answered() -> None:
@@ -102,8 +102,8 @@ def test_calls_that_are_of_no_use_any_more_are_forgotten() -> None:
     calls = Calls(60.0, 0.0, lambda: 0.0)
     calls.ask(LEAVING, 0.0)
     calls.ask(LEFT, 0.0)
-    calls.forget(lambda call: isinstance(call, WorkerLeaving))
-    assert calls.of(WorkerLeaving, WorkerLeft) == [LEFT]
+    calls.forget(lambda call: isinstance(call, DrainWorker))
+    assert calls.of(DrainWorker, UnregisterWorker) == [LEFT]
     calls.forget()
     assert calls.next_at == math.inf
 
@@ -145,24 +145,24 @@ def test_what_is_granted_is_counted_and_ends_the_waiting() -> None:
     assert asking.ask_at == 1.0
     asking.ask_at = math.inf
     assert asking.is_asked
-    assert asking.take(SplitGranted(start=3, stop=5), 1.0) == (3, 5)
+    assert asking.take(GetSplitReply(start=3, stop=5), 1.0) == (3, 5)
     assert (asking.number, asking.dealt, asking.is_wanted) == (1, 2, False)
 
 
 def test_an_answer_without_units_does_not_count() -> None:
     asking = UnitAsking()
     asking.need(1.0)
-    assert asking.take(SplitGranted(start=0, stop=0, wait=True), 1.0) is None
+    assert asking.take(GetSplitReply(start=0, stop=0, wait=True), 1.0) is None
     assert (asking.number, asking.ask_at, asking.is_over) == (0, 1.02, False)
-    assert asking.take(SplitGranted(start=0, stop=0), 1.02) is None
+    assert asking.take(GetSplitReply(start=0, stop=0), 1.02) is None
     assert (asking.number, asking.is_over) == (0, True)
 
 
 def test_a_range_that_was_waited_for_lasts_from_its_grant() -> None:
     asking = UnitAsking()
     asking.need(0.0)
-    asking.take(SplitGranted(start=0, stop=0, wait=True), 1.0)
-    asking.take(SplitGranted(start=0, stop=1), 9.0)
+    asking.take(GetSplitReply(start=0, stop=0, wait=True), 1.0)
+    asking.take(GetSplitReply(start=0, stop=1), 9.0)
     asking.need(9.001)
     assert asking.want == 2
 
@@ -182,7 +182,7 @@ def test_a_plan_is_fetched_in_parts() -> None:
         question = fetch.question()
         asked.append(question)
         part = plan[question.offset : question.offset + 10]
-        found = fetch.take(PlanBytes(part=part, total=len(plan)))
+        found = fetch.take(GetPlanReply(chunk=part, total_bytes=len(plan)))
     assert found == plan
     assert asked == [GetPlan(digest=digest(plan), offset=offset) for offset in (0, 10, 20)]
 
@@ -206,16 +206,16 @@ def test_a_plan_that_is_larger_than_all_that_is_kept_pushes_nothing_out() -> Non
 
 
 def test_an_empty_plan_and_one_that_ends_early_are_no_endless_loops() -> None:
-    assert Fetch(digest(b"")).take(PlanBytes(part=b"", total=0)) == b""
+    assert Fetch(digest(b"")).take(GetPlanReply(chunk=b"", total_bytes=0)) == b""
     cut = Fetch(digest(b"abc"))
-    assert cut.take(PlanBytes(part=b"ab", total=3)) is None
+    assert cut.take(GetPlanReply(chunk=b"ab", total_bytes=3)) is None
     with pytest.raises(DataLossError, match="2 bytes of 3"):
-        cut.take(PlanBytes(part=b"", total=3))
+        cut.take(GetPlanReply(chunk=b"", total_bytes=3))
 
 
 def test_bytes_with_another_digest_are_refused() -> None:
     with pytest.raises(DataLossError, match="arrived damaged"):
-        Fetch(digest(b"abc")).take(PlanBytes(part=b"abd", total=3))
+        Fetch(digest(b"abc")).take(GetPlanReply(chunk=b"abd", total_bytes=3))
 
 
 # --- origins in the order in which units were dealt to a task -------------------------------------
@@ -324,11 +324,16 @@ def changed(**fields: Any) -> TaskDefinition:
 def test_a_worker_knows_all_that_a_dispatcher_offers() -> None:
     plain = hr.Dataset.range(4)
     hinted = plain.shard(hr.service.SHARD_HINT, 0)
-    for policy in OFFERED.values():
-        task = changed(hand_out=policy.hand_out, part=policy.part, shard=0, of=1)
+    for policy in POLICIES.values():
+        task = changed(
+            delivery_policy=policy.delivery_policy,
+            shard_kind=policy.shard_kind,
+            shard_index=0,
+            num_shards=1,
+        )
         assert isinstance(hand_out_of(task, None), HandOut)
-        if policy.part != "files":  # a range has none
-            plan = (hinted if policy.part == "hints" else plain).plan
+        if policy.shard_kind != "files":  # a range has none
+            plan = (hinted if policy.shard_kind == "hints" else plain).plan
             open_plan(dump_plan(plan), task, None, worker="h:1").close()
 
 
@@ -337,14 +342,14 @@ def test_a_way_to_hand_out_is_added_by_a_name(monkeypatch: pytest.MonkeyPatch) -
         pass
 
     monkeypatch.setitem(ways._HAND_OUTS, "last_come", lambda task, bounds: LastCome(bounds))
-    assert isinstance(hand_out_of(changed(hand_out="last_come"), None), LastCome)
+    assert isinstance(hand_out_of(changed(delivery_policy="last_come"), None), LastCome)
     assert type(hand_out_of(changed(), None)) is FirstCome
 
 
 def test_a_task_of_a_kind_that_is_not_known_fails_and_its_clients_hear_why() -> None:
     worker = Driven().registered()
     request = worker.ask()
-    worker.defines(changed(hand_out="unheard of"))
+    worker.defines(changed(delivery_policy="unheard of"))
     content = worker.answers[request]
     assert isinstance(content, FailedPreconditionError)
     assert "'unheard of', which this worker does not know" in str(content)
@@ -355,6 +360,6 @@ def test_a_task_of_a_kind_that_is_not_known_fails_and_its_clients_hear_why() -> 
 
 def test_a_part_of_a_plan_that_is_not_known_is_refused_by_name() -> None:
     plan = dump_plan(hr.Dataset.range(4).plan)
-    task = changed(part="unheard of", shard=0, of=1)
+    task = changed(shard_kind="unheard of", shard_index=0, num_shards=1)
     with pytest.raises(FailedPreconditionError, match="'unheard of', which this worker does not"):
         open_plan(plan, task, None, worker="h:1")

@@ -220,7 +220,7 @@ def test_it_pauses_once_for_what_it_was_granted_and_then_asks_less_and_less_ofte
 
     paused = worker.grants(0, 0, wait=True, flush=True)
     assert paused.grants == [Grant(producer=producer, is_pause=True)]
-    assert worker.of(GetSplit)[-1].number == 1, "nobody is asked before more is needed"
+    assert worker.of(GetSplit)[-1].assignment_number == 1, "nobody is asked before more is needed"
     asked = len(worker.of(GetSplit))
 
     worker.need(producer)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import AbortedError, CancelledError, DeadlineExceededError
-from headrace.service.messages import Elements, GetElements
+from headrace.service.messages import GetElements, GetElementsReply
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Answer, Portion
@@ -19,7 +19,7 @@ def message(client_id: str, number: int, acknowledged: int) -> GetElements:
         task_id=1,
         ticket="ticket",
         client_id=client_id,
-        number=number,
+        request_number=number,
         acknowledged=acknowledged,
     )
 
@@ -40,9 +40,9 @@ def ends(answers: list[tuple[str, Answer]]) -> dict[str, bool]:
     """Return who was told that nothing is left, and whether for good."""
     found = {}
     for request, content in answers:
-        assert isinstance(content, Elements)
-        assert content.count == 0
-        found[request] = content.end
+        assert isinstance(content, GetElementsReply)
+        assert content.num_elements == 0
+        found[request] = content.end_of_task
     return found
 
 
@@ -273,8 +273,8 @@ def test_units_without_elements_are_done_with_the_end() -> None:
     policy.ask("a1", message("a", 1, 1), now=0.0)
     assert policy.done == ((0, 5),)
     ((_, content),) = policy.finish()
-    assert isinstance(content, Elements)
-    assert (content.done_from, content.done_to, content.touched) == (1, 5, 5)
+    assert isinstance(content, GetElementsReply)
+    assert (content.done_from, content.done_to, content.delivered_end) == (1, 5, 5)
 
 
 @pytest.mark.parametrize(("ahead", "touched"), [(0, 1), (1, 2), (5, 6)])
@@ -354,7 +354,7 @@ def test_each_portion_has_one_taker_and_bytes_stay_within_bounds(
 
 
 def counted(client_id: str, number: int, acknowledged: int, most: int) -> GetElements:
-    return msgspec.structs.replace(message(client_id, number, acknowledged), most=most)
+    return msgspec.structs.replace(message(client_id, number, acknowledged), max_elements=most)
 
 
 def test_where_a_client_counts_elements_portions_are_made_for_requests_that_wait() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import headrace as hr
 from headrace.execution.build import start
-from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
+from headrace.service.messages import WAITING_FOR_CLIENTS, WAITING_FOR_SPLITS
 from headrace.service.worker.agenda import Grant
 from headrace.service.worker.hand_out import Ready
 from headrace.service.worker.meters import Meter, Meters
@@ -18,7 +18,7 @@ def test_portions_add_up_and_are_said_once():
     meter.made(5, 40)
     (said,) = meters.changes({4000: Ready(2, 120)})
     assert (said.task_id, said.elements, said.bytes) == (4000, 15, 120)
-    assert (said.buffers, said.buffer_bytes) == (2, 120)
+    assert (said.buffered_batches, said.buffered_bytes) == (2, 120)
     assert meters.changes({4000: Ready(2, 120)}) == ()
 
 
@@ -27,7 +27,7 @@ def test_buffers_that_clients_emptied_are_a_change():
     meters.begin(1, 4000).made(10, 80)
     meters.changes({4000: Ready(1, 80)})
     (said,) = meters.changes({})
-    assert said.buffers == 0
+    assert said.buffered_batches == 0
 
 
 def test_a_wait_is_said_when_it_begins_and_when_it_ends_and_not_between():
@@ -35,26 +35,26 @@ def test_a_wait_is_said_when_it_begins_and_when_it_ends_and_not_between():
     meter = Meter(4000, clock)
     meters._running[1] = meter
     meters.changes({})
-    with meter.waits_for(FOR_CLIENTS):
+    with meter.waits_for(WAITING_FOR_CLIENTS):
         clock.advance(1.0)
         (said,) = meters.changes({})
-        assert (said.waits_for, said.waited_for_clients) == (FOR_CLIENTS, 1.0)
+        assert (said.waiting_for, said.client_wait_seconds) == (WAITING_FOR_CLIENTS, 1.0)
         clock.advance(100.0)
         assert meters.changes({}) == ()
     (said,) = meters.changes({})
-    assert (said.waits_for, said.waited_for_clients) == ("", 101.0)
+    assert (said.waiting_for, said.client_wait_seconds) == ("", 101.0)
 
 
 def test_a_plan_that_reads_ahead_may_wait_for_both():
     clock = ManualClock(0.0)
     meter = Meter(4000, clock)
-    with meter.waits_for(FOR_CLIENTS):
+    with meter.waits_for(WAITING_FOR_CLIENTS):
         clock.advance(1.0)
-        with meter.waits_for(FOR_UNITS):
+        with meter.waits_for(WAITING_FOR_SPLITS):
             clock.advance(1.0)
         assert meter.is_waiting
     said = meter.read()
-    assert (said.waited_for_clients, said.waited_for_units) == (2.0, 1.0)
+    assert (said.client_wait_seconds, said.split_wait_seconds) == (2.0, 1.0)
 
 
 def test_a_task_that_ended_is_said_once_more_and_stays_in_the_totals():
@@ -72,9 +72,9 @@ def test_what_an_ended_task_has_ready_is_said_until_clients_have_taken_it():
     meters = Meters()
     meters.begin(1, 4000).made(10, 80)
     meters.end(1)
-    assert [each.buffers for each in meters.changes({4000: Ready(2, 80)})] == [2]
+    assert [each.buffered_batches for each in meters.changes({4000: Ready(2, 80)})] == [2]
     assert meters.changes({4000: Ready(2, 80)}) == ()
-    assert [each.buffers for each in meters.changes({})] == [0]
+    assert [each.buffered_batches for each in meters.changes({})] == [0]
     assert meters.changes({}) == ()
 
 
@@ -95,7 +95,7 @@ def test_very_many_steps_become_one():
     meter = Meter(4000)
     for number in range(1000):
         meter.spent(f"map at file.py:{number}", 1.0)
-    stages = meter.read().stages
+    stages = meter.read().steps
     assert len(stages) <= 65
     assert sum(each.seconds for each in stages) == 1000.0
 

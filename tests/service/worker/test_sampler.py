@@ -40,7 +40,7 @@ def test_time_in_a_function_counts_for_the_step_that_calls_it():
     sampler.stop()
     sampler.join(5.0)
     iterator.close()
-    spent = {each.stage.split(" ")[0]: each.seconds for each in meter.read().stages}
+    spent = {each.step.split(" ")[0]: each.seconds for each in meter.read().steps}
     assert max(spent, key=spent.__getitem__) == "map"
     assert spent["map"] > 0.2
 

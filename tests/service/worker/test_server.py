@@ -28,19 +28,19 @@ from headrace.service.config import WorkerConfig
 from headrace.service.messages import (
     DispatcherRequest,
     Done,
-    Elements,
+    DrainWorker,
     FailTask,
     GetElements,
+    GetElementsReply,
     GetPlan,
+    GetPlanReply,
     GetTask,
-    PlanBytes,
     RegisterWorker,
+    RegisterWorkerReply,
+    UnregisterWorker,
     WorkerHeartbeat,
-    WorkerLeaving,
-    WorkerLeft,
-    WorkerRegistered,
+    WorkerHeartbeatReply,
     WorkerReply,
-    WorkerUpdate,
 )
 from headrace.service.worker.producer import Producer
 from headrace.service.worker.server import WorkerServer
@@ -65,15 +65,15 @@ class Dispatcher:
         self.to_delete: tuple[int, ...] = ()
         self._plan = b"" if dataset is None else dump_plan(dataset.plan)
         self._answers: dict[type, Callable[[Any], msgspec.Struct]] = {
-            RegisterWorker: lambda _: WorkerRegistered(
-                heartbeat_interval=0.01, incarnation=self.incarnation
+            RegisterWorker: lambda _: RegisterWorkerReply(
+                heartbeat_interval=0.01, dispatcher_id=self.incarnation
             ),
-            WorkerHeartbeat: lambda _: WorkerUpdate(
-                tasks_to_delete=self.to_delete, incarnation=self.incarnation
+            WorkerHeartbeat: lambda _: WorkerHeartbeatReply(
+                tasks_to_delete=self.to_delete, dispatcher_id=self.incarnation
             ),
             GetTask: lambda asked: definition(asked.task_id, plan=self._plan),
-            GetPlan: lambda asked: PlanBytes(
-                part=self._plan[asked.offset :], total=len(self._plan)
+            GetPlan: lambda asked: GetPlanReply(
+                chunk=self._plan[asked.offset :], total_bytes=len(self._plan)
             ),
         }
 
@@ -111,7 +111,11 @@ def reading(worker: WorkerServer) -> Iterator[Channel]:
 
 def get(number: int, acknowledged: int, task_id: int = 1) -> GetElements:
     return GetElements(
-        task_id=task_id, ticket=TICKET, client_id="c", number=number, acknowledged=acknowledged
+        task_id=task_id,
+        ticket=TICKET,
+        client_id="c",
+        request_number=number,
+        acknowledged=acknowledged,
     )
 
 
@@ -120,12 +124,12 @@ def read(channel: Channel, task_id: int) -> int:
     number = elements = 0
     while True:
         message, _ = channel.call(get(number, number, task_id), timeout=SECONDS)
-        assert isinstance(message, Elements)
+        assert isinstance(message, GetElementsReply)
         if message.error is not None:
             raise decode_error(message.error)
-        if message.end:
+        if message.end_of_task:
             return elements
-        elements += message.count
+        elements += message.num_elements
         number += 1
 
 
@@ -141,7 +145,7 @@ def test_a_worker_that_stops_while_it_is_to_register_again_leaves_no_thread() ->
         beat = dispatcher.held.get(timeout=SECONDS)
         stop = threading.Thread(target=worker.stop)
         stop.start()
-        wait_until(lambda: dispatcher.count(WorkerLeft) == 1)
+        wait_until(lambda: dispatcher.count(UnregisterWorker) == 1)
         # The worker has left, and the heartbeat waits still for its answer: register again.
         beat.fail(NotFoundError("who are you?"))
         stop.join(SECONDS)
@@ -220,7 +224,7 @@ def test_a_function_that_does_not_return_holds_up_no_worker(end: str) -> None:
             assert watch.seconds < 2.5
         GO_ON.set()
         wait_until(lambda: not threads("headrace-task"))
-    assert dispatcher.count(WorkerLeft) == 1
+    assert dispatcher.count(UnregisterWorker) == 1
 
 
 def test_a_drain_ends_at_once_when_the_worker_is_stopped() -> None:
@@ -231,7 +235,7 @@ def test_a_drain_ends_at_once_when_the_worker_is_stopped() -> None:
             channel.call(get(0, 0), timeout=SECONDS)
             drain = threading.Thread(target=worker.drain, args=(60.0,))
             drain.start()
-            wait_until(lambda: dispatcher.count(WorkerLeaving) > 0)
+            wait_until(lambda: dispatcher.count(DrainWorker) > 0)
             worker.stop()
             drain.join(SECONDS)
             assert not drain.is_alive()
@@ -278,7 +282,9 @@ def test_a_task_whose_thread_cannot_be_started_fails_and_its_clients_hear_why(
         monkeypatch.setattr(Producer, "start", no_thread_left)
         with pytest.raises(HeadraceError, match="can't start new thread"):
             read(channel, 1)
-        assert channel.call(get(1, 1), timeout=SECONDS)[0] == Elements(first=0, count=0, end=True)
+        assert channel.call(get(1, 1), timeout=SECONDS)[0] == GetElementsReply(
+            first_element=0, num_elements=0, end_of_task=True
+        )
         assert "can't start new thread" in next(
             message.reason for message in dispatcher.heard if isinstance(message, FailTask)
         )

@@ -15,13 +15,13 @@ from headrace.errors import (
 from headrace.service.messages import (
     Done,
     GetPlan,
+    GetPlanReply,
     GetSplit,
     GetTask,
-    PlanBytes,
     RegisterWorker,
+    RegisterWorkerReply,
     WorkerHeartbeat,
-    WorkerRegistered,
-    WorkerUpdate,
+    WorkerHeartbeatReply,
 )
 from tests.service.worker.driving import AWAY, INTERVAL, PLAN, Driven, definition, portion
 
@@ -44,7 +44,7 @@ def test_requests_that_come_while_a_worker_registers_are_handed_on_in_their_orde
     assert [call.task_id for call in worker.of(GetTask)] == [1, 2]
     worker.session.answered(worker.of(GetTask)[0], definition(1), worker.now)
     worker.act()
-    worker.say(GetPlan, PlanBytes(part=PLAN, total=len(PLAN)))
+    worker.say(GetPlan, GetPlanReply(chunk=PLAN, total_bytes=len(PLAN)))
     worker.produce(worker.starts[0].producer, *(portion(n, size=0) for n in range(2)))
     assert [worker.answers[each].first for each in requests[:2]] == [0, 1]
     assert not {requests[2], other} & worker.answers.keys()
@@ -106,7 +106,7 @@ def test_heartbeats_follow_each_answer_after_the_interval_and_name_the_tasks_tha
     worker = Driven().registered()
     assert worker.pass_time(INTERVAL - 0.1) == []
     assert worker.pass_time(0.1) == [WorkerHeartbeat(worker_id="w1", tasks=())]
-    worker.say(WorkerHeartbeat, WorkerUpdate(tasks_to_delete=(), incarnation="first"))
+    worker.say(WorkerHeartbeat, WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first"))
     worker.begin()
     worker.beat()
     assert worker.of(WorkerHeartbeat)[-1].tasks == (1,)
@@ -119,7 +119,9 @@ def test_the_configured_interval_goes_before_the_dispatchers_wish() -> None:
 
 
 def test_a_dispatcher_with_many_workers_is_told_less_often() -> None:
-    rare = WorkerUpdate(tasks_to_delete=(), incarnation="first", heartbeat_interval=3 * INTERVAL)
+    rare = WorkerHeartbeatReply(
+        tasks_to_delete=(), dispatcher_id="first", heartbeat_interval=3 * INTERVAL
+    )
     wishing, configured = Driven().registered(), Driven(heartbeat_interval=INTERVAL).registered()
     for worker in (wishing, configured):
         worker.pass_time(INTERVAL)
@@ -141,11 +143,11 @@ def test_a_heartbeat_without_an_answer_is_repeated_each_second() -> None:
     "answer",
     [
         NotFoundError("who are you?"),
-        WorkerUpdate(tasks_to_delete=(), incarnation="second"),
+        WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="second"),
     ],
 )
 def test_a_worker_that_is_not_known_any_more_registers_under_a_new_id(
-    answer: WorkerUpdate | Exception,
+    answer: WorkerHeartbeatReply | Exception,
 ) -> None:
     worker = Driven().registered()
     producer = worker.begin()
@@ -216,10 +218,13 @@ def test_an_answer_that_comes_late_or_twice_changes_nothing() -> None:
     beat = worker.calls[-1]
     worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
     first = worker.of(RegisterWorker)[0]
-    for late in (NotFoundError("who are you?"), WorkerUpdate(tasks_to_delete=(), incarnation="x")):
+    for late in (
+        NotFoundError("who are you?"),
+        WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="x"),
+    ):
         worker.session.answered(beat, late, worker.now)
     worker.session.answered(
-        first, WorkerRegistered(heartbeat_interval=1.0, incarnation="x"), worker.now
+        first, RegisterWorkerReply(heartbeat_interval=1.0, dispatcher_id="x"), worker.now
     )
     assert worker.act().calls == []
     assert not worker.session.is_registered
@@ -253,7 +258,7 @@ def test_silence_is_counted_anew_after_an_answer_and_only_while_something_was_as
     worker.pass_time(59.0)
     assert worker.warnings == []
     worker.pass_time(8.0)  # the heartbeat waits for 7 s
-    worker.say(WorkerHeartbeat, WorkerUpdate(tasks_to_delete=(), incarnation="first"))
+    worker.say(WorkerHeartbeat, WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first"))
     worker.pass_time(69.0)
     assert worker.warnings == []
     worker.pass_time(1.0)
@@ -266,7 +271,9 @@ def refused(worker: Driven, seconds: float) -> None:
     while worker.now < until:
         for call in worker.pass_time(0.5):
             if isinstance(call, WorkerHeartbeat):
-                worker.say(WorkerHeartbeat, WorkerUpdate(tasks_to_delete=(), incarnation="first"))
+                worker.say(
+                    WorkerHeartbeat, WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first")
+                )
             elif isinstance(call, GetSplit):
                 worker.say(GetSplit, UnavailableError("the disk is full"))
 

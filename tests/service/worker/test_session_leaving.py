@@ -8,15 +8,15 @@ import pytest
 
 from headrace.errors import CancelledError, NotFoundError
 from headrace.service.messages import (
-    DropClient,
+    DrainWorker,
     FinishTask,
     GetSplit,
-    HandBack,
     RegisterWorker,
+    ReportDepartedClient,
+    ReturnSplits,
+    UnregisterWorker,
     WorkerHeartbeat,
-    WorkerLeaving,
-    WorkerLeft,
-    WorkerUpdate,
+    WorkerHeartbeatReply,
 )
 from headrace.service.worker.agenda import Grant
 from tests.service.worker.driving import AWAY, INTERVAL, TICKET, Driven, portion, units
@@ -46,7 +46,7 @@ def kinds(worker: Driven) -> list[type]:
     return [type(call) for call in worker.calls]
 
 
-HANDED_BACK = HandBack(worker_id="w1", task_id=1, ticket=TICKET, units=((1, 4),))
+HANDED_BACK = ReturnSplits(worker_id="w1", task_id=1, task_token=TICKET, splits=((1, 4),))
 
 
 # --- stop ---------------------------------------------------------------------------------------
@@ -59,14 +59,14 @@ def test_a_worker_that_stops_hands_back_what_nobody_was_given_and_then_says_that
     assert actions.closes == [producer]
     assert worker.answers[waiting[0]].first == 1
     assert isinstance(worker.answers[waiting[1]], CancelledError)
-    assert worker.of(HandBack) == [
-        HandBack(worker_id="w1", task_id=1, ticket=TICKET, units=((2, 4),))
+    assert worker.of(ReturnSplits) == [
+        ReturnSplits(worker_id="w1", task_id=1, task_token=TICKET, splits=((2, 4),))
     ]
-    assert worker.of(WorkerLeft) == []
-    worker.done(HandBack)
-    assert worker.calls[-1] == WorkerLeft(worker_id="w1")
+    assert worker.of(UnregisterWorker) == []
+    worker.done(ReturnSplits)
+    assert worker.calls[-1] == UnregisterWorker(worker_id="w1")
     assert not worker.over
-    worker.done(WorkerLeft)
+    worker.done(UnregisterWorker)
     assert worker.over
     assert worker.warnings == []
 
@@ -74,19 +74,19 @@ def test_a_worker_that_stops_hands_back_what_nobody_was_given_and_then_says_that
 def test_a_worker_without_tasks_only_says_that_it_left() -> None:
     worker = Driven().registered()
     stop(worker)
-    worker.done(WorkerLeft)
+    worker.done(UnregisterWorker)
     assert worker.over
-    assert kinds(worker) == [RegisterWorker, WorkerLeft]
+    assert kinds(worker) == [RegisterWorker, UnregisterWorker]
 
 
 def test_units_that_are_under_way_when_a_worker_stops_are_handed_back_as_well() -> None:
     worker, producer = dealt()
     worker.need(producer)
     stop(worker)
-    assert worker.of(HandBack) == []
+    assert worker.of(ReturnSplits) == []
     actions = worker.grants(8, 12)
     assert actions.grants == []
-    assert worker.of(HandBack)[0].units == ((1, 8),)
+    assert worker.of(ReturnSplits)[0].splits == ((1, 8),)
 
 
 def test_units_that_are_not_granted_soon_are_not_waited_for() -> None:
@@ -94,7 +94,7 @@ def test_units_that_are_not_granted_soon_are_not_waited_for() -> None:
     worker.need(producer)
     stop(worker)
     worker.pass_time(0.2)
-    assert worker.of(HandBack) == [HANDED_BACK]
+    assert worker.of(ReturnSplits) == [HANDED_BACK]
 
 
 @pytest.mark.parametrize("stops_first", [False, True])
@@ -106,7 +106,7 @@ def test_a_task_that_is_to_wait_holds_up_no_stop_and_asks_no_more(stops_first: b
     worker.grants(0, 0, wait=True)
     if not stops_first:
         stop(worker)
-    assert worker.of(HandBack) == [HANDED_BACK]
+    assert worker.of(ReturnSplits) == [HANDED_BACK]
     worker.pass_time(0.5)
     assert len(worker.of(GetSplit)) == 2
 
@@ -114,8 +114,8 @@ def test_a_task_that_is_to_wait_holds_up_no_stop_and_asks_no_more(stops_first: b
 def test_a_hand_back_that_the_dispatcher_has_no_use_for_is_no_loss() -> None:
     worker, _ = dealt()
     stop(worker)
-    worker.say(HandBack, NotFoundError("closed"))
-    worker.say(WorkerLeft, NotFoundError("who?"))
+    worker.say(ReturnSplits, NotFoundError("closed"))
+    worker.say(UnregisterWorker, NotFoundError("who?"))
     assert worker.over
     assert worker.warnings == []
 
@@ -136,10 +136,10 @@ def test_a_worker_is_over_in_time_though_nobody_answers_and_says_what_is_lost() 
 def test_a_hand_back_that_is_lost_once_is_said_again_and_twice_is_enough() -> None:
     worker, _ = dealt()
     stop(worker)
-    worker.say(HandBack, AWAY)
+    worker.say(ReturnSplits, AWAY)
     worker.pass_time(0.05)
-    assert worker.of(HandBack) == [HANDED_BACK] * 2
-    worker.say(HandBack, AWAY)
+    assert worker.of(ReturnSplits) == [HANDED_BACK] * 2
+    worker.say(ReturnSplits, AWAY)
     assert worker.over
     assert "are lost" in worker.warnings[-1]
 
@@ -147,10 +147,10 @@ def test_a_hand_back_that_is_lost_once_is_said_again_and_twice_is_enough() -> No
 def test_a_worker_that_stops_while_it_registers_says_that_it_left_in_any_case() -> None:
     worker = Driven()
     stop(worker)
-    assert kinds(worker) == [RegisterWorker, WorkerLeft]
+    assert kinds(worker) == [RegisterWorker, UnregisterWorker]
     worker.registered()
     assert not worker.session.is_registered
-    worker.done(WorkerLeft)
+    worker.done(UnregisterWorker)
     assert worker.over
 
 
@@ -159,8 +159,8 @@ def test_a_worker_that_stops_while_it_is_to_register_again_does_not() -> None:
     worker.pass_time(INTERVAL)
     stop(worker)
     worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
-    worker.done(WorkerLeft)
-    assert kinds(worker) == [RegisterWorker, WorkerHeartbeat, WorkerLeft]
+    worker.done(UnregisterWorker)
+    assert kinds(worker) == [RegisterWorker, WorkerHeartbeat, UnregisterWorker]
     assert worker.over
 
 
@@ -171,7 +171,7 @@ def test_a_worker_that_stops_beats_no_more_and_stops_once() -> None:
     drain(worker)
     worker.pass_time(1.0)
     worker.pass_time(10.0)
-    assert worker.of(WorkerHeartbeat) == worker.of(WorkerLeaving) == []
+    assert worker.of(WorkerHeartbeat) == worker.of(DrainWorker) == []
     assert worker.over
     assert worker.act().wake_in == float("inf")
 
@@ -183,16 +183,16 @@ def test_the_end_of_a_task_that_was_not_heard_of_is_said_before_the_worker_leave
     worker.end(producer)
     worker.ask(number=1)
     stop(worker)
-    assert worker.of(WorkerLeft) == []
+    assert worker.of(UnregisterWorker) == []
     worker.done(FinishTask)
-    assert kinds(worker)[-2:] == [FinishTask, WorkerLeft]
+    assert kinds(worker)[-2:] == [FinishTask, UnregisterWorker]
 
 
 def test_a_task_that_failed_hands_back_nothing() -> None:
     worker, producer = dealt()
     worker.end(producer, "its thread died")
     stop(worker)
-    assert worker.of(HandBack) == []
+    assert worker.of(ReturnSplits) == []
 
 
 def test_who_asks_a_worker_that_stops_hears_so_and_gets_what_it_was_given_before() -> None:
@@ -209,7 +209,7 @@ def test_who_asks_a_worker_that_stops_hears_so_and_gets_what_it_was_given_before
 def test_a_dealt_task_that_drains_delivers_what_it_was_dealt_and_takes_no_more() -> None:
     worker, producer = dealt()
     actions = drain(worker)
-    assert worker.calls[-1] == WorkerLeaving(worker_id="w1")
+    assert worker.calls[-1] == DrainWorker(worker_id="w1")
     assert actions.cuts == []
     worker.produce(producer, units(2), units(3))
     assert worker.need(producer).grants == [Grant(producer=producer)]
@@ -218,9 +218,9 @@ def test_a_dealt_task_that_drains_delivers_what_it_was_dealt_and_takes_no_more()
         assert worker.answers[worker.ask(number=number)].first == number
     request = worker.ask(number=4)
     worker.done(FinishTask)
-    assert worker.answers[request].end
-    assert worker.of(HandBack) == []
-    assert kinds(worker)[-2:] == [FinishTask, WorkerLeft]
+    assert worker.answers[request].end_of_task
+    assert worker.of(ReturnSplits) == []
+    assert kinds(worker)[-2:] == [FinishTask, UnregisterWorker]
     assert len(worker.of(GetSplit)) == 1
 
 
@@ -249,7 +249,7 @@ def test_a_task_that_is_to_wait_hears_at_once_that_it_is_drained(waits_again: bo
     worker.grants(4, 9)
     worker.end(producer)
     worker.ask(number=1), worker.ask(number=2)
-    assert [each.dealt for each in worker.of(FinishTask)] == [4]
+    assert [each.num_assigned for each in worker.of(FinishTask)] == [4]
 
 
 def test_a_copy_that_drains_ends_with_what_was_made_of_it() -> None:
@@ -260,8 +260,8 @@ def test_a_copy_that_drains_ends_with_what_was_made_of_it() -> None:
     worker.end(producer)
     request = worker.ask(number=1)
     worker.done(FinishTask)
-    assert worker.answers[request].end
-    assert worker.calls[-1] == WorkerLeft(worker_id="w1")
+    assert worker.answers[request].end_of_task
+    assert worker.calls[-1] == UnregisterWorker(worker_id="w1")
 
 
 def test_a_task_that_is_asked_for_while_the_worker_drains_ends_at_once() -> None:
@@ -272,20 +272,20 @@ def test_a_task_that_is_asked_for_while_the_worker_drains_ends_at_once() -> None
     worker.act()
     assert other == 2
     worker.end(other)
-    assert FinishTask(worker_id="w1", task_id=2, ticket=TICKET, cut=True) in worker.calls
+    assert FinishTask(worker_id="w1", task_id=2, task_token=TICKET, cut_short=True) in worker.calls
 
 
 def test_a_worker_that_drains_says_so_until_it_is_heard_and_leaves_when_time_is_up() -> None:
     worker, _ = dealt()
     drain(worker, 5.0)
     worker.pass_time(3.5)
-    assert len(worker.of(WorkerLeaving)) == 4
-    worker.done(WorkerLeaving)
+    assert len(worker.of(DrainWorker)) == 4
+    worker.done(DrainWorker)
     worker.pass_time(1.5)
-    assert len(worker.of(WorkerLeaving)) == 4
-    assert worker.of(HandBack) == [HANDED_BACK]
-    worker.done(HandBack)
-    worker.done(WorkerLeft)
+    assert len(worker.of(DrainWorker)) == 4
+    assert worker.of(ReturnSplits) == [HANDED_BACK]
+    worker.done(ReturnSplits)
+    worker.done(UnregisterWorker)
     assert worker.over
     assert (
         "3 units were not delivered and were handed back, 1 elements had been produced and were "
@@ -297,13 +297,13 @@ def test_a_stop_ends_a_drain() -> None:
     worker, _ = dealt()
     drain(worker)
     stop(worker)
-    assert worker.of(HandBack) == [HANDED_BACK]
+    assert worker.of(ReturnSplits) == [HANDED_BACK]
 
 
 def test_a_drain_that_takes_ten_seconds_says_what_it_waits_for() -> None:
     worker, _ = dealt()
     drain(worker)
-    worker.done(WorkerLeaving)
+    worker.done(DrainWorker)
     worker.pass_time(4.0)
     worker.pass_time(2.0)
     worker.say(WorkerHeartbeat, AWAY)
@@ -325,19 +325,23 @@ def test_a_drain_waits_for_nobody_where_all_clients_are_gone_and_nothing_is_lost
     of_one = [portion(n, done_from=n, done_to=n + 1, touched=n + 1) for n in (0, 1)]
     worker.produce(producer, *of_one)
     drain(worker)
-    worker.done(WorkerLeaving)
+    worker.done(DrainWorker)
     worker.pass_time(INTERVAL)
-    gone = WorkerUpdate(tasks_to_delete=(), incarnation="first", departed=((1, "a"),))
+    gone = WorkerHeartbeatReply(
+        tasks_to_delete=(), dispatcher_id="first", departed_clients=((1, "a"),)
+    )
     worker.say(WorkerHeartbeat, gone)
-    assert worker.of(HandBack) == []  # nor anything else before the dispatcher heard of the client
-    worker.done(DropClient)
-    assert worker.of(HandBack) == ([HANDED_BACK] if origins else [])
+    assert (
+        worker.of(ReturnSplits) == []
+    )  # nor anything else before the dispatcher heard of the client
+    worker.done(ReportDepartedClient)
+    assert worker.of(ReturnSplits) == ([HANDED_BACK] if origins else [])
 
 
 def test_a_worker_that_is_not_registered_has_nothing_to_drain() -> None:
     worker = Driven()
     drain(worker)
-    worker.done(WorkerLeft)
+    worker.done(UnregisterWorker)
     assert worker.over
 
 
@@ -345,11 +349,11 @@ def test_a_worker_that_counts_as_lost_while_it_drains_leaves_at_once() -> None:
     worker, _ = dealt()
     waiting = [worker.ask(number=n) for n in (1, 2)]
     drain(worker, 1000.0)
-    worker.done(WorkerLeaving)
+    worker.done(DrainWorker)
     worker.pass_time(INTERVAL)
     worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
     assert isinstance(worker.answers[waiting[1]], CancelledError)
-    worker.say(HandBack, NotFoundError("not yours"))
-    worker.done(WorkerLeft)
+    worker.say(ReturnSplits, NotFoundError("not yours"))
+    worker.done(UnregisterWorker)
     assert worker.over
     assert len(worker.of(RegisterWorker)) == 1

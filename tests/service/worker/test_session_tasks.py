@@ -17,17 +17,17 @@ from headrace.errors import (
     UnauthenticatedError,
 )
 from headrace.service.messages import (
-    DropClient,
-    Elements,
     FailTask,
     FinishTask,
     GetElements,
+    GetElementsReply,
     GetPlan,
+    GetPlanReply,
     GetSplit,
     GetTask,
-    PlanBytes,
+    ReportDepartedClient,
     WorkerHeartbeat,
-    WorkerUpdate,
+    WorkerHeartbeatReply,
 )
 from headrace.service.worker.agenda import Grant
 from headrace.service.worker.hand_out import Bounds
@@ -75,7 +75,7 @@ def test_a_plan_is_fetched_in_parts() -> None:
     worker.say(GetTask, definition())
     for offset in range(0, len(PLAN), 5):
         assert worker.calls[-1] == GetPlan(digest=definition().digest, offset=offset)
-        part = PlanBytes(part=PLAN[offset : offset + 5], total=len(PLAN))
+        part = GetPlanReply(chunk=PLAN[offset : offset + 5], total_bytes=len(PLAN))
         worker.say(GetPlan, part)
         worker.session.answered(worker.of(GetPlan)[0], part, worker.now)  # the first comes again
     assert worker.starts[0].plan == PLAN
@@ -86,7 +86,7 @@ def test_a_plan_is_fetched_once_for_all_tasks_that_read_it() -> None:
     for task_id in (1, 2):
         worker.ask(task_id=task_id)
         worker.say(GetTask, definition(task_id))
-    worker.say(GetPlan, PlanBytes(part=PLAN, total=len(PLAN)))
+    worker.say(GetPlan, GetPlanReply(chunk=PLAN, total_bytes=len(PLAN)))
     worker.ask(task_id=3)
     worker.say(GetTask, definition(3))
     assert [start.definition.task_id for start in worker.starts] == [1, 2, 3]
@@ -99,7 +99,9 @@ def test_a_task_whose_plan_arrives_damaged_fails_and_its_clients_hear_why() -> N
     worker.defines(definition(), plan=b"?")
     assert isinstance(worker.answers[request], DataLossError)
     assert "arrived damaged" in worker.of(FailTask)[0].reason
-    assert worker.answers[worker.ask(number=1)] == Elements(first=0, count=0, end=True)
+    assert worker.answers[worker.ask(number=1)] == GetElementsReply(
+        first_element=0, num_elements=0, end_of_task=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,9 @@ def test_a_producer_is_resumed_while_there_is_room_and_when_a_portion_was_taken(
 
 
 def message(number: int) -> GetElements:
-    return GetElements(task_id=1, ticket=TICKET, client_id="a", number=number, acknowledged=number)
+    return GetElements(
+        task_id=1, ticket=TICKET, client_id="a", request_number=number, acknowledged=number
+    )
 
 
 def test_a_portion_in_halves_is_two_portions_and_lets_the_producer_go_on_once() -> None:
@@ -183,7 +187,12 @@ def test_units_are_asked_for_when_they_are_needed_in_ranges_of_a_fitting_length(
         actions = worker.grants(10 * number, 10 * number + want)
         assert actions.grants == [Grant(producer=producer, units=(10 * number, 10 * number + want))]
         worker.pass_time(seconds)
-    assert [(each.number, each.want) for each in asked] == [(0, 1), (1, 2), (2, 2), (3, 1)]
+    assert [(each.assignment_number, each.max_splits) for each in asked] == [
+        (0, 1),
+        (1, 2),
+        (2, 2),
+        (3, 1),
+    ]
 
 
 def test_the_dispatcher_hears_how_many_units_are_acknowledged() -> None:
@@ -194,7 +203,7 @@ def test_the_dispatcher_hears_how_many_units_are_acknowledged() -> None:
     worker.produce(producer, units(0), units(1))
     worker.ask(number=1)
     worker.need(producer)
-    assert [each.done for each in worker.of(GetSplit)] == [0, 1]
+    assert [each.num_done for each in worker.of(GetSplit)] == [0, 1]
 
 
 def test_a_task_that_is_to_wait_asks_again_under_its_number_soon_and_then_less_often() -> None:
@@ -207,8 +216,8 @@ def test_a_task_that_is_to_wait_asks_again_under_its_number_soon_and_then_less_o
         waits.append(round(worker.wake_in, 3))
         worker.act(worker.wake_in)
     assert waits == [0.02, 0.04, 0.08, 0.16, 0.2, 0.2]
-    assert [each.number for each in worker.of(GetSplit)] == [0] * 7
-    assert worker.grants(3, 4, alone=True).grants == [
+    assert [each.assignment_number for each in worker.of(GetSplit)] == [0] * 7
+    assert worker.grants(3, 4, is_poison_candidate=True).grants == [
         Grant(producer=producer, units=(3, 4), is_alone=True)
     ]
 
@@ -224,7 +233,7 @@ def test_a_request_for_units_that_is_lost_is_repeated_and_granted_once() -> None
     assert len(worker.grants(0, 4).grants) == 1
     assert worker.grants(0, 4).grants == []
     worker.need(producer)
-    assert worker.of(GetSplit)[-1].number == 1
+    assert worker.of(GetSplit)[-1].assignment_number == 1
 
 
 @pytest.mark.parametrize("units", [(0, 3), None])
@@ -234,7 +243,7 @@ def test_after_the_last_grant_the_producer_hears_so_and_nobody_is_asked_again(
     worker = worker_of()
     producer = worker.begin(dealt=True)
     worker.need(producer)
-    granted = worker.grants(*(units or (0, 0)), last=units is not None)
+    granted = worker.grants(*(units or (0, 0)), is_last=units is not None)
     assert granted.grants == [Grant(producer=producer, units=units)]
     assert worker.need(producer).grants == [Grant(producer=producer)]
     assert len(worker.of(GetSplit)) == 1
@@ -251,7 +260,7 @@ def test_a_producer_that_ended_while_a_thread_of_its_waited_for_units_is_granted
     assert worker.grants(0, left).grants == []
     assert worker.need(producer).grants == []
     worker.pass_time(60.0)
-    assert len({each.number for each in worker.of(GetSplit)}) == 1
+    assert len({each.assignment_number for each in worker.of(GetSplit)}) == 1
 
 
 def test_a_producer_that_ended_while_it_was_to_wait_for_units_asks_for_none() -> None:
@@ -300,7 +309,8 @@ def test_an_answer_about_units_that_were_asked_for_with_another_ticket_is_asked_
 def departed(worker: Driven, *pairs: tuple[int, str]) -> None:
     worker.pass_time(1000.0)
     worker.say(
-        WorkerHeartbeat, WorkerUpdate(tasks_to_delete=(), incarnation="first", departed=pairs)
+        WorkerHeartbeat,
+        WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first", departed_clients=pairs),
     )
 
 
@@ -315,47 +325,54 @@ def test_the_dispatcher_hears_what_a_client_that_is_gone_had_not_acknowledged() 
 
     departed(worker, (1, "a"))
 
-    (said,) = worker.of(DropClient)
-    assert said == DropClient(
+    (said,) = worker.of(ReportDepartedClient)
+    assert said == ReportDepartedClient(
         worker_id="w1",
         task_id=1,
-        ticket=TICKET,
+        task_token=TICKET,
         client_id="a",
-        units=((1, 3),),
-        lost=(),
-        received=((0, 1),),
-        touched=((0, 1),),
+        unacknowledged=((1, 3),),
+        possibly_lost=(),
+        delivered=((0, 1),),
+        partially_delivered=((0, 1),),
     )
     assert isinstance(worker.answers[waiting], CancelledError)
     worker.need(producer)
-    assert worker.of(GetSplit)[-1].done == 1  # nothing is done before it was heard
-    worker.done(DropClient)
+    assert worker.of(GetSplit)[-1].num_done == 1  # nothing is done before it was heard
+    worker.done(ReportDepartedClient)
     worker.grants(4, 5)
     worker.need(producer)
-    assert worker.of(GetSplit)[-1].done == 3
+    assert worker.of(GetSplit)[-1].num_done == 3
 
 
 def test_what_is_said_of_a_client_that_is_gone_is_repeated_until_it_is_heard() -> None:
     worker = worker_of()
     worker.begin(dealt=True)
     departed(worker, (1, "a"))
-    worker.say(DropClient, AWAY)
+    worker.say(ReportDepartedClient, AWAY)
     worker.pass_time(1.0)
     departed(worker, (1, "a"))
-    assert len(worker.of(DropClient)) > 2
-    assert len(set(worker.of(DropClient))) == 1
-    worker.say(DropClient, NotFoundError("closed"))
-    before = len(worker.of(DropClient))
+    assert len(worker.of(ReportDepartedClient)) > 2
+    assert len(set(worker.of(ReportDepartedClient))) == 1
+    worker.say(ReportDepartedClient, NotFoundError("closed"))
+    before = len(worker.of(ReportDepartedClient))
     worker.pass_time(100.0)
-    assert len(worker.of(DropClient)) == before
+    assert len(worker.of(ReportDepartedClient)) == before
 
 
 def test_of_a_task_that_is_over_a_client_that_is_gone_held_nothing() -> None:
     worker, _ = finished()
     worker.done(FinishTask)
     departed(worker, (1, "a"), (7, "a"))
-    assert worker.of(DropClient) == [
-        DropClient(worker_id="w1", task_id=1, ticket=TICKET, client_id="a", units=(), lost=())
+    assert worker.of(ReportDepartedClient) == [
+        ReportDepartedClient(
+            worker_id="w1",
+            task_id=1,
+            task_token=TICKET,
+            client_id="a",
+            unacknowledged=(),
+            possibly_lost=(),
+        )
     ]
 
 
@@ -370,8 +387,8 @@ def test_of_a_task_that_is_over_its_clients_have_all_units() -> None:
     worker.ask(number=2, acknowledged=2)
     worker.done(FinishTask)
     departed(worker, (1, "a"))
-    (said,) = worker.of(DropClient)
-    assert (said.received, said.touched) == (((0, 3),), ((0, 3),))
+    (said,) = worker.of(ReportDepartedClient)
+    assert (said.delivered, said.partially_delivered) == (((0, 3),), ((0, 3),))
 
 
 # --- its end ------------------------------------------------------------------------------------
@@ -388,10 +405,10 @@ def finished(**options: Any) -> tuple[Driven, str]:
 
 def test_clients_hear_of_the_end_when_the_dispatcher_has() -> None:
     worker, request = finished()
-    assert worker.of(FinishTask) == [FinishTask(worker_id="w1", task_id=1, ticket=TICKET)]
+    assert worker.of(FinishTask) == [FinishTask(worker_id="w1", task_id=1, task_token=TICKET)]
     assert request not in worker.answers
     worker.done(FinishTask)
-    assert worker.answers[request].end
+    assert worker.answers[request].end_of_task
     assert worker.session.tasks.running == ()
 
 
@@ -399,7 +416,7 @@ def test_clients_hear_of_the_end_when_the_dispatcher_has() -> None:
 def test_a_dispatcher_that_has_no_use_for_a_report_has_answered_it(error: Exception) -> None:
     worker, request = finished()
     worker.say(FinishTask, error)
-    assert worker.answers[request].end
+    assert worker.answers[request].end_of_task
     worker.pass_time(10.0)
     assert len(worker.of(FinishTask)) == 1
 
@@ -407,7 +424,7 @@ def test_a_dispatcher_that_has_no_use_for_a_report_has_answered_it(error: Except
 def test_clients_do_not_wait_for_a_dispatcher_that_is_away_and_the_report_is_repeated() -> None:
     worker, request = finished()
     worker.say(FinishTask, AWAY)
-    assert worker.answers[request].end
+    assert worker.answers[request].end_of_task
     worker.pass_time(3.0)
     assert len(worker.of(FinishTask)) > 3
     worker.done(FinishTask)
@@ -421,7 +438,7 @@ def test_clients_wait_a_second_for_a_dispatcher_that_does_not_answer() -> None:
     worker.pass_time(0.9)
     assert request not in worker.answers
     worker.pass_time(0.1)
-    assert worker.answers[request].end
+    assert worker.answers[request].end_of_task
     assert len(worker.of(FinishTask)) == 2
 
 
@@ -433,16 +450,18 @@ def test_a_task_that_fails_says_why_and_its_clients_get_the_error_and_then_the_e
     assert isinstance(worker.answers["a0 (1)"], Portion)
     request = worker.ask(number=1)
     assert worker.of(FailTask) == [
-        FailTask(worker_id="w1", task_id=1, ticket=TICKET, reason="its plan cannot be opened: torn")
+        FailTask(
+            worker_id="w1", task_id=1, task_token=TICKET, reason="its plan cannot be opened: torn"
+        )
     ]
     worker.done(FailTask)
-    assert worker.answers[request].end
+    assert worker.answers[request].end_of_task
 
 
 def test_of_a_finished_task_its_end_is_kept_for_those_who_show_its_ticket() -> None:
     worker, _ = finished()
     worker.done(FinishTask)
-    assert worker.answers[worker.ask("b", 9)].end
+    assert worker.answers[worker.ask("b", 9)].end_of_task
     stranger = worker.ask("b", 9, ticket="another")
     assert isinstance(worker.answers[stranger], CancelledError)
     assert len(worker.of(GetTask)) == 1
@@ -487,7 +506,7 @@ def test_a_task_begins_when_its_plan_and_its_cost_function_are_here() -> None:
     worker = worker_of(plans=PlanCache(capacity=len(cost)))
     costly = [
         msgspec.structs.replace(
-            definition(task_id), cost_plan=digest, num_consumers=2, hand_out="rounds"
+            definition(task_id), cost_fn_digest=digest, num_consumers=2, delivery_policy="rounds"
         )
         for task_id in (1, 2)
     ]
@@ -495,10 +514,10 @@ def test_a_task_begins_when_its_plan_and_its_cost_function_are_here() -> None:
         worker.ask(task_id=task.task_id)
         worker.say(GetTask, task)
     assert worker.of(GetPlan) == [GetPlan(digest=costly[0].digest)]
-    worker.say(GetPlan, PlanBytes(part=PLAN, total=len(PLAN)))
+    worker.say(GetPlan, GetPlanReply(chunk=PLAN, total_bytes=len(PLAN)))
     assert not worker.starts
     assert worker.of(GetPlan)[1:] == [GetPlan(digest=digest)]
-    worker.say(GetPlan, PlanBytes(part=cost, total=len(cost)))
+    worker.say(GetPlan, GetPlanReply(chunk=cost, total_bytes=len(cost)))
     assert [(start.plan, start.cost_plan) for start in worker.starts] == [(PLAN, cost)] * 2
     assert len(worker.of(GetPlan)) == 2
 
@@ -506,10 +525,10 @@ def test_a_task_begins_when_its_plan_and_its_cost_function_are_here() -> None:
 def test_a_cost_function_that_cannot_be_had_is_said_to_whoever_waits() -> None:
     worker = worker_of()
     request = worker.ask()
-    costly = msgspec.structs.replace(definition(), cost_plan=bytes(32))
+    costly = msgspec.structs.replace(definition(), cost_fn_digest=bytes(32))
     worker.say(GetTask, costly)
-    worker.say(GetPlan, PlanBytes(part=PLAN, total=len(PLAN)))
-    worker.say(GetPlan, PlanBytes(part=b"?", total=1))
+    worker.say(GetPlan, GetPlanReply(chunk=PLAN, total_bytes=len(PLAN)))
+    worker.say(GetPlan, GetPlanReply(chunk=b"?", total_bytes=1))
     assert isinstance(worker.answers[request], DataLossError)
     (failed,) = worker.of(FailTask)
     assert failed.reason.startswith("it cannot be started: ")

@@ -11,7 +11,7 @@ from headrace.element.chunk import Chunk
 from headrace.element.packing import unpack
 from headrace.errors import HeadraceError
 from headrace.service.client.failure import came_from
-from headrace.service.messages import DispatcherRequest, Elements, GetElements, TaskAddress
+from headrace.service.messages import DispatcherRequest, GetElements, GetElementsReply, TaskAddress
 
 __all__ = ["Actions", "Ask", "Delivery", "content_of"]
 
@@ -33,7 +33,7 @@ class Delivery:
     count: int
     payload: Any
     """What the shell gave with the answer, or an error to raise."""
-    answer: Elements | None = None
+    answer: GetElementsReply | None = None
     """What the worker said; None: an error about the request."""
 
 

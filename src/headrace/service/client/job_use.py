@@ -6,7 +6,7 @@ import logging
 
 from headrace.errors import FailedPreconditionError
 from headrace.plan.iteration_counter import IterationCounter
-from headrace.service.messages import IterationOpened, OpenIteration
+from headrace.service.messages import OpenIteration, OpenIterationReply
 
 __all__ = ["JobUse"]
 
@@ -33,24 +33,28 @@ class JobUse:
         #: Whether an element says that the job is not used up: a saved place says nothing of it.
         self._counts = False
 
-    def opened(self, opening: OpenIteration, reply: IterationOpened) -> None:
+    def opened(self, opening: OpenIteration, reply: OpenIterationReply) -> None:
         """Note what the dispatcher said of an iteration; log why it has no elements.
 
         Raises:
             FailedPreconditionError: The iterator was restored to the start of an iteration of
                 which elements went to clients that have left.
         """
-        number = opening.pass_number
+        number = opening.epoch
         is_restored = self._counter is not None and self._counter.take_restored(number[0])
-        if is_restored and reply.begun_by and not (opening.start or reply.is_read):
+        if (
+            is_restored
+            and reply.opened_by
+            and not (opening.start_position_id or reply.has_other_readers)
+        ):
             raise FailedPreconditionError(
                 f"the state stands at the start of epoch {number[0]} of job {reply.job_name!r}, "
-                f"which was begun by {reply.begun_by} and has elements left only in part. Use "
+                f"which was begun by {reply.opened_by} and has elements left only in part. Use "
                 "another job_name to read the whole epoch"
             )
         self._latest, self._if_empty = (number[0], ""), ""
-        self._counts = not opening.start
-        read_by = reply.finished_by if reply.finished else reply.begun_by
+        self._counts = not opening.start_position_id
+        read_by = reply.finished_by if reply.finished else reply.opened_by
         if not read_by or not reply.job_name:
             return
         words = (
@@ -58,7 +62,7 @@ class JobUse:
             f"it was read by {read_by}, and each epoch of a job is read once"
         )
         has_joined = self._counter is not None and self._counter.has_joined
-        if not (reply.is_read or has_joined or opening.start):
+        if not (reply.has_other_readers or has_joined or opening.start_position_id):
             self._if_empty = f"{words}. Use another job_name to read the data again"
         elif reply.finished:
             _log.warning("%s", words)

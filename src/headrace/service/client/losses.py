@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from headrace.errors import DataLossError
-from headrace.service.messages import LostUnits
+from headrace.service.messages import LostSplits
 
 __all__ = ["describe_loss", "report_loss"]
 
@@ -15,14 +15,14 @@ _log = logging.getLogger(__name__)
 _RANGES_SHOWN = 5
 
 
-def describe_loss(lost: tuple[LostUnits, ...]) -> list[str]:
+def describe_loss(lost: tuple[LostSplits, ...]) -> list[str]:
     """Return the warnings for what a pass lost."""
     warnings = []
     units = [each for each in lost if not each.is_copy]
     if units:
         warnings.append(
-            f"this pass lost up to {sum(each.count for each in units)} positions of the dataset: "
-            + "; ".join(f"{each.count} {_how(each)}" for each in units)
+            f"this pass lost up to {sum(each.num_splits for each in units)} positions of the "
+            "dataset: " + "; ".join(f"{each.num_splits} {_how(each)}" for each in units)
         )
     copies = [each for each in lost if each.is_copy]
     if copies:
@@ -31,7 +31,7 @@ def describe_loss(lost: tuple[LostUnits, ...]) -> list[str]:
     return warnings
 
 
-def report_loss(lost: tuple[LostUnits, ...], lose: Callable[[Exception], None] | None) -> None:
+def report_loss(lost: tuple[LostSplits, ...], lose: Callable[[Exception], None] | None) -> None:
     """Report the elements that a pass lost.
 
     Args:
@@ -51,22 +51,22 @@ def report_loss(lost: tuple[LostUnits, ...], lose: Callable[[Exception], None] |
         _log.warning("%s", warning)
 
 
-def _how(lost: LostUnits) -> str:
+def _how(lost: LostSplits) -> str:
     where = f"(positions {_places(lost)})"
     if lost.client_id:
         return f"sent to client {lost.client_id}, which is gone {where}"
-    if lost.given_up:
-        workers = lost.deaths_at or (lost.worker_address,)
+    if lost.abandoned:
+        workers = lost.died_workers or (lost.worker_address,)
         ended = f"{len(workers)} worker processes" if len(workers) > 1 else "a worker process"
         return f"given up after {ended} ended while computing it ({', '.join(workers)}) {where}"
     return f"with the worker at {lost.worker_address} {where}{_reason(lost)}"
 
 
-def _reason(lost: LostUnits) -> str:
+def _reason(lost: LostSplits) -> str:
     return f": {lost.reason}" if lost.reason else ""
 
 
-def _places(lost: LostUnits) -> str:
-    ranges = [f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in lost.units]
+def _places(lost: LostSplits) -> str:
+    ranges = [f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in lost.splits]
     more = len(ranges) - _RANGES_SHOWN
     return ", ".join(ranges[:_RANGES_SHOWN]) + (f" and {more} more ranges" if more > 0 else "")

@@ -13,10 +13,10 @@ from headrace.service.client.contact import CALL_SECONDS
 from headrace.service.client.job_use import JobUse
 from headrace.service.client.targets import Target
 from headrace.service.messages import (
-    PLAN_PART_BYTES,
-    GatherPlace,
-    IterationOpened,
+    PLAN_CHUNK_BYTES,
+    ContributeCheckpoint,
     OpenIteration,
+    OpenIterationReply,
     PutPlan,
 )
 from headrace.service.rows import END
@@ -40,7 +40,7 @@ def open_iteration(
     keep: Callable[[Channel], None],
     use: JobUse,
     cost_fn: bytes = b"",
-) -> IterationOpened:
+) -> OpenIterationReply:
     """Join an iteration; return what there is to read.
 
     Args:
@@ -75,19 +75,22 @@ def open_iteration(
 
 def _ask(
     stub: DispatcherStub, opening: OpenIteration, cost_fn: bytes, timeout: float
-) -> IterationOpened:
+) -> OpenIterationReply:
     opened = stub.call(opening, timeout=timeout)
-    if not opened.wanted:
+    if not opened.cost_fn_needed:
         return opened
     received = 0
     while received < len(cost_fn):
-        part = cost_fn[received : received + PLAN_PART_BYTES]
+        part = cost_fn[received : received + PLAN_CHUNK_BYTES]
         put = PutPlan(
-            digest=opening.terms.cost_plan, offset=received, total=len(cost_fn), part=part
+            digest=opening.options.cost_fn_digest,
+            offset=received,
+            total_bytes=len(cost_fn),
+            chunk=part,
         )
-        received = stub.call(put, timeout=timeout).received
+        received = stub.call(put, timeout=timeout).received_bytes
     opened = stub.call(opening, timeout=timeout)
-    if opened.wanted:  # it was restarted in between: the next try finds it as it is then
+    if opened.cost_fn_needed:  # it was restarted in between: the next try finds it as it is then
         raise UnavailableError("the dispatcher forgot the cost function that it was just sent")
     return opened
 
@@ -122,8 +125,8 @@ def gathered(
         DeadlineExceededError: Others did not say where they stand; it names them.
         FailedPreconditionError: One of them is gone.
     """
-    question = GatherPlace(
-        client_id=client_id, token=uuid.uuid4().hex, delivered=own.whole, parts=own.parts
+    question = ContributeCheckpoint(
+        client_id=client_id, token=uuid.uuid4().hex, delivered=own.whole, partial_splits=own.parts
     )
     since = time.monotonic()
     warnings = WaitWarnings()
@@ -135,7 +138,7 @@ def gathered(
                 whom=f"the dispatcher at {dispatcher}",
                 attempt_timeout=CALL_SECONDS,
             )
-            if not reply.missing:
+            if not reply.missing_clients:
                 break
             waited = time.monotonic() - since
             if warnings.is_due(waited):
@@ -144,16 +147,21 @@ def gathered(
                     "several clients share is of all of them, and each is to call `get_state` at "
                     "the same step",
                     waited,
-                    ", ".join(reply.missing),
+                    ", ".join(reply.missing_clients),
                 )
             if waited > timeout:
                 raise DeadlineExceededError(
-                    f"waited {timeout:g} s for the place of {', '.join(reply.missing)}: the state "
+                    f"waited {timeout:g} s for the place of {', '.join(reply.missing_clients)}: "
+                    "the state "
                     "of a job that several clients share is of all of them, and each is to call "
                     "`get_state` at the same step"
                 )
             time.sleep(_SLICE)
     found = Delivered()
     found.add((start, stop - start, 0, END) for start, stop in reply.delivered)
-    found.add((unit, 1, start, stop - start) for unit, rows in reply.parts for start, stop in rows)
+    found.add(
+        (unit, 1, start, stop - start)
+        for unit, rows in reply.partial_splits
+        for start, stop in rows
+    )
     return found

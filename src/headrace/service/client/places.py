@@ -30,10 +30,10 @@ def going_on(opening: OpenIteration, position: dict[str, Any]) -> tuple[OpenIter
     began = msgspec.structs.replace(
         opening,
         seed=position["seed"],
-        first_unit=first,
+        first_split=first,
         delivered=tuple(each for each in base.whole if each[0] >= first and each[1] > first),
-        parts=base.parts,
-        start=named_place([base.to_json(), position["seed"]]),
+        partial_splits=base.parts,
+        start_position_id=named_place([base.to_json(), position["seed"]]),
     )
     return began, base
 

@@ -18,7 +18,7 @@ from headrace.element.brief import InTurns
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import END, Delivered, DeliveryLog, OriginRun, with_ends
 from headrace.execution.origins import order_in_turns, runs_of
-from headrace.service.messages import Elements
+from headrace.service.messages import GetElementsReply
 from headrace.service.rows import count_rows, first_rows
 
 __all__ = ["Progress", "rows_given"]
@@ -38,10 +38,10 @@ class Progress:
         self._log = DeliveryLog(base)
         self._numbers: dict[int, _Numbers] = {}
         #: What was added and not gone through, and what to forget then: many at once cost less.
-        self._added: deque[tuple[int, Elements, int, int]] = deque()
+        self._added: deque[tuple[int, GetElementsReply, int, int]] = deque()
         self._before = 0
 
-    def add(self, task_id: int, answer: Elements, start: int, size: int) -> None:
+    def add(self, task_id: int, answer: GetElementsReply, start: int, size: int) -> None:
         """Take note of an answer that is given; those of a task come in their order.
 
         Args:
@@ -59,7 +59,7 @@ class Progress:
             self._added.popleft()
         self._log.forget(self._before)
 
-    def _add(self, task_id: int, answer: Elements, start: int, size: int) -> None:
+    def _add(self, task_id: int, answer: GetElementsReply, start: int, size: int) -> None:
         numbers = self._numbers.get(task_id)
         if numbers is None:
             numbers = self._numbers[task_id] = _Numbers()
@@ -87,15 +87,15 @@ class _Numbers:
         self.runs: tuple[tuple[int, int, int], ...] = ()
         self._done = 0
 
-    def hear(self, answer: Elements) -> None:
+    def hear(self, answer: GetElementsReply) -> None:
         """Take note of what was dealt."""
         # What was done at the answer before is in no answer any more: ends may be said late.
-        done, self._done = self._done, answer.done
+        done, self._done = self._done, answer.num_done
         if self.runs and self.runs[0][0] + self.runs[0][1] <= done:
             self.runs = tuple(run for run in self.runs if run[0] + run[1] > done)
         known = self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
-        if answer.origins.dealt and answer.origins.dealt[-1][0] >= known:
-            new = [each[:3] for each in answer.origins.dealt if each[0] >= known]
+        if answer.element_ids.assigned and answer.element_ids.assigned[-1][0] >= known:
+            new = [each[:3] for each in answer.element_ids.assigned if each[0] >= known]
             self.runs = (*self.runs, *new)
 
 
@@ -115,7 +115,7 @@ def _located(
     return found
 
 
-def rows_given(answer: Elements, count: int, size: int) -> Iterable[OriginRun]:
+def rows_given(answer: GetElementsReply, count: int, size: int) -> Iterable[OriginRun]:
     """Return the origins, in dealt order, of the first so many elements of an answer.
 
     Args:
@@ -127,29 +127,33 @@ def rows_given(answer: Elements, count: int, size: int) -> Iterable[OriginRun]:
         FailedPreconditionError: Whence those are nobody knows.
     """
     if count >= size:
-        return answer.origins.runs
+        return answer.element_ids.runs
     if not count:
         return ()
-    rows = count_rows(answer.origins.runs)
-    number = sum(answer.origins.sizes[:count]) if answer.origins.sizes else count * (rows // size)
-    ends = [run for run in answer.origins.runs if run[2] + run[3] >= END]
-    if not answer.origins.is_mixed:
-        return with_ends(first_rows(_elements_in(answer.origins.runs), number), ends)
+    rows = count_rows(answer.element_ids.runs)
+    number = (
+        sum(answer.element_ids.ids_per_element[:count])
+        if answer.element_ids.ids_per_element
+        else count * (rows // size)
+    )
+    ends = [run for run in answer.element_ids.runs if run[2] + run[3] >= END]
+    if not answer.element_ids.is_permuted:
+        return with_ends(first_rows(_elements_in(answer.element_ids.runs), number), ends)
     order = _order_of(answer)
     if len(order) != rows:
         raise FailedPreconditionError(
             "the worker does not say which elements of a portion came first: is it of another "
             "version of Headrace?"
         )
-    units, ordinals = _expanded(_elements_in(answer.origins.runs))
+    units, ordinals = _expanded(_elements_in(answer.element_ids.runs))
     chosen = order < number
     return with_ends(runs_of(units[chosen], ordinals[chosen]), ends)
 
 
-def _order_of(answer: Elements) -> NDArray[Any]:
-    if answer.origins.turns is not None:
-        return order_in_turns(InTurns(*answer.origins.turns))
-    return np.frombuffer(answer.origins.order, "<u4")
+def _order_of(answer: GetElementsReply) -> NDArray[Any]:
+    if answer.element_ids.interleaving is not None:
+        return order_in_turns(InTurns(*answer.element_ids.interleaving))
+    return np.frombuffer(answer.element_ids.permutation, "<u4")
 
 
 def _elements_in(origins: Iterable[OriginRun]) -> list[OriginRun]:

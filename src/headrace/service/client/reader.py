@@ -28,7 +28,7 @@ from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
 from headrace.service.config import STATIC_POLICIES, ShardingPolicy
-from headrace.service.messages import LostUnits, OpenIteration, TaskAddress
+from headrace.service.messages import LostSplits, OpenIteration, TaskAddress
 from headrace.service.modes.coordinated_reads.session import RoundSession
 from headrace.service.stub import DispatcherStub
 from headrace.transport import address as addresses
@@ -102,7 +102,7 @@ class RemoteReader:
             settles=opening.job_name is not None and not trainer_id,
             target=self._target,
         )
-        self.name, self.pass_number = opening.client_id, opening.pass_number
+        self.name, self.pass_number = opening.client_id, opening.epoch
         #: Whether the dispatcher may know this client, and whether it said what there is to read.
         self._is_joining = self._is_open = False
         self._is_at_end = False
@@ -185,7 +185,11 @@ class RemoteReader:
             use=self._use,
             cost_fn=self._cost_fn,
         )
-        if self._opening.start and opened.seed != self._opening.seed and not opened.finished:
+        if (
+            self._opening.start_position_id
+            and opened.seed != self._opening.seed
+            and not opened.finished
+        ):
             raise FailedPreconditionError(
                 f"job {opened.job_name!r} reads this pass already, from another seed than that of "
                 "the state; choose another job_name"
@@ -266,7 +270,7 @@ class RemoteReader:
 
     def _place(self, received: int) -> Position:
         return {
-            "pass": list(self._opening.pass_number),
+            "pass": list(self._opening.epoch),
             "received": received,
             "reader": self.name,
         }
@@ -338,7 +342,7 @@ class RemoteReader:
         return self._shell.skipped
 
     @property
-    def lost(self) -> tuple[LostUnits, ...]:
+    def lost(self) -> tuple[LostSplits, ...]:
         """What was lost with workers; known at the end of the iteration."""
         return self._shell.lost
 
@@ -376,7 +380,7 @@ def _session(
     """Return the session of somebody who reads alone, or as one of several consumers."""
     client_id, now = opening.client_id, time.monotonic()
     max_outstanding = most or MOST_REQUESTS
-    if opening.terms.num_consumers is None or opening.consumer_index is None:
+    if opening.options.num_consumers is None or opening.consumer_index is None:
         return Session(
             client_id,
             dispatcher,
@@ -387,8 +391,8 @@ def _session(
             trainer_id=trainer_id,
             codec=codec,
             is_far=lambda address: not addresses.is_local_host(addresses.split(address)[0]),
-            has_shares=opening.terms.processing_mode in STATIC_POLICIES,
-            deals=opening.terms.processing_mode == ShardingPolicy.DYNAMIC,
+            has_shares=opening.options.processing_mode in STATIC_POLICIES,
+            deals=opening.options.processing_mode == ShardingPolicy.DYNAMIC,
         )
     return RoundSession(
         client_id,
@@ -396,7 +400,7 @@ def _session(
         max_outstanding,
         now,
         consumer=opening.consumer_index,
-        consumers=opening.terms.num_consumers,
+        consumers=opening.options.num_consumers,
         wait_timeout=wait_timeout,
     )
 

@@ -30,14 +30,14 @@ from headrace.service.client.packing_pace import PackingPace
 from headrace.service.client.task import Task
 from headrace.service.messages import (
     ClientHeartbeat,
-    ClientUpdate,
+    ClientHeartbeatReply,
     DispatcherReply,
     DispatcherRequest,
-    Elements,
-    IterationOpened,
-    LostUnits,
+    GetElementsReply,
+    LostSplits,
+    OpenIterationReply,
+    ReportDelivery,
     ReportUnreachable,
-    SettleTask,
     TaskAddress,
 )
 from headrace.transport.channel import Buffer
@@ -92,7 +92,7 @@ class Reading(ABC, Generic[T]):
         self._silent: tuple[str, ...] = ()
         #: Why the dispatcher records nothing, and so assigns nothing; empty: it does.
         self._journal_problem = ""
-        self.lost: tuple[LostUnits, ...] = ()
+        self.lost: tuple[LostSplits, ...] = ()
         self.passed_over: tuple[str, ...] = ()
         """Addresses of workers that it is not to read."""
         self.given_up: tuple[tuple[int, int], ...] = ()
@@ -109,7 +109,7 @@ class Reading(ABC, Generic[T]):
     # --- the dispatcher -----------------------------------------------------------------------
 
     @abstractmethod
-    def opened(self, reply: IterationOpened, now: float) -> None:
+    def opened(self, reply: OpenIterationReply, now: float) -> None:
         """Begin with what the dispatcher answered to `OpenIteration`."""
 
     def heard(
@@ -122,13 +122,13 @@ class Reading(ABC, Generic[T]):
             answer: What came.
             now: The time.
         """
-        if isinstance(answer, ClientUpdate):
+        if isinstance(answer, ClientHeartbeatReply):
             self.updated(answer, now)
         elif isinstance(answer, UnavailableError):
             is_journals = isinstance(answer, JournalUnavailableError)
             self._journal_problem = str(answer) if is_journals else ""
             self.unheard(now)
-        elif isinstance(asked, SettleTask):
+        elif isinstance(asked, ReportDelivery):
             self._settled(asked)
         elif isinstance(asked, ReportUnreachable):
             self._reported(asked.task_id)
@@ -145,11 +145,11 @@ class Reading(ABC, Generic[T]):
             self.fail(answer)
 
     @abstractmethod
-    def updated(self, update: ClientUpdate, now: float) -> None:
+    def updated(self, update: ClientHeartbeatReply, now: float) -> None:
         """Take the answer to a heartbeat."""
 
     @abstractmethod
-    def _settled(self, asked: SettleTask) -> None:
+    def _settled(self, asked: ReportDelivery) -> None:
         """Take note that the dispatcher heard what became of a task."""
 
     @abstractmethod
@@ -178,7 +178,12 @@ class Reading(ABC, Generic[T]):
 
     @abstractmethod
     def answered(
-        self, task_id: int, number: int, answer: Elements | Exception, payload: Any, now: float
+        self,
+        task_id: int,
+        number: int,
+        answer: GetElementsReply | Exception,
+        payload: Any,
+        now: float,
     ) -> list[Delivery]:
         """Take an answer; return what is to be delivered now that it came.
 
@@ -256,7 +261,7 @@ class Reading(ABC, Generic[T]):
         return not self._contact.is_in_doubt or self.is_over
 
     @abstractmethod
-    def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
+    def leave(self, begun: tuple[int, int, int] | None) -> list[ReportDelivery]:
         """Return what is to be said before this client leaves.
 
         Args:
@@ -301,12 +306,12 @@ class Reading(ABC, Generic[T]):
     ) -> ClientHeartbeat:
         return ClientHeartbeat(
             client_id=self.client_id,
-            known=self._known,
+            known_version=self._known,
             horizon=horizon,
             elements=elements,
-            waited=self._waited + self._waiting.seconds(now),
-            buffers=buffers,
-            wanted=wanted,
+            wait_seconds=self._waited + self._waiting.seconds(now),
+            buffered_batches=buffers,
+            wanted_split=wanted,
         )
 
     def _look_after_waiting(self, now: float, actions: Actions) -> None:

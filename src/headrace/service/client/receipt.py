@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from headrace.service.messages import Elements
+from headrace.service.messages import GetElementsReply
 from headrace.service.ranges import united
 from headrace.service.rows import Parts, Rows, count_rows, first_rows
 
@@ -33,7 +33,7 @@ class Receipt:
         #: Of units from this one on, nothing came to anybody else since the task began.
         self._since = 0
         #: Answers that were added and not gone through: many at once cost less.
-        self._answers: deque[Elements] = deque()
+        self._answers: deque[GetElementsReply] = deque()
 
     @property
     def whole(self) -> tuple[tuple[int, int], ...]:
@@ -59,7 +59,7 @@ class Receipt:
         self._go_through()
         return bool(self._touched or self._rows)
 
-    def add(self, answer: Elements) -> None:
+    def add(self, answer: GetElementsReply) -> None:
         """Take note of an answer; those of one task are added in the order of their numbers."""
         self._answers.append(answer)
         if len(self._answers) >= _MANY:
@@ -71,21 +71,21 @@ class Receipt:
             self._add(self._answers[0])
             self._answers.popleft()
 
-    def _add(self, answer: Elements) -> None:
-        if answer.first != self._next:
+    def _add(self, answer: GetElementsReply) -> None:
+        if answer.first_element != self._next:
             # What was in between went to others.
-            self._since = answer.begun
-        self._next = answer.first + answer.count
+            self._since = answer.earlier_delivered_end
+        self._next = answer.first_element + answer.num_elements
         start = max(answer.done_from, self._since)
         _add_run(self._whole, start, answer.done_to)
-        if answer.origins.runs:
+        if answer.element_ids.runs:
             self._has_origins = True
         if self._has_origins:
-            self._rows.add_with_whole(answer.origins.runs, start, answer.done_to)
-            self._rows.forget(answer.done)
+            self._rows.add_with_whole(answer.element_ids.runs, start, answer.done_to)
+            self._rows.forget(answer.num_done)
         self._touch(answer)
 
-    def begin(self, answer: Elements, number: int) -> None:
+    def begin(self, answer: GetElementsReply, number: int) -> None:
         """Take note that the first `number` elements of an answer were used.
 
         Where nobody knows which origins those have, the answer counts as not used: it comes to
@@ -93,14 +93,17 @@ class Receipt:
         """
         self._go_through()
         self._touch(answer)
-        if number >= answer.count:
-            self._rows.add(answer.origins.runs)
-        elif count_rows(answer.origins.runs) == answer.count and not answer.origins.is_mixed:
-            self._rows.add(first_rows(answer.origins.runs, number))
+        if number >= answer.num_elements:
+            self._rows.add(answer.element_ids.runs)
+        elif (
+            count_rows(answer.element_ids.runs) == answer.num_elements
+            and not answer.element_ids.is_permuted
+        ):
+            self._rows.add(first_rows(answer.element_ids.runs, number))
 
-    def _touch(self, answer: Elements) -> None:
+    def _touch(self, answer: GetElementsReply) -> None:
         """Take note that something came of an answer."""
-        _add_run(self._touched, answer.done_from, max(answer.touched, answer.done_to))
+        _add_run(self._touched, answer.done_from, max(answer.delivered_end, answer.done_to))
 
 
 def _add_run(runs: list[list[int]], start: int, stop: int) -> None:

@@ -31,12 +31,12 @@ from headrace.service.client.schedule import Budget, Turns
 from headrace.service.client.settling import Settling
 from headrace.service.client.task import Task
 from headrace.service.messages import (
-    ClientUpdate,
-    Elements,
+    ClientHeartbeatReply,
     GetElements,
-    IterationOpened,
-    SettleTask,
-    Skipped,
+    GetElementsReply,
+    OpenIterationReply,
+    ReportDelivery,
+    SkippedElements,
     TaskAddress,
 )
 from headrace.service.modes.cross_trainer_cache.falling_behind import FallingBehind
@@ -114,38 +114,38 @@ class Session(Reading[Task]):
 
     # --- the dispatcher -----------------------------------------------------------------------
 
-    def opened(self, reply: IterationOpened, now: float) -> None:
+    def opened(self, reply: OpenIterationReply, now: float) -> None:
         self._list(reply.tasks, now)
         self._finished, self._contact.lease = reply.finished, reply.lease
-        if reply.failed:
-            self.fail(FailedPreconditionError(reply.failed))
+        if reply.failure_reason:
+            self.fail(FailedPreconditionError(reply.failure_reason))
 
-    def _settled(self, asked: SettleTask) -> None:
+    def _settled(self, asked: ReportDelivery) -> None:
         self._settling.said(asked)
-        if not asked.used:
+        if not asked.consumed:
             self._contact.hurry()
 
     def _reported(self, task_id: int) -> None:
         self._settling.reported(task_id)
 
-    def updated(self, update: ClientUpdate, now: float) -> None:
+    def updated(self, update: ClientHeartbeatReply, now: float) -> None:
         self._contact.answered(now, update.heartbeat_interval)
         self._journal_problem = update.journal_problem
         # Of another unit it says nothing.
-        self.helpers = frozenset(update.helpers if self._said == self._wanted else ())
+        self.helpers = frozenset(update.urgent_tasks if self._said == self._wanted else ())
         owes, was_finished = False, self._finished
-        if not update.same:
+        if not update.unchanged:
             self._known = update.version
             self._list(update.tasks, now)
-            self._forsaken |= self._kept.difference(update.kept)
-            self._kept = set(update.kept)
-            for task_id in update.settle:
+            self._forsaken |= self._kept.difference(update.redeliverable)
+            self._kept = set(update.redeliverable)
+            for task_id in update.reports_needed:
                 owes = self._settling.lose(task_id, self._open.get(task_id)) or owes
                 self._over(task_id)
             self._finished, self.lost = update.finished, update.lost
-            self._silent, self.given_up = update.silent, update.given_up
-            if update.failed:
-                self.fail(FailedPreconditionError(update.failed))
+            self._silent, self.given_up = update.awaited_clients, update.abandoned_splits
+            if update.failure_reason:
+                self.fail(FailedPreconditionError(update.failure_reason))
         unsettled = self._settling.is_urgent or any(task.problem for task in self._open.values())
         stuck = not self._open and not self._finished
         self._contact.rest(now, waits=unsettled or stuck)
@@ -163,7 +163,7 @@ class Session(Reading[Task]):
                 if task_id in self._forsaken:
                     self._warn_of(task, f"whose task {task_id} was finished", now)
                 elif self._has_shares and self._finished and task_id in self._unended:
-                    share = f"which read share {task.address.shard} (task {task_id})"
+                    share = f"which read share {task.address.shard_index} (task {task_id})"
                     unless = ", unless another worker read that share again"
                     self._warn_of(task, share, now, unless)
                 self._over(task_id)
@@ -188,12 +188,12 @@ class Session(Reading[Task]):
                 self._open[address.task_id] = task
                 self._unended[address.task_id] = address
                 self._settling.begin(address.task_id, task.arrived)
-            if address.attempt > self._attempts.get(address.shard, 0):
-                self._attempts[address.shard] = address.attempt
+            if address.attempt > self._attempts.get(address.shard_index, 0):
+                self._attempts[address.shard_index] = address.attempt
                 lost = (
                     "every worker that read a copy of the dataset"
-                    if address.shard is None
-                    else f"the worker that read share {address.shard} of the dataset"
+                    if address.shard_index is None
+                    else f"the worker that read share {address.shard_index} of the dataset"
                 )
                 self._warn_of_attempt(address, lost)
 
@@ -206,7 +206,12 @@ class Session(Reading[Task]):
             self.pace.arrived(size, self._waiting.seconds(now), outstanding, now)
 
     def answered(
-        self, task_id: int, number: int, answer: Elements | Exception, payload: Any, now: float
+        self,
+        task_id: int,
+        number: int,
+        answer: GetElementsReply | Exception,
+        payload: Any,
+        now: float,
     ) -> list[Delivery]:
         task = self._open.get(task_id)
         if task is None:
@@ -234,21 +239,23 @@ class Session(Reading[Task]):
             task.put_off(number, now)
             return []
         if isinstance(answer, Exception):
-            entry: tuple[Elements | None, Any] = (None, answer)
+            entry: tuple[GetElementsReply | None, Any] = (None, answer)
         else:
             entry = (answer, payload)
-            task.ending = task.ending or answer.end
+            task.ending = task.ending or answer.end_of_task
             if task.window.awaits(number):
-                skipped = answer.mode.count if isinstance(answer.mode, Skipped) else 0
+                skipped = (
+                    answer.mode_data.count if isinstance(answer.mode_data, SkippedElements) else 0
+                )
                 self._behind.skipped(skipped, task.address.worker_address)
             # With nothing in it the end is near, and waits until the dispatcher has heard of each
             # client; or all that was held was given, and more is dealt when that is used.
-            task.draining = not (answer.count or answer.error)
+            task.draining = not (answer.num_elements or answer.error)
             if task.draining:
                 self._contact.hurry()
         deliveries = []
         for due, (elements, value) in task.window.take(number, entry):
-            self._turns.answered(task_id, due, 1 if elements is None else elements.count)
+            self._turns.answered(task_id, due, 1 if elements is None else elements.num_elements)
             delivery = self._due(task, due, elements, value)
             if delivery is not None:
                 deliveries.append(delivery)
@@ -263,14 +270,14 @@ class Session(Reading[Task]):
         return deliveries
 
     def _due(
-        self, task: Task, number: int, elements: Elements | None, value: Any
+        self, task: Task, number: int, elements: GetElementsReply | None, value: Any
     ) -> Delivery | None:
         if elements is not None and not task.receive(number, elements):
             self._give_back(task, number)
-            if not self._wants_all or elements.count or elements.error:
+            if not self._wants_all or elements.num_elements or elements.error:
                 return None
             value = None
-        count = 0 if elements is None else elements.count
+        count = 0 if elements is None else elements.num_elements
         self._elements += count
         return Delivery(task.address, number, count, value, elements)
 
@@ -326,11 +333,11 @@ class Session(Reading[Task]):
     def _question(self, task: Task, number: int) -> Ask:
         message = GetElements(
             task_id=task.address.task_id,
-            ticket=task.address.ticket,
+            ticket=task.address.task_token,
             client_id=self.client_id,
-            number=number,
+            request_number=number,
             acknowledged=task.window.acknowledged,
-            most=self._turns.most(task.address.task_id, number),
+            max_elements=self._turns.most(task.address.task_id, number),
             trainer_id=self._trainer_id,
             codec=self.pace.codec if task.address.task_id in self._far else "",
         )
@@ -368,7 +375,7 @@ class Session(Reading[Task]):
             return -1
         return self._wanted
 
-    def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
+    def leave(self, begun: tuple[int, int, int] | None) -> list[ReportDelivery]:
         # What was used of each task: of one that is over all that came, unless it was lost, and
         # what came of it was said then.
         return self._settling.last_words(self._open, begun)
@@ -402,7 +409,9 @@ class Session(Reading[Task]):
     def _ended(self, task: TaskAddress) -> None:
         """Take note that a task came to its end, and with it whoever read its shard before."""
         for task_id, other in list(self._unended.items()):
-            if task_id == task.task_id or (task.shard is not None and other.shard == task.shard):
+            if task_id == task.task_id or (
+                task.shard_index is not None and other.shard_index == task.shard_index
+            ):
                 del self._unended[task_id]
 
     def _give_back(self, task: Task, number: int) -> None:

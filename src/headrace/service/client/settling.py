@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from headrace.service.client.receipt import Receipt
 from headrace.service.client.task import Task
-from headrace.service.messages import DispatcherRequest, ReportUnreachable, SettleTask
+from headrace.service.messages import DispatcherRequest, ReportDelivery, ReportUnreachable
 
 __all__ = ["Settling"]
 
@@ -98,14 +98,16 @@ class Settling:
             for task_id in sorted(self._to_settle)
         ]
         calls += [
-            ReportUnreachable(client_id=self._client_id, task_id=task_id, refused=refused)
+            ReportUnreachable(
+                client_id=self._client_id, task_id=task_id, connection_refused=refused
+            )
             for task_id, refused in sorted(self._to_report.items())
         ]
         return calls
 
-    def said(self, call: SettleTask) -> None:
+    def said(self, call: ReportDelivery) -> None:
         """Take note that the dispatcher heard what arrived of a task, or was used."""
-        (self._to_say_used if call.used else self._to_settle).discard(call.task_id)
+        (self._to_say_used if call.consumed else self._to_settle).discard(call.task_id)
 
     def reported(self, task_id: int) -> None:
         """Take note that the dispatcher knows that a task's worker cannot be reached."""
@@ -113,7 +115,7 @@ class Settling:
 
     def last_words(
         self, tasks: Mapping[int, Task], begun: tuple[int, int, int] | None
-    ) -> list[SettleTask]:
+    ) -> list[ReportDelivery]:
         """Return what is to be said before this client leaves (`Session.leave`).
 
         Args:
@@ -132,12 +134,12 @@ class Settling:
                 words.append(self._word(task_id, task.used, used=True))
         return words
 
-    def _word(self, task_id: int, receipt: Receipt, *, used: bool = False) -> SettleTask:
-        return SettleTask(
+    def _word(self, task_id: int, receipt: Receipt, *, used: bool = False) -> ReportDelivery:
+        return ReportDelivery(
             client_id=self._client_id,
             task_id=task_id,
-            received=receipt.whole,
-            touched=receipt.touched,
-            parts=receipt.parts,
-            used=used,
+            delivered=receipt.whole,
+            partially_delivered=receipt.touched,
+            partial_splits=receipt.parts,
+            consumed=used,
         )

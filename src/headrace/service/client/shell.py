@@ -35,12 +35,12 @@ from headrace.service.client.actions import Actions, Delivery
 from headrace.service.client.session import Session
 from headrace.service.client.targets import Target
 from headrace.service.messages import (
-    ClientUpdate,
+    ClientHeartbeatReply,
     CloseIteration,
-    Elements,
-    IterationOpened,
-    LostUnits,
-    SettleTask,
+    GetElementsReply,
+    LostSplits,
+    OpenIterationReply,
+    ReportDelivery,
     TaskAddress,
 )
 from headrace.service.modes.coordinated_reads.session import RoundSession
@@ -147,7 +147,7 @@ class Shell:
         return self._session.failure
 
     @property
-    def lost(self) -> tuple[LostUnits, ...]:
+    def lost(self) -> tuple[LostSplits, ...]:
         """What was lost with workers; known at the end of the iteration."""
         return self._session.lost
 
@@ -163,7 +163,7 @@ class Shell:
 
     # --- life -----------------------------------------------------------------------------------
 
-    def opened(self, reply: IterationOpened) -> None:
+    def opened(self, reply: OpenIterationReply) -> None:
         """Take what there is to read of what the dispatcher answered to `OpenIteration`."""
         with self._runner.lock:
             self._session.passed_over = self._target.passed_over
@@ -419,7 +419,7 @@ class Shell:
         for warning in warnings:
             _log.warning("%s", warning)
 
-    def _last_words(self, in_hand: InHand) -> list[SettleTask]:
+    def _last_words(self, in_hand: InHand) -> list[ReportDelivery]:
         """Return what is to be said of what was used, where others are to read the rest."""
         if not self._settles:
             return []
@@ -486,7 +486,7 @@ class Shell:
 
     def _take_answer(self, event: Answered, now: float) -> None:
         task_id, number, (_, answer, buffers) = event
-        if not isinstance(answer, Elements | Exception):
+        if not isinstance(answer, GetElementsReply | Exception):
             answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
         payload = _error_of(answer) or buffers
         if buffers:
@@ -504,23 +504,25 @@ class Shell:
             asked, answer = event.request, event.reply.message
         if isinstance(answer, UnavailableError):
             _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, answer)
-        if isinstance(answer, ClientUpdate):
+        if isinstance(answer, ClientHeartbeatReply):
             heard, answer = answer, self._target.of(answer)
             self._session.passed_over = self._target.passed_over
             if self._target.is_local:
                 answer = self._local_part(heard, answer)
         self._session.heard(asked, answer, now)
 
-    def _local_part(self, update: ClientUpdate, local: ClientUpdate) -> ClientUpdate:
+    def _local_part(
+        self, update: ClientHeartbeatReply, local: ClientHeartbeatReply
+    ) -> ClientHeartbeatReply:
         """Leave out the tasks of other processes, which end as soon as those of this one do.
 
         What a worker of this process left unfinished is waited for: another one here may take its
         place. A copy of the dataset ends with its worker.
         """
-        if update.same:
+        if update.unchanged:
             return update
         reading, gone = self._session.unended
-        shards = [each for each in gone if each.shard is not None]
+        shards = [each for each in gone if each.shard_index is not None]
         if update.finished:
             if shards:
                 self._session.fail(UnavailableError(f"{_stopped(shards)}: iterate again"))
@@ -541,9 +543,9 @@ def _stopped(tasks: Sequence[TaskAddress]) -> str:
     )
 
 
-def _error_of(answer: Elements | Exception) -> Exception | None:
+def _error_of(answer: GetElementsReply | Exception) -> Exception | None:
     """Return the error that stands in an element's place, if one came."""
-    if not isinstance(answer, Elements) or answer.error is None:
+    if not isinstance(answer, GetElementsReply) or answer.error is None:
         return None
     try:
         return decode_error(answer.error)

@@ -44,11 +44,11 @@ from headrace.service.client.visits import account_of, cannot_begin
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     DispatcherReply,
-    IterationOpened,
-    LostUnits,
+    JobOptions,
+    LostSplits,
     OpenIteration,
+    OpenIterationReply,
     TaskAddress,
-    Terms,
     WorkerReply,
 )
 from headrace.service.modes.ordered.plan_cut import InOrder
@@ -328,17 +328,17 @@ class RemoteSource(Source):
             client_id=f"{_names_here()}{uuid.uuid4().hex}",
             dataset_id=self.dataset_id,
             job_name=self.job_name,
-            pass_number=pass_number,
+            epoch=pass_number,
             seed=secrets.randbits(52) if self._seed is None else self._seed,
             fixed_seeds=self.fixed_seeds,
-            terms=self._terms(),
+            options=self._terms(),
             consumer_index=self.options.consumer_index,
-            whole_stream=self.whole_stream,
+            exclusive_reason=self.whole_stream,
         )
 
-    def _terms(self) -> Terms:
+    def _terms(self) -> JobOptions:
         options = self.options
-        return Terms(
+        return JobOptions(
             processing_mode=int(options.processing_mode),
             target_workers=options.target_workers,
             num_consumers=options.num_consumers,
@@ -346,12 +346,12 @@ class RemoteSource(Source):
             visitation=options.visitation,
             ordered=self._is_in_order,
             remainder=options.remainder,
-            cost=options.cost,
-            cost_plan=hashlib.sha256(options.cost_fn).digest() if options.cost_fn else b"",
-            half=self.half,
-            units=self.units,
+            cost_fn_id=options.cost,
+            cost_fn_digest=hashlib.sha256(options.cost_fn).digest() if options.cost_fn else b"",
+            partition_mode=self.half,
+            num_splits=self.units,
             group=options.group,
-            group_terms=options.group_terms,
+            group_options=options.group_terms,
         )
 
     # --- the upper half -------------------------------------------------------------------------
@@ -390,14 +390,16 @@ class RemoteSource(Source):
         first, read = units_read(made, at)
         opening = msgspec.structs.replace(
             opening,
-            terms=msgspec.structs.replace(
-                opening.terms, half=made.told, units=made.units, ordered=True
+            options=msgspec.structs.replace(
+                opening.options, partition_mode=made.told, num_splits=made.units, ordered=True
             ),
-            whole_stream=self.whole_stream or "reading in order",
-            first_unit=first,
+            exclusive_reason=self.whole_stream or "reading in order",
+            first_split=first,
             delivered=read,
             seed=opening.seed if place["seed"] is None else place["seed"],
-            start="" if position is None else named_place([at, made.half, place["seed"]]),
+            start_position_id=""
+            if position is None
+            else named_place([at, made.half, place["seed"]]),
         )
         session = new_session(
             opening.client_id,
@@ -462,7 +464,7 @@ class RemoteSource(Source):
 
     def _join(
         self, opening: OpenIteration, shell: Shell, target: Target, left: int
-    ) -> IterationOpened:
+    ) -> OpenIterationReply:
         opened = open_iteration(
             opening,
             self._dial,
@@ -500,7 +502,7 @@ class RemoteSource(Source):
         reader = self._latest.reader
         return 0 if reader is None else reader.skipped
 
-    def lost_units(self) -> tuple[LostUnits, ...]:
+    def lost_units(self) -> tuple[LostSplits, ...]:
         """Return what the latest iteration lost with workers; known at its end."""
         reader = self._latest.reader
         return () if reader is None else reader.lost

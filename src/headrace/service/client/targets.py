@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.service.messages import ClientUpdate, IterationOpened, TaskAddress
+from headrace.service.messages import ClientHeartbeatReply, OpenIterationReply, TaskAddress
 from headrace.transport import inprocess
 
 __all__ = ["COLOCATED", "Target"]
@@ -28,7 +28,7 @@ COLOCATED = "COLOCATED"
 """The tag of a worker that stands beside one training process, and is for that one; written in
 capitals or not."""
 
-M = TypeVar("M", IterationOpened, ClientUpdate)
+M = TypeVar("M", OpenIterationReply, ClientHeartbeatReply)
 
 
 class Target:
@@ -37,7 +37,8 @@ class Target:
     Args:
         name: "AUTO", "ANY" or "LOCAL".
         static_policy: Not empty: the name of the policy that shares the dataset in fixed parts,
-            where the client does not say which workers to read (`IterationOpened.deployment`).
+            where the client does not say which workers to read
+            (`OpenIterationReply.deployment_mode`).
         heeds_tags: Whether AUTO heeds tags: not where all clients read the same rounds.
         is_copy: Whether the rest of what a worker reads is for nobody else when it is lost.
     """
@@ -60,7 +61,7 @@ class Target:
         self.passed_over: tuple[str, ...] = ()
         """Addresses of tagged workers that it did not read, at the last look."""
 
-    def opened(self, heard: IterationOpened) -> IterationOpened:
+    def opened(self, heard: OpenIterationReply) -> OpenIterationReply:
         """Return what there is to read of an iteration that was opened.
 
         Raises:
@@ -69,7 +70,7 @@ class Target:
             InvalidArgumentError: The dispatcher says that there is one, and there is none.
         """
         local = [each for each in heard.tasks if _is_local(each)]
-        policy, deployment = self._static_policy, heard.deployment
+        policy, deployment = self._static_policy, heard.deployment_mode
         if policy and deployment == COLOCATED and not heard.finished and not local:
             raise InvalidArgumentError(
                 f"Static sharding policy <{policy}> requires local workers, but no local "
@@ -88,7 +89,7 @@ class Target:
 
     def of(self, heard: M) -> M:
         """Return what there is to read, of what the dispatcher said."""
-        if isinstance(heard, ClientUpdate) and heard.same:
+        if isinstance(heard, ClientHeartbeatReply) and heard.unchanged:
             return heard
         if self.is_local:
             tasks = _chosen(heard, _is_local)
@@ -104,7 +105,7 @@ class Target:
 
 
 def _chosen(
-    heard: IterationOpened | ClientUpdate, choose: Callable[[TaskAddress], bool]
+    heard: OpenIterationReply | ClientHeartbeatReply, choose: Callable[[TaskAddress], bool]
 ) -> tuple[TaskAddress, ...]:
     return tuple(task for task in heard.tasks if choose(task))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.errors import UnavailableError
 from headrace.service.client.receipt import Receipt
-from headrace.service.messages import Elements, TaskAddress
+from headrace.service.messages import GetElementsReply, TaskAddress
 from headrace.serving.conversation import Window
 from headrace.waiting import Backoff
 
@@ -24,7 +24,7 @@ class Task:
 
     def __init__(self, address: TaskAddress) -> None:
         self.address = address
-        self.window: Window[tuple[Elements | None, Any]] = Window()
+        self.window: Window[tuple[GetElementsReply | None, Any]] = Window()
         #: Numbers to be sent (again), in order.
         self.to_send: list[int] = []
         #: How often a request was repeated while the one before it waits with the worker, which
@@ -35,7 +35,7 @@ class Task:
         #: The worker said that nothing is left; answers to other numbers may be under way.
         self.ending = False
         #: Answers that were delivered to the consumer and are not used up.
-        self.in_use: dict[int, Elements] = {}
+        self.in_use: dict[int, GetElementsReply] = {}
         self.arrived = Receipt()
         #: What the consumer has used up.
         self.used = Receipt()
@@ -125,12 +125,12 @@ class Task:
 
     # --- what arrived ---------------------------------------------------------------------------
 
-    def receive(self, number: int, answer: Elements) -> bool:
+    def receive(self, number: int, answer: GetElementsReply) -> bool:
         """Take an answer whose turn has come; return whether it has something for the consumer."""
         self.arrived.add(answer)
         self._repeated.pop(number, None)
-        empty = answer.end or not (answer.count or answer.error)
-        if empty or not self.window.is_new(answer.first, answer.count):
+        empty = answer.end_of_task or not (answer.num_elements or answer.error)
+        if empty or not self.window.is_new(answer.first_element, answer.num_elements):
             return False
         self.in_use[number] = answer
         return True

@@ -13,235 +13,236 @@ from typing import Any
 
 import msgspec
 
-from headrace.service.dispatcher import apply_settled, apply_units, updates
-from headrace.service.dispatcher.apply_units import (
-    forget_done,
-    give_back_kept,
-    give_up,
+from headrace.service.dispatcher import apply_reports, apply_splits, events
+from headrace.service.dispatcher.apply_splits import (
+    drop_done_splits,
+    mark_prefix_partially_delivered,
+    mark_unavailable,
+    return_unacknowledged,
     running_task,
-    touch_first,
 )
-from headrace.service.dispatcher.beginnings import leave_out
-from headrace.service.dispatcher.contradiction import IllegalFactError, illegal
-from headrace.service.dispatcher.fact import require
-from headrace.service.dispatcher.slots import configured, reading_shards
+from headrace.service.dispatcher.event import require
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.invalid_event import InvalidEventError, invalid_event_error
+from headrace.service.dispatcher.slots import assign_slots, iterations_reading_shards
+from headrace.service.dispatcher.start_positions import exclude_delivered
 from headrace.service.dispatcher.state import (
-    LEFT,
-    PASSES_REMEMBERED,
-    Dataset,
+    MAX_FINISHED_EPOCHS,
+    WORKER_LEFT,
     DispatcherState,
-    Iteration,
+    DispatcherTask,
+    IterationReaders,
     Job,
-    Readers,
+    JobIteration,
+    RegisteredDataset,
     SplitPool,
-    Task,
     TaskPhase,
     Worker,
 )
-from headrace.service.dispatcher.updates import Update
 from headrace.service.modes.coordinated_reads import apply as apply_rounds
 from headrace.service.modes.distributed_save import apply as apply_saves
 from headrace.service.ranges import united
 
-__all__ = ["IllegalFactError", "apply"]
+__all__ = ["InvalidEventError", "apply"]
 
 
-def apply(state: DispatcherState, fact: Update) -> None:
+def apply(state: DispatcherState, event: AnyEvent) -> None:
     """Change the state by one fact.
 
     Raises:
-        IllegalFactError: The state contradicts the fact. It may be half changed.
+        InvalidEventError: The state contradicts the fact. It may be half changed.
     """
     try:
-        _APPLY[type(fact)](state, fact)
+        _APPLY[type(event)](state, event)
     except Exception as error:
-        raise illegal(state, fact, error) from error
+        raise invalid_event_error(state, event, error) from error
 
 
-def _dispatcher_started(state: DispatcherState, fact: updates.DispatcherStarted) -> None:
-    require(not state.incarnation, "a dispatcher starts with nothing only once")
-    state.incarnation = fact.incarnation
-    state.secret = fact.secret
+def _dispatcher_started(state: DispatcherState, event: events.DispatcherStarted) -> None:
+    require(not state.dispatcher_id, "a dispatcher starts with nothing only once")
+    state.dispatcher_id = event.dispatcher_id
+    state.secret = event.secret
 
 
-def _plan_stored(state: DispatcherState, fact: updates.PlanStored) -> None:
-    state.plans[fact.digest] = fact.size
+def _plan_stored(state: DispatcherState, event: events.PlanStored) -> None:
+    state.plan_sizes[event.digest] = event.size
 
 
-def _dataset_registered(state: DispatcherState, fact: updates.DatasetRegistered) -> None:
-    require(fact.digest in state.plans, "its plan was never stored")
-    require(fact.dataset_id not in state.datasets, "the id is taken")
-    state.datasets[fact.dataset_id] = msgspec.convert(
-        msgspec.structs.asdict(fact), Dataset, strict=True
+def _dataset_registered(state: DispatcherState, event: events.DatasetRegistered) -> None:
+    require(event.digest in state.plan_sizes, "its plan was never stored")
+    require(event.dataset_id not in state.datasets, "the id is taken")
+    state.datasets[event.dataset_id] = msgspec.convert(
+        msgspec.structs.asdict(event), RegisteredDataset, strict=True
     )
-    state.tokens[fact.token] = fact.dataset_id
-    while str(state.next_dataset) in state.datasets:
-        state.next_dataset += 1
+    state.datasets_by_token[event.token] = event.dataset_id
+    while str(state.next_dataset_id) in state.datasets:
+        state.next_dataset_id += 1
 
 
-def _dataset_kept(state: DispatcherState, fact: updates.DatasetKept) -> None:
-    state.datasets[fact.dataset_id].anonymous = False
+def _dataset_pinned(state: DispatcherState, event: events.DatasetPinned) -> None:
+    state.datasets[event.dataset_id].anonymous = False
 
 
-def _dataset_forgotten(state: DispatcherState, fact: updates.DatasetForgotten) -> None:
-    dataset = state.datasets.pop(fact.dataset_id)
+def _dataset_forgotten(state: DispatcherState, event: events.DatasetForgotten) -> None:
+    dataset = state.datasets.pop(event.dataset_id)
     require(dataset.anonymous, "somebody may know its id")
-    used = any(job.dataset_id == fact.dataset_id for job in state.jobs.values())
+    used = any(job.dataset_id == event.dataset_id for job in state.jobs.values())
     require(not used, "a job reads it")
-    del state.tokens[dataset.token]
+    del state.datasets_by_token[dataset.token]
     if dataset.digest not in state.plans_in_use:
-        del state.plans[dataset.digest]
+        del state.plan_sizes[dataset.digest]
 
 
-def _plan_forgotten(state: DispatcherState, fact: updates.PlanForgotten) -> None:
-    require(fact.digest not in state.plans_in_use, "a dataset or a job has it")
-    del state.plans[fact.digest]
+def _plan_forgotten(state: DispatcherState, event: events.PlanForgotten) -> None:
+    require(event.digest not in state.plans_in_use, "a dataset or a job has it")
+    del state.plan_sizes[event.digest]
 
 
-def _slots_configured(state: DispatcherState, fact: updates.SlotsConfigured) -> None:
-    require(not reading_shards(state), "shards of the list before are read")
-    state.slots = configured(fact.patterns, state.workers.values())
+def _slots_configured(state: DispatcherState, event: events.SlotsConfigured) -> None:
+    require(not iterations_reading_shards(state), "shards of the list before are read")
+    state.slots = assign_slots(event.patterns, state.workers.values())
 
 
-def _worker_registered(state: DispatcherState, fact: updates.WorkerRegistered) -> None:
-    known = state.workers.get(fact.worker_id)
+def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -> None:
+    known = state.workers.get(event.worker_id)
     if known is None:
-        require(fact.address not in state.addresses, "the address is another worker's")
+        require(event.address not in state.workers_by_address, "the address is another worker's")
         known = Worker(
-            worker_id=fact.worker_id,
-            address=fact.address,
-            tags=fact.tags,
-            versions=fact.versions,
+            worker_id=event.worker_id,
+            address=event.address,
+            tags=event.tags,
+            versions=event.versions,
         )
-        state.workers[fact.worker_id] = known
-        state.addresses[fact.address] = fact.worker_id
-        if fact.slot is not None:
-            slot = state.slots[fact.slot]
+        state.workers[event.worker_id] = known
+        state.workers_by_address[event.address] = event.worker_id
+        if event.slot is not None:
+            slot = state.slots[event.slot]
             require(not slot.worker_id, "the slot is another worker's")
-            slot.worker_id, slot.address = fact.worker_id, fact.address
-    known.tags = fact.tags
+            slot.worker_id, slot.address = event.worker_id, event.address
+    known.tags = event.tags
 
 
-def _worker_leaving(state: DispatcherState, fact: updates.WorkerLeaving) -> None:
-    worker = state.workers[fact.worker_id]
-    require(not worker.leaving, "it is leaving already")
-    worker.leaving = True
+def _worker_draining(state: DispatcherState, event: events.WorkerDraining) -> None:
+    worker = state.workers[event.worker_id]
+    require(not worker.draining, "it is leaving already")
+    worker.draining = True
     for task_id in worker.tasks:
         iteration = state.iterations[state.tasks[task_id].iteration_id]
-        iteration.takers -= 1
-        iteration.leavers += 1
+        iteration.num_active_tasks -= 1
+        iteration.num_draining_tasks += 1
 
 
-def _worker_gone(state: DispatcherState, fact: updates.WorkerLost | updates.WorkerLeft) -> None:
-    worker = state.workers[fact.worker_id]
-    reason = LEFT if isinstance(fact, updates.WorkerLeft) else fact.reason
-    over = worker.tasks | worker.finished
+def _worker_removed(state: DispatcherState, event: events.WorkerLost | events.WorkerLeft) -> None:
+    worker = state.workers[event.worker_id]
+    reason = WORKER_LEFT if isinstance(event, events.WorkerLeft) else event.reason
+    over = worker.tasks | worker.finished_tasks
     for task_id in [*worker.tasks]:
-        _end(state, task_id, TaskPhase.LOST)
+        _end_task(state, task_id, TaskPhase.LOST)
     for task_id in over:
         state.tasks[task_id].reason = reason
-        state.tasks[task_id].silent = isinstance(fact, updates.WorkerLost) and fact.silent
-        give_up(state, state.tasks[task_id])
+        state.tasks[task_id].timed_out = isinstance(event, events.WorkerLost) and event.timed_out
+        mark_unavailable(state, state.tasks[task_id])
     for task in state.tasks.values():
-        if task.worker_id == fact.worker_id and task.phase is TaskPhase.FAILED:
-            # Its clients no longer get the last answers from there (`Policy.is_kept`).
+        if task.worker_id == event.worker_id and task.phase is TaskPhase.FAILED:
+            # Its clients no longer get the last answers from there
+            # (`IterationPolicy.is_redeliverable`).
             state.iterations[task.iteration_id].version += 1
-    del state.workers[fact.worker_id], state.addresses[worker.address]
+    del state.workers[event.worker_id], state.workers_by_address[worker.address]
     for slot in state.slots:
-        if slot.worker_id == fact.worker_id:
+        if slot.worker_id == event.worker_id:
             slot.worker_id = ""
 
 
-def _end(state: DispatcherState, task_id: int, phase: TaskPhase) -> Task:
+def _end_task(state: DispatcherState, task_id: int, phase: TaskPhase) -> DispatcherTask:
     task = running_task(state, task_id)
     iteration, worker = state.iterations[task.iteration_id], state.workers[task.worker_id]
     task.phase = phase
     worker.tasks.remove(task_id)
-    iteration.splits.held -= task.splits.held
-    if worker.leaving:
-        iteration.leavers -= 1
+    iteration.pool.num_held -= task.assigned.num_held
+    if worker.draining:
+        iteration.num_draining_tasks -= 1
     else:
-        iteration.takers -= 1
+        iteration.num_active_tasks -= 1
     iteration.version += 1
     return task
 
 
-def _job_created(state: DispatcherState, fact: updates.JobCreated) -> None:
-    require(fact.job_id == state.next_job, "its number is not the next one")
-    require(fact.dataset_id in state.datasets, "its dataset is not known")
-    cost_plan = fact.terms.cost_plan
-    require(not cost_plan or cost_plan in state.plans, "its cost function was never stored")
-    state.jobs[fact.job_id] = Job(
-        job_id=fact.job_id,
-        name=fact.name,
-        owner=fact.owner,
-        dataset_id=fact.dataset_id,
-        terms=fact.terms,
-        save=fact.save,
+def _job_created(state: DispatcherState, event: events.JobCreated) -> None:
+    require(event.job_id == state.next_job_id, "its number is not the next one")
+    require(event.dataset_id in state.datasets, "its dataset is not known")
+    cost_plan = event.options.cost_fn_digest
+    require(not cost_plan or cost_plan in state.plan_sizes, "its cost function was never stored")
+    state.jobs[event.job_id] = Job(
+        job_id=event.job_id,
+        name=event.name,
+        owner=event.owner,
+        dataset_id=event.dataset_id,
+        options=event.options,
+        save_id=event.save_id,
     )
-    if fact.name is not None:
-        state.names[fact.name] = fact.job_id
-    elif fact.owner is not None:
-        state.owners[fact.owner] = fact.job_id
-    state.next_job = fact.job_id + 1
+    if event.name is not None:
+        state.jobs_by_name[event.name] = event.job_id
+    elif event.owner is not None:
+        state.jobs_by_owner[event.owner] = event.job_id
+    state.next_job_id = event.job_id + 1
 
 
-def _job_forgotten(state: DispatcherState, fact: updates.JobForgotten) -> None:
-    job = state.jobs.pop(fact.job_id)
+def _job_forgotten(state: DispatcherState, event: events.JobForgotten) -> None:
+    job = state.jobs.pop(event.job_id)
     if job.name is not None:
-        del state.names[job.name]
+        del state.jobs_by_name[job.name]
     elif job.owner is not None:
-        del state.owners[job.owner]
+        del state.jobs_by_owner[job.owner]
 
 
-def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -> None:
-    require(fact.iteration_id == state.next_iteration, "its number is not the next one")
-    job = state.jobs[fact.job_id]
-    require(fact.pass_number not in job.iterations, "the job has one of this pass")
-    require(not job.is_over(fact.pass_number), "the job's pass is over")
-    iteration = state.iterations[fact.iteration_id] = Iteration(
-        iteration_id=fact.iteration_id,
-        job_id=fact.job_id,
-        pass_number=fact.pass_number,
-        seed=fact.seed,
-        splits=SplitPool(fact.positions, fact.exactly_once, fact.first_unit),
-        mode=copy.deepcopy(fact.mode),
-        fixed_seeds=fact.fixed_seeds,
-        start=fact.start,
+def _iteration_created(state: DispatcherState, event: events.IterationCreated) -> None:
+    require(event.iteration_id == state.next_iteration_id, "its number is not the next one")
+    job = state.jobs[event.job_id]
+    require(event.epoch not in job.iterations, "the job has one of this pass")
+    require(not job.is_epoch_finished(event.epoch), "the job's pass is over")
+    iteration = state.iterations[event.iteration_id] = JobIteration(
+        iteration_id=event.iteration_id,
+        job_id=event.job_id,
+        epoch=event.epoch,
+        seed=event.seed,
+        pool=SplitPool(event.num_splits, event.exactly_once, event.first_split),
+        mode_state=copy.deepcopy(event.mode_state),
+        fixed_seeds=event.fixed_seeds,
+        start_position_id=event.start_position_id,
     )
-    leave_out(iteration.splits, fact.delivered, fact.parts)
-    job.iterations[fact.pass_number] = fact.iteration_id
-    state.next_iteration = fact.iteration_id + 1
+    exclude_delivered(iteration.pool, event.delivered, event.partial_splits)
+    job.iterations[event.epoch] = event.iteration_id
+    state.next_iteration_id = event.iteration_id + 1
 
 
-def _iteration_finished(state: DispatcherState, fact: updates.IterationFinished) -> None:
-    iteration = state.iterations[fact.iteration_id]
+def _iteration_finished(state: DispatcherState, event: events.IterationFinished) -> None:
+    iteration = state.iterations[event.iteration_id]
     require(not state.running_tasks(iteration), "it has running tasks")
-    iteration.finished, iteration.failed = True, fact.failed
-    iteration.left.clear()
+    iteration.finished, iteration.failure_reason = True, event.failure_reason
+    iteration.departed_clients.clear()
     iteration.version += 1
 
 
-def _iteration_collected(state: DispatcherState, fact: updates.IterationCollected) -> None:
-    iteration = _drop_iteration(state, fact.iteration_id)
-    del state.jobs[iteration.job_id].iterations[iteration.pass_number]
+def _iteration_discarded(state: DispatcherState, event: events.IterationDiscarded) -> None:
+    iteration = _remove_iteration(state, event.iteration_id)
+    del state.jobs[iteration.job_id].iterations[iteration.epoch]
 
 
-def _iteration_forgotten(state: DispatcherState, fact: updates.IterationForgotten) -> None:
-    iteration = _drop_iteration(state, fact.iteration_id)
+def _iteration_forgotten(state: DispatcherState, event: events.IterationForgotten) -> None:
+    iteration = _remove_iteration(state, event.iteration_id)
     job = state.jobs[iteration.job_id]
-    del job.iterations[iteration.pass_number]
-    job.forgotten[iteration.pass_number] = iteration.readers
-    while len(job.forgotten) > PASSES_REMEMBERED:
-        oldest = next((each for each in job.forgotten if each), ())
-        del job.forgotten[oldest]
+    del job.iterations[iteration.epoch]
+    job.finished_epochs[iteration.epoch] = iteration.readers
+    while len(job.finished_epochs) > MAX_FINISHED_EPOCHS:
+        oldest = next((each for each in job.finished_epochs if each), ())
+        del job.finished_epochs[oldest]
         if oldest:
             last = oldest[-1]
-            before = job.over.get(oldest[:-1], ())
-            job.over[oldest[:-1]] = united((*before, (last, last + 1)))
+            before = job.older_finished_epochs.get(oldest[:-1], ())
+            job.older_finished_epochs[oldest[:-1]] = united((*before, (last, last + 1)))
 
 
-def _drop_iteration(state: DispatcherState, iteration_id: int) -> Iteration:
+def _remove_iteration(state: DispatcherState, iteration_id: int) -> JobIteration:
     iteration = state.iterations.pop(iteration_id)
     require(not iteration.clients, "clients read it")
     for task_id in iteration.tasks:
@@ -249,133 +250,137 @@ def _drop_iteration(state: DispatcherState, iteration_id: int) -> Iteration:
         worker = state.workers.get(task.worker_id)
         if worker is not None:
             worker.tasks.discard(task_id)
-            worker.finished.discard(task_id)
+            worker.finished_tasks.discard(task_id)
     return iteration
 
 
-def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
-    require(fact.task_id == state.next_task, "its number is not the next one")
-    worker = state.workers[fact.worker_id]
-    iteration = state.iterations[fact.iteration_id]
+def _task_created(state: DispatcherState, event: events.TaskCreated) -> None:
+    require(event.task_id == state.next_task_id, "its number is not the next one")
+    worker = state.workers[event.worker_id]
+    iteration = state.iterations[event.iteration_id]
     require(not iteration.finished, "the iteration is finished")
-    require(not worker.leaving, "the worker is leaving")
-    task = state.tasks[fact.task_id] = Task(
-        task_id=fact.task_id,
-        iteration_id=fact.iteration_id,
-        worker_id=fact.worker_id,
+    require(not worker.draining, "the worker is leaving")
+    task = state.tasks[event.task_id] = DispatcherTask(
+        task_id=event.task_id,
+        iteration_id=event.iteration_id,
+        worker_id=event.worker_id,
         address=worker.address,
-        ticket=state.ticket(fact.task_id),
-        mode=copy.copy(fact.mode),
-        attempt=fact.attempt,
-        replaces=fact.replaces,
+        task_token=state.task_token(event.task_id),
+        mode_state=copy.copy(event.mode_state),
+        attempt=event.attempt,
+        is_replacement=event.is_replacement,
     )
-    if iteration.mode is not None:
-        iteration.mode.task_created(task)
-    iteration.tasks.append(fact.task_id)
-    iteration.takers += 1
+    if iteration.mode_state is not None:
+        iteration.mode_state.task_created(task)
+    iteration.tasks.append(event.task_id)
+    iteration.num_active_tasks += 1
     iteration.version += 1
-    worker.tasks.add(fact.task_id)
-    state.next_task = fact.task_id + 1
+    worker.tasks.add(event.task_id)
+    state.next_task_id = event.task_id + 1
 
 
-def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
-    task = _end(state, fact.task_id, TaskPhase.FINISHED)
-    task.cut = fact.cut
-    forget_done(task, fact.done)
+def _task_finished(state: DispatcherState, event: events.TaskFinished) -> None:
+    task = _end_task(state, event.task_id, TaskPhase.FINISHED)
+    task.cut_short = event.cut_short
+    drop_done_splits(task, event.num_done)
     worker, iteration = state.workers[task.worker_id], state.iterations[task.iteration_id]
     # Where consumers read together, all must know that it gave none.
-    if task.splits.dealt or not iteration.is_dealt or iteration.clients_read_together:
-        worker.finished.add(fact.task_id)
-    if not worker.leaving:
-        iteration.ended = True
+    if (
+        task.assigned.num_assigned
+        or not iteration.assigns_splits
+        or iteration.clients_read_together
+    ):
+        worker.finished_tasks.add(event.task_id)
+    if not worker.draining:
+        iteration.reached_end = True
 
 
-def _task_failed(state: DispatcherState, fact: updates.TaskFailed) -> None:
-    task = _end(state, fact.task_id, TaskPhase.FAILED)
-    task.reason = fact.reason
-    give_up(state, task)
+def _task_failed(state: DispatcherState, event: events.TaskFailed) -> None:
+    task = _end_task(state, event.task_id, TaskPhase.FAILED)
+    task.reason = event.reason
+    mark_unavailable(state, task)
 
 
-def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> None:
-    task = _end(state, fact.task_id, TaskPhase.LOST)
-    task.reason, task.silent = fact.reason, True
-    give_up(state, task)
+def _task_lost(state: DispatcherState, event: events.TaskLost) -> None:
+    task = _end_task(state, event.task_id, TaskPhase.LOST)
+    task.reason, task.timed_out = event.reason, True
+    mark_unavailable(state, task)
 
 
-def _copy_lasted(state: DispatcherState, fact: updates.CopyLasted) -> None:
-    running_task(state, fact.task_id).lasted = True
+def _copy_marked_stable(state: DispatcherState, event: events.CopyMarkedStable) -> None:
+    running_task(state, event.task_id).is_stable = True
 
 
-def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
-    require(fact.client_id not in state.clients, "the client reads an iteration already")
-    iteration = state.iterations[fact.iteration_id]
-    state.clients[fact.client_id] = fact.iteration_id
-    iteration.clients.add(fact.client_id)
-    if iteration.mode is not None:
-        iteration.mode.client_joined(iteration, fact.client_id, fact.consumer_index)
+def _client_joined(state: DispatcherState, event: events.ClientJoined) -> None:
+    require(event.client_id not in state.clients, "the client reads an iteration already")
+    iteration = state.iterations[event.iteration_id]
+    state.clients[event.client_id] = event.iteration_id
+    iteration.clients.add(event.client_id)
+    if iteration.mode_state is not None:
+        iteration.mode_state.client_joined(iteration, event.client_id, event.consumer_index)
     if iteration.readers is None:
-        iteration.readers = Readers(first=fact.client_id)
+        iteration.readers = IterationReaders(first_client=event.client_id)
     elif not iteration.finished:
-        iteration.readers.clients += 1
+        iteration.readers.num_clients += 1
 
 
-def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
-    iteration = state.iterations[state.clients.pop(fact.client_id)]
-    iteration.clients.discard(fact.client_id)
-    if fact.is_final:
-        iteration.left.add(fact.client_id)
+def _client_left(state: DispatcherState, event: events.ClientLeft) -> None:
+    iteration = state.iterations[state.clients.pop(event.client_id)]
+    iteration.clients.discard(event.client_id)
+    if event.may_not_rejoin:
+        iteration.departed_clients.add(event.client_id)
     tasks = state.tasks_of(iteration)
-    if iteration.mode is not None:
-        iteration.mode.client_left(iteration, tasks, fact.client_id)
+    if iteration.mode_state is not None:
+        iteration.mode_state.client_left(iteration, tasks, event.client_id)
     iteration.version += 1
     # Workers keep for each trainer what it has not read.
-    is_read_by_all = state.jobs[iteration.job_id].terms.cross_trainer_cache
+    is_read_by_all = state.jobs[iteration.job_id].options.cross_trainer_cache
     for task in tasks:
-        splits = task.splits
-        if splits.kept_by:
-            give_back_kept(iteration, task, fact.client_id)
-        if fact.client_id in task.unsettled:
+        splits = task.assigned
+        if splits.unacknowledged:
+            return_unacknowledged(iteration, task, event.client_id)
+        if event.client_id in task.awaiting_reports:
             # What it received of this, nobody will know.
-            task.unsettled.discard(fact.client_id)
-            touch_first(iteration, task, splits.dealt)
-        elif not task.gone and (iteration.is_dealt or is_read_by_all):
-            task.departed[fact.client_id] = splits.dealt
+            task.awaiting_reports.discard(event.client_id)
+            mark_prefix_partially_delivered(iteration, task, splits.num_assigned)
+        elif not task.is_unavailable and (iteration.assigns_splits or is_read_by_all):
+            task.unconfirmed_clients[event.client_id] = splits.num_assigned
 
 
 _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
-    updates.DispatcherStarted: _dispatcher_started,
-    updates.PlanStored: _plan_stored,
-    updates.PlanForgotten: _plan_forgotten,
-    updates.DatasetRegistered: _dataset_registered,
-    updates.DatasetKept: _dataset_kept,
-    updates.DatasetForgotten: _dataset_forgotten,
-    updates.SlotsConfigured: _slots_configured,
-    updates.WorkerRegistered: _worker_registered,
-    updates.WorkerLeaving: _worker_leaving,
-    updates.WorkerLeft: _worker_gone,
-    updates.WorkerLost: _worker_gone,
-    updates.JobCreated: _job_created,
-    updates.JobForgotten: _job_forgotten,
-    updates.IterationCreated: _iteration_created,
-    updates.IterationFinished: _iteration_finished,
-    updates.IterationCollected: _iteration_collected,
-    updates.IterationForgotten: _iteration_forgotten,
-    updates.TaskCreated: _task_created,
-    updates.TaskFinished: _task_finished,
-    updates.TaskFailed: _task_failed,
-    updates.TaskLost: _task_lost,
-    updates.TaskSettled: apply_settled.task_settled,
-    updates.ElementsReceived: apply_settled.elements_received,
-    updates.ElementsUsed: apply_settled.elements_used,
-    updates.CopyLasted: _copy_lasted,
-    updates.TasksForgotten: apply_units.tasks_forgotten,
-    updates.ClientJoined: _client_joined,
-    updates.ClientLeft: _client_left,
-    updates.ClientDropped: apply_units.client_dropped,
-    updates.UnitsDealt: apply_units.units_dealt,
-    updates.UnitsReturned: apply_units.units_returned,
-    updates.UnitsTakenOver: apply_units.units_taken_over,
-    updates.UnitsGivenUp: apply_units.units_given_up,
+    events.DispatcherStarted: _dispatcher_started,
+    events.PlanStored: _plan_stored,
+    events.PlanForgotten: _plan_forgotten,
+    events.DatasetRegistered: _dataset_registered,
+    events.DatasetPinned: _dataset_pinned,
+    events.DatasetForgotten: _dataset_forgotten,
+    events.SlotsConfigured: _slots_configured,
+    events.WorkerRegistered: _worker_registered,
+    events.WorkerDraining: _worker_draining,
+    events.WorkerLeft: _worker_removed,
+    events.WorkerLost: _worker_removed,
+    events.JobCreated: _job_created,
+    events.JobForgotten: _job_forgotten,
+    events.IterationCreated: _iteration_created,
+    events.IterationFinished: _iteration_finished,
+    events.IterationDiscarded: _iteration_discarded,
+    events.IterationForgotten: _iteration_forgotten,
+    events.TaskCreated: _task_created,
+    events.TaskFinished: _task_finished,
+    events.TaskFailed: _task_failed,
+    events.TaskLost: _task_lost,
+    events.DeliveryReported: apply_reports.delivery_reported,
+    events.ElementsReceived: apply_reports.elements_received,
+    events.ElementsConsumed: apply_reports.elements_consumed,
+    events.CopyMarkedStable: _copy_marked_stable,
+    events.TasksForgotten: apply_splits.tasks_forgotten,
+    events.ClientJoined: _client_joined,
+    events.ClientLeft: _client_left,
+    events.DepartedClientReported: apply_splits.departed_client_reported,
+    events.SplitsAssigned: apply_splits.splits_assigned,
+    events.SplitsReturned: apply_splits.splits_returned,
+    events.SplitsReassigned: apply_splits.splits_reassigned,
+    events.SplitsAbandoned: apply_splits.splits_abandoned,
     **apply_rounds.APPLY,
     **apply_saves.APPLY,
 }

@@ -13,25 +13,25 @@ from typing import Any
 
 import msgspec
 
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.modes import policy_of
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.policy_selection import policy_of
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.updates import Update
 from headrace.service.modes.coordinated_reads.records import RoundsSettled
-from headrace.service.modes.distributed_save.records import SaveFailed, SaveOpened
+from headrace.service.modes.distributed_save.records import SaveDirectoryCreated, SaveFailed
 
-__all__ = ["consequences", "struck_by"]
+__all__ = ["affected_iterations", "derive_events"]
 
 
-def struck_by(state: DispatcherState, fact: Update) -> tuple[int, ...]:
+def affected_iterations(state: DispatcherState, event: AnyEvent) -> tuple[int, ...]:
     """Return the iterations that a fact, which is about to be applied, may begin, end or change."""
-    find = _STRUCK.get(type(fact))
-    return () if find is None else tuple(find(state, fact))
+    find = _AFFECTED.get(type(event))
+    return () if find is None else tuple(find(state, event))
 
 
-def consequences(
-    state: DispatcherState, iteration_id: int, is_silent: Callable[[str, int], bool]
-) -> list[Update]:
+def derive_events(
+    state: DispatcherState, iteration_id: int, is_unheard: Callable[[str, int], bool]
+) -> list[AnyEvent]:
     """Return what follows for an iteration that was struck by a fact, which is applied by now.
 
     Some of these facts strike it again.
@@ -39,75 +39,77 @@ def consequences(
     Args:
         state: With the fact.
         iteration_id: What was struck.
-        is_silent: Whether a client was not heard of since a task of an iteration ended.
+        is_unheard: Whether a client was not heard of since a task of an iteration ended.
     """
     iteration = state.iterations[iteration_id]
     policy = policy_of(state, iteration)
-    if iteration.finished and not policy.goes_on(state, iteration):
+    if iteration.finished and not policy.must_reopen(state, iteration):
         return []
-    loose_end = policy.loose_end(state, iteration)
+    loose_end = policy.pending_recovery(state, iteration)
     if loose_end is not None:
         return [loose_end]
-    if policy.is_over(state, iteration):
-        if policy.waits_for(state, iteration, is_silent):
+    if policy.is_complete(state, iteration):
+        if policy.awaited_clients(state, iteration, is_unheard):
             return []
-        failed = policy.failure(state, iteration)
-        return [updates.IterationFinished(iteration_id=iteration_id, failed=failed)]
+        failed = policy.failure_reason(state, iteration)
+        return [events.IterationFinished(iteration_id=iteration_id, failure_reason=failed)]
     return [
-        updates.TaskCreated(
+        events.TaskCreated(
             task_id=task_id, iteration_id=iteration_id, **msgspec.structs.asdict(post)
         )
-        for task_id, post in enumerate(policy.vacant(state, iteration), start=state.next_task)
+        for task_id, post in enumerate(
+            policy.tasks_to_create(state, iteration), start=state.next_task_id
+        )
     ]
 
 
-def _begun(state: DispatcherState, fact: updates.IterationCreated) -> list[int]:
-    return [fact.iteration_id]
+def _new_iteration(state: DispatcherState, event: events.IterationCreated) -> list[int]:
+    return [event.iteration_id]
 
 
-def _of_task(state: DispatcherState, fact: Any) -> list[int]:
-    iteration_id = state.tasks[fact.task_id].iteration_id
+def _task_iterations(state: DispatcherState, event: Any) -> list[int]:
+    iteration_id = state.tasks[event.task_id].iteration_id
     iteration = state.iterations[iteration_id]
-    return [iteration_id, *policy_of(state, iteration).affected_by_task(state, iteration)]
+    return [iteration_id, *policy_of(state, iteration).affected_iterations(state, iteration)]
 
 
-def _of_save(state: DispatcherState, fact: Any) -> list[int]:
-    return [state.saves[fact.save].iteration_id]
+def _save_iteration(state: DispatcherState, event: Any) -> list[int]:
+    return [state.saves[event.save_id].iteration_id]
 
 
-def _of_worker(state: DispatcherState, fact: Any) -> list[int]:
-    worker = state.workers[fact.worker_id]
-    return sorted({state.tasks[each].iteration_id for each in worker.tasks | worker.finished})
+def _worker_iterations(state: DispatcherState, event: Any) -> list[int]:
+    worker = state.workers[event.worker_id]
+    return sorted({state.tasks[each].iteration_id for each in worker.tasks | worker.finished_tasks})
 
 
-def _of_client(state: DispatcherState, fact: updates.ClientLeft) -> list[int]:
-    return [state.clients[fact.client_id]]
+def _client_iteration(state: DispatcherState, event: events.ClientLeft) -> list[int]:
+    return [state.clients[event.client_id]]
 
 
-def _unfinished(state: DispatcherState, fact: updates.WorkerRegistered) -> list[int]:
-    if fact.worker_id in state.workers:
+def _unfinished_iterations(state: DispatcherState, event: events.WorkerRegistered) -> list[int]:
+    if event.worker_id in state.workers:
         return []
     return [key for key, iteration in state.iterations.items() if not iteration.finished]
 
 
-_STRUCK: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
-    updates.WorkerRegistered: _unfinished,
-    updates.WorkerLeaving: _of_worker,
-    updates.WorkerLeft: _of_worker,
-    updates.WorkerLost: _of_worker,
-    updates.IterationCreated: _begun,
-    updates.TaskFinished: _of_task,
-    updates.TaskFailed: _of_task,
-    updates.TaskLost: _of_task,
-    updates.TaskSettled: _of_task,
-    RoundsSettled: _of_task,
-    updates.ElementsReceived: _of_task,
-    updates.ElementsUsed: _of_task,
-    updates.ClientLeft: _of_client,
-    updates.ClientDropped: _of_task,
-    updates.UnitsReturned: _of_task,
-    updates.UnitsTakenOver: _of_task,
-    updates.UnitsGivenUp: _of_task,
-    SaveOpened: _of_save,
-    SaveFailed: _of_save,
+_AFFECTED: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
+    events.WorkerRegistered: _unfinished_iterations,
+    events.WorkerDraining: _worker_iterations,
+    events.WorkerLeft: _worker_iterations,
+    events.WorkerLost: _worker_iterations,
+    events.IterationCreated: _new_iteration,
+    events.TaskFinished: _task_iterations,
+    events.TaskFailed: _task_iterations,
+    events.TaskLost: _task_iterations,
+    events.DeliveryReported: _task_iterations,
+    RoundsSettled: _task_iterations,
+    events.ElementsReceived: _task_iterations,
+    events.ElementsConsumed: _task_iterations,
+    events.ClientLeft: _client_iteration,
+    events.DepartedClientReported: _task_iterations,
+    events.SplitsReturned: _task_iterations,
+    events.SplitsReassigned: _task_iterations,
+    events.SplitsAbandoned: _task_iterations,
+    SaveDirectoryCreated: _save_iteration,
+    SaveFailed: _save_iteration,
 }

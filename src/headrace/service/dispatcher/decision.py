@@ -5,7 +5,7 @@
 A decider reads and never writes, raises an error of `headrace.errors` (or ValueError) to refuse,
 and for a request that it has decided before finds the same reply without new facts. It need not
 foresee what its facts lead to: a reply that depends on that is made of the state after them
-(`Decision.compose`).
+(`DispatcherDecision.compose_reply`).
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.service import messages
-from headrace.service.dispatcher.limits import Limits
-from headrace.service.dispatcher.presence import Note, Presence
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.limits import DispatcherLimits
+from headrace.service.dispatcher.soft_state import SoftEvent, SoftState
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.updates import Update
 from headrace.serving.blobs import BlobPart, BlobPlace
 
-__all__ = ["Decision", "Moment", "PlanPart", "PlanPlace"]
+__all__ = ["DecisionContext", "DispatcherDecision", "PlanChunk", "PlanOffset"]
 
-_TOGETHER = 0.05
+_HEARTBEAT_ALIGNMENT_SECONDS = 0.05
 """Seconds of which the heartbeats of many peers come at a time."""
 
-PlanPart: TypeAlias = BlobPart
+PlanChunk: TypeAlias = BlobPart
 """Bytes of a plan; its key is the digest of the whole."""
-PlanPlace: TypeAlias = BlobPlace
+PlanOffset: TypeAlias = BlobPlace
 """A place in a stored plan."""
 
 
 @dataclass(frozen=True)
-class Moment:
+class DecisionContext:
     """When a decision is made, and under what circumstances."""
 
     now: float
-    presence: Presence
-    limits: Limits
+    soft_state: SoftState
+    limits: DispatcherLimits
 
-    def next_heartbeat(self, interval: float, usual: float) -> float:
+    def next_heartbeat(self, interval: float, shortest: float) -> float:
         """Return the seconds until a peer is to speak again.
 
         Where peers are many, some are asked for the same moment: of a heartbeat that comes by
@@ -51,46 +51,50 @@ class Moment:
 
         Args:
             interval: How long after this one.
-            usual: The same where peers are few.
+            shortest: The same where peers are few.
         """
-        if interval <= usual:
+        if interval <= shortest:
             return interval
-        return math.ceil((self.now + interval) / _TOGETHER) * _TOGETHER - self.now
+        return (
+            math.ceil((self.now + interval) / _HEARTBEAT_ALIGNMENT_SECONDS)
+            * _HEARTBEAT_ALIGNMENT_SECONDS
+            - self.now
+        )
 
-    def is_silent(self, client_id: str, iteration_id: int) -> bool:
+    def is_unheard(self, client_id: str, iteration_id: int) -> bool:
         """Whether a client was not heard of since a task of its iteration ended: it may be gone."""
-        ended = self.presence.ended[iteration_id]
-        return self.presence.clients.get(client_id, ended) < ended
+        ended = self.soft_state.last_task_ends[iteration_id]
+        return self.soft_state.client_heartbeats.get(client_id, ended) < ended
 
 
 @dataclass(kw_only=True)
-class Decision:
+class DispatcherDecision:
     """What follows from a request."""
 
-    updates: tuple[Update, ...] = ()
+    events: tuple[AnyEvent, ...] = ()
     """Facts, in order: durable before anyone hears of them."""
     reply: messages.DispatcherReply = field(default_factory=messages.Done)
-    """The answer. A `PlanBytes` leaves here empty: plans are kept beside the state, and
+    """The answer. A `GetPlanReply` leaves here empty: plans are kept beside the state, and
     `plan_to_send` says from where."""
-    compose: Callable[[DispatcherState], messages.DispatcherReply] | None = None
+    compose_reply: Callable[[DispatcherState], messages.DispatcherReply] | None = None
     """Makes the answer of the state after the facts, and after what followed from them."""
-    plan_to_store: PlanPart | None = None
-    plan_to_send: PlanPlace | None = None
-    notes: tuple[Note, ...] = ()
+    plan_to_store: PlanChunk | None = None
+    plan_to_send: PlanOffset | None = None
+    soft_events: tuple[SoftEvent, ...] = ()
     """What is kept in mind beside the facts, and lost with this run of the process."""
 
-    def conclude(self, state: DispatcherState) -> None:
+    def finish_reply(self, state: DispatcherState) -> None:
         """Make the reply, where it waits for the state after the facts."""
-        if self.compose is not None:
-            self.reply, self.compose = self.compose(state), None
+        if self.compose_reply is not None:
+            self.reply, self.compose_reply = self.compose_reply(state), None
 
     @property
-    def blobs(self) -> Sequence[PlanPart]:
+    def blobs(self) -> Sequence[PlanChunk]:
         """What is to be kept beside the facts."""
         return () if self.plan_to_store is None else (self.plan_to_store,)
 
-    def answer(self, read_blob: Callable[[PlanPlace], bytes]) -> msgspec.Struct:
+    def answer(self, read_blob: Callable[[PlanOffset], bytes]) -> msgspec.Struct:
         """Return the reply, with what is read from a stored plan, if anything is."""
         if self.plan_to_send is None:
             return self.reply
-        return msgspec.structs.replace(self.reply, part=read_blob(self.plan_to_send))
+        return msgspec.structs.replace(self.reply, chunk=read_blob(self.plan_to_send))

@@ -14,37 +14,37 @@ from typing import Any
 
 from headrace.service import messages
 from headrace.service.dispatcher import (
+    checkpoint_barrier,
     clients,
-    departures,
-    gathering,
+    departed_clients,
+    garbage_collection,
     jobs,
     liveness,
     plans,
     registration,
-    retention,
     splits,
     status,
     tasks,
 )
 from headrace.service.dispatcher.apply import apply
-from headrace.service.dispatcher.assignment import consequences, struck_by
-from headrace.service.dispatcher.contradiction import illegal
-from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.limits import Limits
-from headrace.service.dispatcher.losses import notice
-from headrace.service.dispatcher.modes import policy_of
-from headrace.service.dispatcher.presence import Presence
+from headrace.service.dispatcher.assignment import affected_iterations, derive_events
+from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.invalid_event import invalid_event_error
+from headrace.service.dispatcher.limits import DispatcherLimits
+from headrace.service.dispatcher.losses import log_message
+from headrace.service.dispatcher.policy_selection import policy_of
+from headrace.service.dispatcher.soft_state import SoftState
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.unoffered import Unoffered
-from headrace.service.dispatcher.updates import Update
-from headrace.service.modes.distributed_save import saves
+from headrace.service.dispatcher.unsupported_modes import UnsupportedMode
+from headrace.service.modes.distributed_save import requests
 from headrace.serving.presence import Pulse
 
 __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
 
-_DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
+_DECIDERS: dict[type, Callable[[DispatcherState, Any, DecisionContext], DispatcherDecision]] = {
     messages.Ping: registration.ping,
     messages.RegisterDataset: registration.register_dataset,
     messages.GetDataset: registration.get_dataset,
@@ -53,57 +53,57 @@ _DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
     messages.GetPlan: plans.get_plan,
     messages.OpenIteration: jobs.open_iteration,
     messages.ClientHeartbeat: clients.client_heartbeat,
-    messages.SettleTask: clients.settle_task,
+    messages.ReportDelivery: clients.report_delivery,
     messages.CloseIteration: clients.close_iteration,
-    messages.DropClient: departures.drop_client,
+    messages.ReportDepartedClient: departed_clients.report_departed_client,
     messages.GetTask: tasks.get_task,
     messages.FinishTask: tasks.finish_task,
     messages.FailTask: tasks.fail_task,
     messages.GetSplit: splits.get_split,
-    messages.HandBack: splits.hand_back,
+    messages.ReturnSplits: splits.return_splits,
     messages.WorkerHeartbeat: liveness.worker_heartbeat,
-    messages.WorkerLeaving: liveness.worker_leaving,
-    messages.WorkerLeft: liveness.worker_left,
+    messages.DrainWorker: liveness.drain_worker,
+    messages.UnregisterWorker: liveness.unregister_worker,
     messages.ReportUnreachable: liveness.report_unreachable,
-    messages.GatherPlace: gathering.gather_place,
+    messages.ContributeCheckpoint: checkpoint_barrier.contribute_checkpoint,
     messages.GetStatus: status.get_status,
-    messages.BeginSave: saves.begin_save,
-    messages.GetSave: saves.get_save,
-    messages.SaveFiles: saves.save_files,
-    saves.LookAtSaves: saves.look_at_saves,
-    saves.NoteSave: saves.note_save,
+    messages.StartSave: requests.start_save,
+    messages.GetSaveStatus: requests.get_save_status,
+    messages.CommitFiles: requests.commit_files,
+    requests.ListOpenSaves: requests.list_open_saves,
+    requests.ReportDirectory: requests.report_directory,
 }
 
 #: In this order: each sees what the one before it did.
-_CHORES: tuple[Callable[[DispatcherState, Moment], list[Update]], ...] = (
+_MAINTENANCE: tuple[Callable[[DispatcherState, DecisionContext], list[AnyEvent]], ...] = (
     liveness.expire_workers,
     liveness.give_up_unreachable,
-    liveness.note_lasting_copies,
+    liveness.mark_stable_copies,
     clients.expire_clients,
-    clients.settle_for_silent,
-    retention.collect_idle,
-    retention.forget_tasks,
-    retention.forget_unused,
+    clients.expire_reports,
+    garbage_collection.discard_idle_iterations,
+    garbage_collection.forget_lost_tasks,
+    garbage_collection.forget_unused,
 )
 
 
 class Dispatcher:
     """Feed it requests, take its decisions; times are in seconds of any steady clock."""
 
-    def __init__(self, state: DispatcherState, limits: Limits, now: float) -> None:
+    def __init__(self, state: DispatcherState, limits: DispatcherLimits, now: float) -> None:
         self.state = state
-        self.presence = Presence.of(state, now)
+        self.soft_state = SoftState.from_state(state, now)
         self.limits = limits
         self._pulse = Pulse(limits.tick_interval, now)
 
     @property
     def blobs(self) -> Collection[bytes]:
         """Digests of the plans that are here, or arriving."""
-        return self.state.plans.keys() | self.presence.uploads.keys()
+        return self.state.plan_sizes.keys() | self.soft_state.uploads.keys()
 
     def handle(
         self, request: messages.DispatcherRequest, now: float
-    ) -> tuple[Decision, list[Update]]:
+    ) -> tuple[DispatcherDecision, list[AnyEvent]]:
         """Decide a request and apply what follows; return all the facts beside the decision.
 
         Raises:
@@ -112,32 +112,32 @@ class Dispatcher:
         decision = self.decide(request, now)
         return decision, self.apply(decision, now)
 
-    def decide(self, request: messages.DispatcherRequest, now: float) -> Decision:
+    def decide(self, request: messages.DispatcherRequest, now: float) -> DispatcherDecision:
         """Say what follows from a request; that its sender is alive is all that is noted.
 
         Raises:
             HeadraceError: The request is refused.
         """
-        self.presence.hear(request, now)
-        self.presence.activity.hear(self.state, request, now)
-        moment = self._moment(now)
+        self.soft_state.record_contact(request, now)
+        self.soft_state.activity.record_heartbeat(self.state, request, now)
+        moment = self._context(now)
         return _DECIDERS[type(request)](self.state, request, moment)
 
-    def apply(self, decision: Decision, now: float) -> list[Update]:
+    def apply(self, decision: DispatcherDecision, now: float) -> list[AnyEvent]:
         """Apply what `decide` found, before anything else happens; return all facts of it.
 
         The decision has its reply then, if it had none before.
 
         Raises:
-            IllegalFactError: It contradicts the state, which may be half changed.
+            InvalidEventError: It contradicts the state, which may be half changed.
         """
-        for note in decision.notes:
-            self.presence.take(note, now)
-        facts = self._apply(decision.updates, now)
-        decision.conclude(self.state)
+        for note in decision.soft_events:
+            self.soft_state.apply(note, now)
+        facts = self._apply(decision.events, now)
+        decision.finish_reply(self.state)
         return facts
 
-    def tick(self, now: float) -> list[Update]:
+    def tick(self, now: float) -> list[AnyEvent]:
         """Do what time alone asks for; return the facts, which are applied already.
 
         To be called every `limits.tick_interval` seconds. When a call is late, this process was
@@ -145,55 +145,55 @@ class Dispatcher:
         sent during it is heard before anybody is declared gone.
 
         Raises:
-            IllegalFactError: A fact contradicts the state, which may be half changed.
+            InvalidEventError: A fact contradicts the state, which may be half changed.
         """
         pause = self._pulse.beat(now)
         if pause:
-            self.presence.forgive(pause, now)
+            self.soft_state.exclude_pause(pause, now)
             return []
-        self.presence.forget_old(now - self.limits.client_timeout, now)
-        moment = self._moment(now)
-        facts: list[Update] = []
-        for chore in _CHORES:
+        self.soft_state.forget_old(now - self.limits.client_timeout, now)
+        moment = self._context(now)
+        facts: list[AnyEvent] = []
+        for chore in _MAINTENANCE:
             facts += self._apply(chore(self.state, moment), now)
-        for words in liveness.late_heartbeats(self.state, moment):
+        for words in liveness.describe_late_heartbeats(self.state, moment):
             _log.warning("%s", words)
         return facts
 
-    def end_unoffered(self, now: float) -> list[Update]:
+    def end_unsupported_iterations(self, now: float) -> list[AnyEvent]:
         """Give up iterations that another version began and this one does not offer.
 
         Returns the facts, which are applied already.
         """
-        facts: list[Update] = []
+        facts: list[AnyEvent] = []
         for iteration_id, iteration in [*self.state.iterations.items()]:
-            if isinstance(policy_of(self.state, iteration), Unoffered):
-                silent = self._moment(now).is_silent
-                facts += self._apply(consequences(self.state, iteration_id, silent), now)
+            if isinstance(policy_of(self.state, iteration), UnsupportedMode):
+                silent = self._context(now).is_unheard
+                facts += self._apply(derive_events(self.state, iteration_id, silent), now)
         return facts
 
     def describe(self, now: float) -> messages.DispatcherStatus:
         """Return who is there, and what is going on."""
-        return status.describe(self.state, self._moment(now))
+        return status.describe(self.state, self._context(now))
 
-    def _moment(self, now: float) -> Moment:
-        return Moment(now, self.presence, self.limits)
+    def _context(self, now: float) -> DecisionContext:
+        return DecisionContext(now, self.soft_state, self.limits)
 
-    def _apply(self, facts: Sequence[Update], now: float) -> list[Update]:
-        applied: list[Update] = []
-        for fact in facts:
+    def _apply(self, events: Sequence[AnyEvent], now: float) -> list[AnyEvent]:
+        applied: list[AnyEvent] = []
+        for fact in events:
             try:
-                struck = struck_by(self.state, fact)
-                self.presence.observe(fact, self.state, now)
-                said = notice(self.state, fact)
+                struck = affected_iterations(self.state, fact)
+                self.soft_state.observe(fact, self.state, now)
+                said = log_message(self.state, fact)
             except Exception as error:
-                raise illegal(self.state, fact, error) from error
+                raise invalid_event_error(self.state, fact, error) from error
             apply(self.state, fact)
             applied.append(fact)
             if said is not None:
                 _log.warning("%s", said)
             for iteration_id in struck:
-                is_silent = self._moment(now).is_silent
-                follows = consequences(self.state, iteration_id, is_silent)
+                is_silent = self._context(now).is_unheard
+                follows = derive_events(self.state, iteration_id, is_silent)
                 applied += self._apply(follows, now)
         return applied

@@ -5,18 +5,18 @@ A new invariant is a `#:` comment beside its field in `state.py`, and a line her
 
 from __future__ import annotations
 
-from headrace.service.dispatcher.policy import staying
+from headrace.service.dispatcher.policy import eligible_workers
 from headrace.service.dispatcher.state import (
-    LEFT,
-    LOSSES_REMEMBERED,
-    PASSES_REMEMBERED,
+    MAX_FINISHED_EPOCHS,
+    MAX_REMEMBERED_LOSSES,
+    WORKER_LEFT,
     DispatcherState,
-    Iteration,
-    Task,
+    DispatcherTask,
+    JobIteration,
     TaskPhase,
 )
 from headrace.service.modes.coordinated_reads.records import Consumers, consumers_of, rounds_of
-from headrace.service.modes.distributed_save.records import SAVES_REMEMBERED, files_of
+from headrace.service.modes.distributed_save.records import MAX_CLOSED_SAVES, files_of
 from headrace.service.modes.static.records import shard_of
 from headrace.service.ranges import at_least, common, count, subtracted, united
 
@@ -32,20 +32,22 @@ def validate(state: DispatcherState) -> None:
     running: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
     finished: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
     for task_id, task in state.tasks.items():
-        assert task.task_id == task_id < state.next_task, task
-        assert task.ticket == state.ticket(task_id), task
+        assert task.task_id == task_id < state.next_task_id, task
+        assert task.task_token == state.task_token(task_id), task
         assert task_id in state.iterations[task.iteration_id].tasks, task
         _check_task(state, task)
         if task.phase is TaskPhase.RUNNING:
             running[task.worker_id].add(task_id)
-        elif task.phase is TaskPhase.FINISHED and not task.gone and _has_read(state, task):
+        elif (
+            task.phase is TaskPhase.FINISHED and not task.is_unavailable and _has_read(state, task)
+        ):
             finished[task.worker_id].add(task_id)
     for worker_id, worker in state.workers.items():
         assert worker.worker_id == worker_id, worker
         assert worker.tasks == running[worker_id], (worker, running[worker_id])
-        assert worker.finished == finished[worker_id], (worker, finished[worker_id])
-        assert state.addresses[worker.address] == worker_id, worker
-    assert len(state.addresses) == len(state.workers)
+        assert worker.finished_tasks == finished[worker_id], (worker, finished[worker_id])
+        assert state.workers_by_address[worker.address] == worker_id, worker
+    assert len(state.workers_by_address) == len(state.workers)
     _check_jobs(state)
     _check_saves(state)
     readers: dict[str, int] = {}
@@ -54,190 +56,209 @@ def validate(state: DispatcherState) -> None:
         readers.update(dict.fromkeys(iteration.clients, iteration_id))
     assert readers == state.clients, (readers, state.clients)
     assert sum(len(each.clients) for each in state.iterations.values()) == len(state.clients)
-    assert str(state.next_dataset) not in state.datasets
-    for token, dataset_id in state.tokens.items():
+    assert str(state.next_dataset_id) not in state.datasets
+    for token, dataset_id in state.datasets_by_token.items():
         assert state.datasets[dataset_id].token == token
-        assert state.datasets[dataset_id].digest in state.plans
-    assert len(state.tokens) == len(state.datasets)
+        assert state.datasets[dataset_id].digest in state.plan_sizes
+    assert len(state.datasets_by_token) == len(state.datasets)
 
 
-def _has_read(state: DispatcherState, task: Task) -> bool:
+def _has_read(state: DispatcherState, task: DispatcherTask) -> bool:
     iteration = state.iterations[task.iteration_id]
-    return bool(task.splits.dealt) or not iteration.is_dealt or iteration.clients_read_together
+    return (
+        bool(task.assigned.num_assigned)
+        or not iteration.assigns_splits
+        or iteration.clients_read_together
+    )
 
 
-def _check_task(state: DispatcherState, task: Task) -> None:
-    splits = task.splits
-    assert 0 <= splits.done <= splits.dealt, task
-    assert count(splits.runs) == splits.dealt - splits.done, task
-    for ranges in (splits.returned, splits.received, splits.touched):
-        assert ranges == at_least(united(ranges), splits.done), task
-        assert not ranges or ranges[-1][1] <= splits.dealt, task
-    assert not subtracted(splits.received, splits.touched), task
-    assert splits.held >= 0, task
-    assert splits.last[1] - splits.last[0] <= splits.dealt, task
-    assert (splits.grants == 0) == (splits.dealt == 0), task
-    assert task.unsettled <= state.iterations[task.iteration_id].clients, task
-    assert task.gone or not task.unsettled, task
-    assert not (task.gone and task.departed), task
-    assert task.gone or not splits.kept_by, task
-    assert splits.kept_by.keys() <= state.iterations[task.iteration_id].clients, task
-    for unit, rows in splits.rows.items():
-        assert splits.done <= unit < splits.dealt, task
+def _check_task(state: DispatcherState, task: DispatcherTask) -> None:
+    splits = task.assigned
+    assert 0 <= splits.num_done <= splits.num_assigned, task
+    assert count(splits.runs) == splits.num_assigned - splits.num_done, task
+    for ranges in (splits.returned, splits.delivered, splits.partially_delivered):
+        assert ranges == at_least(united(ranges), splits.num_done), task
+        assert not ranges or ranges[-1][1] <= splits.num_assigned, task
+    assert not subtracted(splits.delivered, splits.partially_delivered), task
+    assert splits.num_held >= 0, task
+    assert splits.last_assignment[1] - splits.last_assignment[0] <= splits.num_assigned, task
+    assert (splits.num_assignments == 0) == (splits.num_assigned == 0), task
+    assert task.awaiting_reports <= state.iterations[task.iteration_id].clients, task
+    assert task.is_unavailable or not task.awaiting_reports, task
+    assert not (task.is_unavailable and task.unconfirmed_clients), task
+    assert task.is_unavailable or not splits.unacknowledged, task
+    assert splits.unacknowledged.keys() <= state.iterations[task.iteration_id].clients, task
+    for unit, rows in splits.remaining_ordinals.items():
+        assert splits.num_done <= unit < splits.num_assigned, task
         assert rows, task
         assert rows == united(rows), task
-        assert not common(((unit, unit + 1),), united((*splits.returned, *splits.received))), task
+        assert not common(((unit, unit + 1),), united((*splits.returned, *splits.delivered))), task
 
 
 def _check_jobs(state: DispatcherState) -> None:
     for job_id, job in state.jobs.items():
-        assert job.job_id == job_id < state.next_job, job
+        assert job.job_id == job_id < state.next_job_id, job
         assert job.dataset_id in state.datasets, job
-        assert (job.name is not None) + (job.owner is not None) + bool(job.save) == 1, job
-        assert job.name is None or state.names[job.name] == job_id, job
-        assert job.owner is None or state.owners[job.owner] == job_id, job
-        assert not job.terms.cost_plan or job.terms.cost_plan in state.plans, job
+        assert (job.name is not None) + (job.owner is not None) + bool(job.save_id) == 1, job
+        assert job.name is None or state.jobs_by_name[job.name] == job_id, job
+        assert job.owner is None or state.jobs_by_owner[job.owner] == job_id, job
+        assert not job.options.cost_fn_digest or job.options.cost_fn_digest in state.plan_sizes, job
         assert state.iterations.keys() >= set(job.iterations.values()), job
-        assert not any(job.is_over(each) for each in job.iterations), job
-        assert len(job.forgotten) <= PASSES_REMEMBERED, job
-    saving = sum(bool(job.save) for job in state.jobs.values())
-    assert len(state.names) + len(state.owners) + saving == len(state.jobs)
+        assert not any(job.is_epoch_finished(each) for each in job.iterations), job
+        assert len(job.finished_epochs) <= MAX_FINISHED_EPOCHS, job
+    saving = sum(bool(job.save_id) for job in state.jobs.values())
+    assert len(state.jobs_by_name) + len(state.jobs_by_owner) + saving == len(state.jobs)
 
 
 def _check_saves(state: DispatcherState) -> None:
-    assert sum(save.is_closed for save in state.saves.values()) <= SAVES_REMEMBERED
+    assert sum(save.is_closed for save in state.saves.values()) <= MAX_CLOSED_SAVES
     at_work = {save.job_id for save in state.saves.values() if not save.is_closed}
-    assert at_work == {job.job_id for job in state.jobs.values() if job.save}, state.saves
+    assert at_work == {job.job_id for job in state.jobs.values() if job.save_id}, state.saves
     for save_id, save in state.saves.items():
-        assert save.save == save_id, save
+        assert save.save_id == save_id, save
         if save.is_closed:
-            assert not save.stored, save
+            assert not save.committed_files, save
             continue
-        assert state.jobs[save.job_id].save == save_id, save
+        assert state.jobs[save.job_id].save_id == save_id, save
         assert [*state.jobs[save.job_id].iterations.values()] == [save.iteration_id], save
         iteration = state.iterations[save.iteration_id]
         assert not iteration.clients, save
         assert save.is_open or not iteration.tasks, save
-        assert save.files == len(save.stored), save
-        assert save.elements == sum(file.elements for file in save.stored), save
-        assert save.size == sum(file.bytes for file in save.stored), save
+        assert save.num_files == len(save.committed_files), save
+        assert save.num_elements == sum(file.elements for file in save.committed_files), save
+        assert save.num_bytes == sum(file.bytes for file in save.committed_files), save
         for task in state.tasks_of(iteration):
-            mine = [file.number for file in save.stored if file.stream == task.task_id]
-            assert mine == list(range(files_of(task.mode).number)), task
-            assert task.phase is not TaskPhase.FINISHED or not task.splits.held, task
-        if iteration.finished and not iteration.failed:
-            assert iteration.splits.rest == 0, iteration
-            assert not iteration.splits.given_up, iteration
+            mine = [file.number for file in save.committed_files if file.stream == task.task_id]
+            assert mine == list(range(files_of(task.mode_state).num_files)), task
+            assert task.phase is not TaskPhase.FINISHED or not task.assigned.num_held, task
+        if iteration.finished and not iteration.failure_reason:
+            assert iteration.pool.num_unassigned == 0, iteration
+            assert not iteration.pool.abandoned, iteration
 
 
-def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Iteration) -> None:
-    pool = iteration.splits
-    assert iteration.iteration_id == iteration_id < state.next_iteration, iteration
+def _check_iteration(state: DispatcherState, iteration_id: int, iteration: JobIteration) -> None:
+    pool = iteration.pool
+    assert iteration.iteration_id == iteration_id < state.next_iteration_id, iteration
     job = state.jobs[iteration.job_id]
-    assert job.iterations[iteration.pass_number] == iteration_id
+    assert job.iterations[iteration.epoch] == iteration_id
     tasks = state.tasks_of(iteration)
     assert len(set(iteration.tasks)) == len(tasks), iteration
-    if job.terms.num_consumers is not None:
-        _check_rounds(iteration, consumers_of(iteration.mode), tasks)
+    if job.options.num_consumers is not None:
+        _check_rounds(iteration, consumers_of(iteration.mode_state), tasks)
     running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
     assert len(set(running)) == len(running), iteration
-    assert iteration.leavers == sum(state.workers[each].leaving for each in running), iteration
-    assert iteration.takers == len(running) - iteration.leavers, iteration
-    assert pool.held == sum(task.splits.held for task in state.running_tasks(iteration)), iteration
+    assert iteration.num_draining_tasks == sum(state.workers[each].draining for each in running), (
+        iteration
+    )
+    assert iteration.num_active_tasks == len(running) - iteration.num_draining_tasks, iteration
+    assert pool.num_held == sum(
+        task.assigned.num_held for task in state.running_tasks(iteration)
+    ), iteration
     assert not (iteration.finished and running), iteration
-    assert iteration.finished or not iteration.failed, iteration
-    if not iteration.finished and not job.save:
+    assert iteration.finished or not iteration.failure_reason, iteration
+    if not iteration.finished and not job.save_id:
         served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
-        if iteration.is_dealt:
-            waits = not running and not (pool.returned or pool.parts)
-            assert served >= set(staying(state, iteration)) or waits, (iteration, state.workers)
-        elif not any(shard_of(task.mode) for task in tasks):
+        if iteration.assigns_splits:
+            waits = not running and not (pool.returned or pool.partial_splits)
+            assert served >= set(eligible_workers(state, iteration)) or waits, (
+                iteration,
+                state.workers,
+            )
+        elif not any(shard_of(task.mode_state) for task in tasks):
             _check_copies(state, iteration, tasks)
-    assert not (iteration.left & iteration.clients), iteration
+    assert not (iteration.departed_clients & iteration.clients), iteration
     _check_units(iteration, tasks)
 
 
-def _check_copies(state: DispatcherState, iteration: Iteration, tasks: list[Task]) -> None:
+def _check_copies(
+    state: DispatcherState, iteration: JobIteration, tasks: list[DispatcherTask]
+) -> None:
     had = {task.worker_id for task in tasks}
     had_at = {task.address for task in tasks if task.phase is not TaskPhase.LOST}
-    deaths = sum(task.phase is TaskPhase.LOST and task.reason != LEFT for task in tasks)
-    if (deaths < 3 and not iteration.missing) or not tasks:
-        for worker_id in staying(state, iteration):
+    deaths = sum(task.phase is TaskPhase.LOST and task.reason != WORKER_LEFT for task in tasks)
+    if (deaths < 3 and not iteration.missing_splits) or not tasks:
+        for worker_id in eligible_workers(state, iteration):
             known = worker_id in had or state.workers[worker_id].address in had_at
             assert known, (iteration, state.workers)
 
 
-def _check_rounds(iteration: Iteration, consumers: Consumers, tasks: list[Task]) -> None:
+def _check_rounds(
+    iteration: JobIteration, consumers: Consumers, tasks: list[DispatcherTask]
+) -> None:
     assert consumers.present.keys() <= iteration.clients, iteration
     indices = [*consumers.present.values()]
     if not iteration.finished:
         assert len({*indices, *consumers.departed}) == len(indices) + len(consumers.departed)
     for task in tasks:
-        rounds = rounds_of(task.mode)
+        rounds = rounds_of(task.mode_state)
         assert rounds.first <= consumers.horizon, task
-        assert task.gone or (rounds.arrived is None and not rounds.torn), task
+        assert task.is_unavailable or (rounds.arrived is None and not rounds.torn), task
 
 
-def _check_units(iteration: Iteration, tasks: list[Task]) -> None:
-    pool = iteration.splits
-    end = pool.positions or 0
-    assert pool.next >= 0, iteration
-    assert len(iteration.missing) <= LOSSES_REMEMBERED, iteration
-    assert end < 0 or pool.next <= end, iteration
+def _check_units(iteration: JobIteration, tasks: list[DispatcherTask]) -> None:
+    pool = iteration.pool
+    end = pool.num_splits or 0
+    assert pool.next_split >= 0, iteration
+    assert len(iteration.missing_splits) <= MAX_REMEMBERED_LOSSES, iteration
+    assert end < 0 or pool.next_split <= end, iteration
     for ranges in (
         pool.returned,
         pool.recovered,
-        pool.suspects,
+        pool.poison_candidates,
     ):
         assert ranges == united(ranges), iteration
-    assert pool.suspects_at_once >= 1, iteration
-    assert not subtracted(pool.suspects, pool.recovered), iteration
-    assert not subtracted(pool.recovered, ((0, pool.next),)), iteration
-    assert not common(pool.given_up, pool.recovered), iteration
-    for unit in pool.deaths:
-        known = (*pool.suspects, *pool.given_up)
+    assert pool.max_candidates_per_task >= 1, iteration
+    assert not subtracted(pool.poison_candidates, pool.recovered), iteration
+    assert not subtracted(pool.recovered, ((0, pool.next_split),)), iteration
+    assert not common(pool.abandoned, pool.recovered), iteration
+    for unit in pool.died_workers:
+        known = (*pool.poison_candidates, *pool.abandoned)
         assert common(((unit, unit + 1),), united(known)), iteration
-    assert not common(pool.given_up, pool.returned), iteration
+    assert not common(pool.abandoned, pool.returned), iteration
     # A unit that was dealt and is not done is with one task or was returned, never both.
     if pool.exactly_once:
         _check_rows(iteration, tasks)
         return
-    assert not pool.parts, iteration
+    assert not pool.partial_splits, iteration
     places = [*pool.returned]
     for task in tasks:
-        splits = task.splits
-        assert not splits.rows, task
-        kept = subtracted(((splits.done, splits.dealt),), splits.returned) if splits.held else ()
-        found = splits.located(kept)
-        assert count(found) == splits.held, task
+        splits = task.assigned
+        assert not splits.remaining_ordinals, task
+        kept = (
+            subtracted(((splits.num_done, splits.num_assigned),), splits.returned)
+            if splits.num_held
+            else ()
+        )
+        found = splits.to_split_indices(kept)
+        assert count(found) == splits.num_held, task
         places += found
     assert count(united(places)) == count(places), (iteration, tasks)
-    assert all(stop <= pool.next for _, stop in places), (iteration, tasks)
+    assert all(stop <= pool.next_split for _, stop in places), (iteration, tasks)
 
 
-def _check_rows(iteration: Iteration, tasks: list[Task]) -> None:
+def _check_rows(iteration: JobIteration, tasks: list[DispatcherTask]) -> None:
     """Check that each element is to be given by one task, or to be dealt, never both."""
-    pool = iteration.splits
+    pool = iteration.pool
     places = [*pool.returned]
-    parts = [*pool.parts.items()]
+    parts = [*pool.partial_splits.items()]
     for task in tasks:
-        splits = task.splits
+        splits = task.assigned
         kept = subtracted(
-            ((splits.done, splits.dealt),),
-            united((*splits.returned, *splits.received)),
+            ((splits.num_done, splits.num_assigned),),
+            united((*splits.returned, *splits.delivered)),
         )
-        for unit, rows in splits.rows.items():
-            ((place, _),) = splits.located(((unit, unit + 1),))
+        for unit, rows in splits.remaining_ordinals.items():
+            ((place, _),) = splits.to_split_indices(((unit, unit + 1),))
             parts.append((place, rows))
             kept = subtracted(kept, ((unit, unit + 1),))
-        places += splits.located(kept)
+        places += splits.to_split_indices(kept)
     assert count(united(places)) == count(places), (iteration, tasks)
-    assert all(stop <= pool.next for _, stop in places), (iteration, tasks)
+    assert all(stop <= pool.next_split for _, stop in places), (iteration, tasks)
     by_place: dict[int, list[tuple[int, int]]] = {}
     for place, rows in parts:
         assert rows, iteration
         assert rows == united(rows), iteration
-        assert place < pool.next, iteration
+        assert place < pool.next_split, iteration
         assert not common(((place, place + 1),), united(places)), (iteration, tasks)
         by_place.setdefault(place, []).extend(rows)
     for place, found in by_place.items():

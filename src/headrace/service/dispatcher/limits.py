@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from headrace.service.config import DispatcherConfig
 from headrace.transport.limits import ServerLimits
 
-__all__ = ["Limits"]
+__all__ = ["DispatcherLimits"]
 
 
-_PINGS_SUFFICE = 10.0
+_MIN_TIMEOUT_FOR_DEFAULT_PINGS = 10.0
 """From this `worker_timeout` on, in seconds, the pings of the workers' channels are enough."""
-_FEWEST = 5.0
+_MAX_SLOWDOWN = 5.0
 """How many usual intervals lie between two heartbeats where there are very many peers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class DispatcherLimits:
     """How long what is waited for, in seconds, and how much is kept."""
 
     check_interval: float = 1.0
@@ -32,28 +32,28 @@ class Limits:
     """What workers are asked to keep, where they are few."""
     client_heartbeat_interval: float = 1.0
     """What clients are asked to keep, where they are few."""
-    heartbeats_a_second: float = 200.0
+    max_heartbeats_per_second: float = 200.0
     """What all workers together are asked for, and all clients: where they are many, each speaks
     less often, down to a fifth."""
-    suspect_timeout: float = 1.0
+    refused_worker_timeout: float = 1.0
     """A worker that refuses connections is lost after so much silence: two heartbeats missed. Where
     it was asked for fewer, after two of those."""
-    copy_lasts: float = 60.0
+    stable_copy_seconds: float = 60.0
     """A copy of a dataset that ran for so long was not killed by what it reads."""
-    reach_timeout: float = 60.0
+    unreachable_timeout: float = 60.0
     """A task is given up when all its clients have said for so long that they cannot reach its
     worker, which runs."""
-    share_patience: float = 2.0
+    assignment_stall_timeout: float = 2.0
     """A task that holds its share of units gets more if nobody was dealt any for so long."""
-    settle_patience: float = 30.0
+    report_timeout: float = 30.0
     """A client that has not said after so long what it received of a task that is gone is waited
     for no more, where others read the iteration too."""
     gc_dynamic: bool = False
-    plan_bytes: int = 4 << 30
+    max_plan_bytes: int = 4 << 30
     """What the plans of all datasets may take together."""
-    saves_at_once: int = 3
+    max_saves_per_worker: int = 3
     """For how many saves one worker writes at a time."""
-    deployment: str = ""
+    deployment_mode: str = ""
     """Where workers of static policies are: "COLOCATED" or "REMOTE"; empty: not told."""
     keeps_journal: bool = False
     """Whether what is journaled outlives the process: only then may a dataset be saved."""
@@ -61,36 +61,36 @@ class Limits:
     @property
     def tick_interval(self) -> float:
         """Seconds between two calls of `Dispatcher.tick`."""
-        return min(self.check_interval, self.worker_timeout / 4, self.suspect_timeout / 4)
+        return min(self.check_interval, self.worker_timeout / 4, self.refused_worker_timeout / 4)
 
     @property
-    def of_server(self) -> ServerLimits:
+    def server_limits(self) -> ServerLimits:
         """How often peers are pinged, and for how long they may be silent.
 
         Channels ping their server every 4 s, which is often enough for the usual `worker_timeout`.
         A connection stands for longer than that: when it ends before, a process has ended.
         """
         usual = ServerLimits()
-        is_short = self.worker_timeout < _PINGS_SUFFICE
+        is_short = self.worker_timeout < _MIN_TIMEOUT_FOR_DEFAULT_PINGS
         return ServerLimits(
             keepalive_interval=self.worker_timeout / 4 if is_short else usual.keepalive_interval,
             keepalive_timeout=max(usual.keepalive_timeout, 2 * self.worker_timeout),
         )
 
-    def worker_interval(self, workers: int) -> float:
+    def interval_between_worker_heartbeats(self, workers: int) -> float:
         """Return the seconds between a worker's heartbeats, where there are so many workers."""
         return self._interval(self.heartbeat_interval, workers, self.worker_timeout)
 
-    def client_interval(self, clients: int) -> float:
+    def interval_between_client_heartbeats(self, clients: int) -> float:
         """Return the seconds between a client's heartbeats, where there are so many clients."""
         return self._interval(self.client_heartbeat_interval, clients, self.client_timeout)
 
     def _interval(self, usual: float, peers: int, timeout: float) -> float:
-        longest = max(usual, min(_FEWEST * usual, timeout / 4))
-        return min(max(usual, peers / self.heartbeats_a_second), longest)
+        longest = max(usual, min(_MAX_SLOWDOWN * usual, timeout / 4))
+        return min(max(usual, peers / self.max_heartbeats_per_second), longest)
 
     @classmethod
-    def of(cls, config: DispatcherConfig) -> Limits:
+    def from_config(cls, config: DispatcherConfig) -> DispatcherLimits:
         """Read the limits from a dispatcher's configuration."""
         worker_timeout = _seconds(config.worker_timeout_ms, cls.worker_timeout)
         gc_timeout = (
@@ -109,11 +109,11 @@ class Limits:
             worker_timeout=worker_timeout,
             client_timeout=_seconds(config.client_timeout_ms, cls.client_timeout),
             heartbeat_interval=heartbeat_interval,
-            suspect_timeout=min(worker_timeout, 2 * heartbeat_interval),
+            refused_worker_timeout=min(worker_timeout, 2 * heartbeat_interval),
             gc_dynamic=config.gc_dynamic_sharding_jobs,
-            plan_bytes=config.max_plan_bytes or cls.plan_bytes,
-            saves_at_once=config.worker_max_concurrent_snapshots or cls.saves_at_once,
-            deployment=config.deployment_mode or "",
+            max_plan_bytes=config.max_plan_bytes or cls.max_plan_bytes,
+            max_saves_per_worker=config.worker_max_concurrent_snapshots or cls.max_saves_per_worker,
+            deployment_mode=config.deployment_mode or "",
             keeps_journal=config.fault_tolerant_mode,
         )
 

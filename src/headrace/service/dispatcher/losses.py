@@ -8,10 +8,16 @@ from typing import Any
 import msgspec
 
 from headrace.service import messages
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Missing, Task, TaskPhase
-from headrace.service.dispatcher.story import whose
-from headrace.service.dispatcher.updates import Update
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.event_report import describe_job
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.state import (
+    DispatcherState,
+    DispatcherTask,
+    JobIteration,
+    MissingSplits,
+    TaskPhase,
+)
 from headrace.service.modes.distributed_save.records import SaveFailed
 from headrace.service.passes import pass_in_words
 from headrace.service.ranges import (
@@ -23,186 +29,198 @@ from headrace.service.ranges import (
 )
 from headrace.versions import own_versions, python_mismatch, release_mismatch
 
-__all__ = ["lost_copies", "lost_units", "notice"]
+__all__ = ["log_message", "lost_copies", "lost_splits"]
 
 
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
-_MOST_RANGES = 1000
+_MAX_RANGES = 1000
 
 """Ranges of lost units that are named; how many units are lost is always exact."""
 
 
-def lost_copies(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
+def lost_copies(
+    iteration: JobIteration, tasks: list[DispatcherTask]
+) -> tuple[messages.LostSplits, ...]:
     """Return the copies that ended early, of a finished iteration with these tasks."""
-    forgotten = [_lost(missing, (), is_copy=True) for missing in iteration.missing]
-    cut = [_cut(task) for task in tasks if task.cut]
-    return (*forgotten, *cut, *(_lost(task, (), is_copy=True) for task in _lost_copies(tasks)))
+    forgotten = [_loss(missing, (), is_copy=True) for missing in iteration.missing_splits]
+    cut = [_cut_short(task) for task in tasks if task.cut_short]
+    return (*forgotten, *cut, *(_loss(task, (), is_copy=True) for task in _lost_copies(tasks)))
 
 
-def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
+def lost_splits(
+    iteration: JobIteration, tasks: list[DispatcherTask]
+) -> tuple[messages.LostSplits, ...]:
     """Return the units that are missing of a finished iteration with these tasks."""
-    pool = iteration.splits
+    pool = iteration.pool
     lost = [
         each
-        for missing in iteration.missing
-        for each in _lost_of(iteration, missing, missing.units)
+        for missing in iteration.missing_splits
+        for each in _split_losses(iteration, missing, missing.splits)
     ]
     for task in tasks:
-        lost += _lost_of(iteration, task, task.splits.located(task.missing))
-    if iteration.missing_before:
-        first = iteration.missing[0]
-        lost.append(msgspec.structs.replace(_lost(first, ()), count=iteration.missing_before))
+        lost += _split_losses(iteration, task, task.assigned.to_split_indices(task.missing_splits))
+    if iteration.num_older_missing:
+        first = iteration.missing_splits[0]
+        lost.append(
+            msgspec.structs.replace(_loss(first, ()), num_splits=iteration.num_older_missing)
+        )
     failed = [task for task in tasks if task.phase is TaskPhase.FAILED]
     if failed:
         # What all that could have taken it failed at.
-        end = pool.next if iteration.ended else pool.positions or 0
-        parts = ((unit, unit + 1) for unit in pool.parts)
-        left = (*pool.returned, *parts, (pool.next, end))
-        lost.append(_lost(failed[-1], united(each for each in left if each[0] < each[1])))
-    return tuple(each for each in lost if each.count)
+        end = pool.next_split if iteration.reached_end else pool.num_splits or 0
+        parts = ((unit, unit + 1) for unit in pool.partial_splits)
+        left = (*pool.returned, *parts, (pool.next_split, end))
+        lost.append(_loss(failed[-1], united(each for each in left if each[0] < each[1])))
+    return tuple(each for each in lost if each.num_splits)
 
 
-def _lost_copies(tasks: list[Task]) -> list[Task]:
+def _lost_copies(tasks: list[DispatcherTask]) -> list[DispatcherTask]:
     """Return the copies of the last attempt that ended early."""
     last = max((task.attempt for task in tasks), default=0)
     return [task for task in tasks if task.phase is TaskPhase.LOST and task.attempt == last]
 
 
-def _cut(task: Task) -> messages.LostUnits:
-    return messages.LostUnits(
+def _cut_short(task: DispatcherTask) -> messages.LostSplits:
+    return messages.LostSplits(
         worker_address=task.address,
         task_id=task.task_id,
-        units=(),
-        count=0,
+        splits=(),
+        num_splits=0,
         is_copy=True,
         # Whatever became of the worker since.
         reason="it was asked to leave",
     )
 
 
-def _lost_of(
-    iteration: Iteration, whence: Task | Missing, lost: Ranges
-) -> list[messages.LostUnits]:
-    given_up = common(lost, iteration.splits.given_up)
+def _split_losses(
+    iteration: JobIteration, source: DispatcherTask | MissingSplits, lost: Ranges
+) -> list[messages.LostSplits]:
+    given_up = common(lost, iteration.pool.abandoned)
     deaths_at = tuple(
         address
         for start, stop in given_up
         for unit in range(start, stop)
-        for address in iteration.splits.deaths.get(unit, ())
+        for address in iteration.pool.died_workers.get(unit, ())
     )
     return [
-        _lost(whence, subtracted(lost, given_up)),
-        _lost(whence, given_up, given_up=True, deaths_at=deaths_at[-_MOST_NAMED:]),
+        _loss(source, subtracted(lost, given_up)),
+        _loss(source, given_up, abandoned=True, died_workers=deaths_at[-_MAX_NAMED:]),
     ]
 
 
-def _lost(
-    whence: Task | Missing,
-    units: Ranges,
+def _loss(
+    source: DispatcherTask | MissingSplits,
+    splits: Ranges,
     *,
-    given_up: bool = False,
-    deaths_at: tuple[str, ...] = (),
+    abandoned: bool = False,
+    died_workers: tuple[str, ...] = (),
     is_copy: bool = False,
-) -> messages.LostUnits:
-    client_id = whence.client_id if isinstance(whence, Missing) else ""
-    return messages.LostUnits(
-        worker_address=whence.address,
-        task_id=whence.task_id,
-        units=units[:_MOST_RANGES],
-        count=count(units),
-        given_up=given_up,
-        deaths_at=deaths_at,
+) -> messages.LostSplits:
+    client_id = source.client_id if isinstance(source, MissingSplits) else ""
+    return messages.LostSplits(
+        worker_address=source.address,
+        task_id=source.task_id,
+        splits=splits[:_MAX_RANGES],
+        num_splits=count(splits),
+        abandoned=abandoned,
+        died_workers=died_workers,
         client_id=client_id,
         is_copy=is_copy,
-        reason="" if client_id else whence.reason,
+        reason="" if client_id else source.reason,
     )
 
 
 # --- what the log of the dispatcher says of a loss, whoever else hears of it ----------------------
 
 
-def notice(state: DispatcherState, fact: Update) -> str | None:
+def log_message(state: DispatcherState, event: AnyEvent) -> str | None:
     """Return what is to be said of a fact that is about to be applied; None: nothing."""
-    say = _SAY.get(type(fact))
-    return None if say is None else say(state, fact)
+    say = _LOG_MESSAGES.get(type(event))
+    return None if say is None else say(state, event)
 
 
-def _worker_lost(state: DispatcherState, fact: updates.WorkerLost) -> str:
-    worker = state.workers[fact.worker_id]
+def _worker_lost(state: DispatcherState, event: events.WorkerLost) -> str:
+    worker = state.workers[event.worker_id]
     tasks = "1 running task" if len(worker.tasks) == 1 else f"{len(worker.tasks)} running tasks"
     return (
-        f"the worker at {worker.address} counts as lost: {fact.reason}. It had {tasks}; if it "
+        f"the worker at {worker.address} counts as lost: {event.reason}. It had {tasks}; if it "
         "comes back, it begins again as another worker"
     )
 
 
-def _worker_registered(state: DispatcherState, fact: updates.WorkerRegistered) -> str | None:
-    if fact.worker_id in state.workers:
+def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -> str | None:
+    if event.worker_id in state.workers:
         return None
-    mine, worker = own_versions(), f"the worker at {fact.address} runs {fact.versions}"
+    mine, worker = own_versions(), f"the worker at {event.address} runs {event.versions}"
     unfit = {
         iteration.job_id: dataset
         for iteration in state.iterations.values()
         if not iteration.finished
-        and python_mismatch(fact.versions.python, (dataset := state.dataset_of(iteration)).python)
+        and python_mismatch(
+            event.versions.python, (dataset := state.dataset_of(iteration)).python_version
+        )
     }
     if unfit:
-        pythons = " and ".join(sorted({each.python for each in unfit.values()}))
-        jobs = " and ".join(whose(state, state.jobs[job_id]) for job_id in sorted(unfit))
+        pythons = " and ".join(sorted({each.python_version for each in unfit.values()}))
+        jobs = " and ".join(describe_job(state, state.jobs[job_id]) for job_id in sorted(unfit))
         return (
             f"{worker}, and gets no tasks of {jobs}, registered by Python {pythons}: run clients "
             "and workers on the same minor version"
         )
-    if release_mismatch(fact.versions, mine):
+    if release_mismatch(event.versions, mine):
         return f"{worker}, and this dispatcher {mine}: the same release everywhere is tested"
     return None
 
 
-def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> str | None:
-    task = state.tasks[fact.task_id]
-    if state.jobs[state.iterations[task.iteration_id].job_id].save:
+def _task_lost(state: DispatcherState, event: events.TaskLost) -> str | None:
+    task = state.tasks[event.task_id]
+    if state.jobs[state.iterations[task.iteration_id].job_id].save_id:
         return None  # why the save failed is said, not that its tasks end
     return (
-        f"task {fact.task_id} of {_reading(state, task)} on the worker at {task.address} is given "
-        f"up: {fact.reason}"
+        f"task {event.task_id} of {_describe_iteration(state, task)} on the worker at "
+        f"{task.address} is given "
+        f"up: {event.reason}"
     )
 
 
-def _client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> str | None:
-    if not fact.lost:
+def _departed_client_reported(
+    state: DispatcherState, event: events.DepartedClientReported
+) -> str | None:
+    if not event.lost:
         return None
-    task = state.tasks[fact.task_id]
+    task = state.tasks[event.task_id]
     return (
-        f"up to {count(fact.lost)} positions of {_reading(state, task)} are missing: they were "
-        f"sent to client {fact.client_id}, which is gone"
+        f"up to {count(event.lost)} positions of {_describe_iteration(state, task)} are missing: "
+        "they were "
+        f"sent to client {event.client_id}, which is gone"
     )
 
 
-def _save_failed(state: DispatcherState, fact: SaveFailed) -> str:
-    return f"the save into {state.saves[fact.save].path!r} has failed: {fact.error}"
+def _save_failed(state: DispatcherState, event: SaveFailed) -> str:
+    return f"the save into {state.saves[event.save_id].path!r} has failed: {event.error}"
 
 
-def _iteration_finished(state: DispatcherState, fact: updates.IterationFinished) -> str | None:
-    save = state.jobs[state.iterations[fact.iteration_id].job_id].save
-    if not (save and fact.failed) or state.saves[save].error:
+def _iteration_finished(state: DispatcherState, event: events.IterationFinished) -> str | None:
+    save = state.jobs[state.iterations[event.iteration_id].job_id].save_id
+    if not (save and event.failure_reason) or state.saves[save].error:
         return None
-    return f"the save into {state.saves[save].path!r} has failed: {fact.failed}"
+    return f"the save into {state.saves[save].path!r} has failed: {event.failure_reason}"
 
 
-def _reading(state: DispatcherState, task: Task) -> str:
+def _describe_iteration(state: DispatcherState, task: DispatcherTask) -> str:
     iteration = state.iterations[task.iteration_id]
     job = state.jobs[iteration.job_id]
-    if job.save:
-        return whose(state, job)
-    return f"{whose(state, job)}, {pass_in_words(iteration.pass_number)}"
+    if job.save_id:
+        return describe_job(state, job)
+    return f"{describe_job(state, job)}, {pass_in_words(iteration.epoch)}"
 
 
-_SAY: dict[type, Callable[[DispatcherState, Any], str | None]] = {
-    updates.WorkerLost: _worker_lost,
-    updates.WorkerRegistered: _worker_registered,
-    updates.TaskLost: _task_lost,
-    updates.ClientDropped: _client_dropped,
+_LOG_MESSAGES: dict[type, Callable[[DispatcherState, Any], str | None]] = {
+    events.WorkerLost: _worker_lost,
+    events.WorkerRegistered: _worker_registered,
+    events.TaskLost: _task_lost,
+    events.DepartedClientReported: _departed_client_reported,
     SaveFailed: _save_failed,
-    updates.IterationFinished: _iteration_finished,
+    events.IterationFinished: _iteration_finished,
 }

@@ -1,8 +1,8 @@
 """Base classes for the fields that a reading mode adds to iterations and tasks.
 
 A mode that needs fields of its own defines subclasses in `modes/<mode>/records.py`; `state` names
-them in `IterationMode` and `TaskMode`, so that journals can be read. `apply` calls the methods, and
-does not know which mode it is.
+them in `AnyIterationModeState` and `AnyTaskModeState`, so that journals can be read. `apply` calls
+the methods, and does not know which mode it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from headrace.service.messages import TaskAddress
 
 if TYPE_CHECKING:
-    from headrace.service.dispatcher.state import Iteration, Task
+    from headrace.service.dispatcher.state import DispatcherTask, JobIteration
 
 __all__ = ["IterationModeState", "TaskModeState"]
 
@@ -26,22 +26,24 @@ class IterationModeState(msgspec.Struct, tag=True):
     clients_read_together: ClassVar[bool] = False
     """Whether every client must hear of every task, and clients wait for each other."""
 
-    def task_created(self, task: Task) -> None:
+    def task_created(self, task: DispatcherTask) -> None:
         """Check a new task."""
 
-    def client_joined(self, iteration: Iteration, client_id: str, index: int | None) -> None:
+    def client_joined(self, iteration: JobIteration, client_id: str, index: int | None) -> None:
         """Record a client that joins, as consumer `index` if that is given."""
 
-    def client_left(self, iteration: Iteration, tasks: Sequence[Task], client_id: str) -> None:
+    def client_left(
+        self, iteration: JobIteration, tasks: Sequence[DispatcherTask], client_id: str
+    ) -> None:
         """Record that a client has left; `unsettled` of its tasks still names it."""
 
 
 class TaskModeState(msgspec.Struct, tag=True):
     """Base class of the fields that a mode adds to a task."""
 
-    def address(self, address: TaskAddress) -> TaskAddress:
+    def extend_address(self, address: TaskAddress) -> TaskAddress:
         """Add the fields of the mode to the address that clients receive."""
         return address
 
-    def gone(self, iteration: Iteration, task: Task) -> None:
+    def task_unavailable(self, iteration: JobIteration, task: DispatcherTask) -> None:
         """Record that the worker is lost or has left, or that the task failed."""

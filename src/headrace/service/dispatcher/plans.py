@@ -6,17 +6,22 @@ import hashlib
 
 from headrace.errors import DataLossError, NotFoundError
 from headrace.service import messages
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.decision import Decision, Moment, PlanPart, PlanPlace
-from headrace.service.dispatcher.presence import Upload, Uploaded
-from headrace.service.dispatcher.retention import room_for_plan
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.decision import (
+    DecisionContext,
+    DispatcherDecision,
+    PlanChunk,
+    PlanOffset,
+)
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.garbage_collection import make_room_for_plan
+from headrace.service.dispatcher.soft_state import PlanChunkReceived, PlanUpload
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.updates import Update
 
 __all__ = ["check_digest", "get_plan", "put_plan"]
 
 _DIGEST_BYTES = 32
-_MOST_BYTES = 1 << 36
+_MAX_BYTES = 1 << 36
 
 
 def check_digest(digest: bytes) -> None:
@@ -25,7 +30,9 @@ def check_digest(digest: bytes) -> None:
         raise ValueError(f"a plan's digest has {_DIGEST_BYTES} bytes; got {len(digest)}")
 
 
-def put_plan(state: DispatcherState, request: messages.PutPlan, moment: Moment) -> Decision:
+def put_plan(
+    state: DispatcherState, request: messages.PutPlan, context: DecisionContext
+) -> DispatcherDecision:
     """Take the next part of a plan; say how much of it is here.
 
     A part that is not the next one is dropped, and the reply says which one is.
@@ -36,45 +43,58 @@ def put_plan(state: DispatcherState, request: messages.PutPlan, moment: Moment) 
         DataLossError: The bytes that arrived do not have this digest.
     """
     check_digest(request.digest)
-    end = request.offset + len(request.part)
-    if not 0 < len(request.part) <= messages.PLAN_PART_BYTES:
+    end = request.offset + len(request.chunk)
+    if not 0 < len(request.chunk) <= messages.PLAN_CHUNK_BYTES:
         raise ValueError(
-            f"a part of a plan has 1 to {messages.PLAN_PART_BYTES} bytes; got {len(request.part)}"
+            f"a part of a plan has 1 to {messages.PLAN_CHUNK_BYTES} bytes; got {len(request.chunk)}"
         )
-    if not 0 <= request.offset < end <= request.total <= _MOST_BYTES:
+    if not 0 <= request.offset < end <= request.total_bytes <= _MAX_BYTES:
         raise ValueError(
-            f"bytes {request.offset} to {end} are no part of a plan of {request.total} bytes"
+            f"bytes {request.offset} to {end} are no part of a plan of {request.total_bytes} bytes"
         )
-    stored = state.plans.get(request.digest)
+    stored = state.plan_sizes.get(request.digest)
     if stored is not None:
-        return Decision(reply=messages.PlanReceived(received=stored))
-    upload = moment.presence.uploads.get(request.digest)
-    facts: list[Update] = []
+        return DispatcherDecision(reply=messages.PutPlanReply(received_bytes=stored))
+    upload = context.soft_state.uploads.get(request.digest)
+    facts: list[AnyEvent] = []
     if request.offset == 0:
-        facts += room_for_plan(state, request.digest, request.total, moment)
+        facts += make_room_for_plan(state, request.digest, request.total_bytes, context)
         # Also where more is here: the first try may have been of damaged bytes.
-        upload = Upload(0, request.total, hashlib.sha256(), moment.now)
-    if upload is None or (request.offset, request.total) != (upload.received, upload.total):
-        received = 0 if upload is None or request.total != upload.total else upload.received
-        return Decision(reply=messages.PlanReceived(received=received))
+        upload = PlanUpload(0, request.total_bytes, hashlib.sha256(), context.now)
+    if upload is None or (request.offset, request.total_bytes) != (
+        upload.received_bytes,
+        upload.total_bytes,
+    ):
+        received = (
+            0
+            if upload is None or request.total_bytes != upload.total_bytes
+            else upload.received_bytes
+        )
+        return DispatcherDecision(reply=messages.PutPlanReply(received_bytes=received))
     digest = upload.digest.copy()
-    digest.update(request.part)
-    if end == request.total:
+    digest.update(request.chunk)
+    if end == request.total_bytes:
         if digest.digest() != request.digest:
             raise DataLossError(
                 f"the plan that arrived has digest {digest.hexdigest()}, not "
                 f"{request.digest.hex()}: it changed on its way; put it again from the beginning"
             )
-        facts.append(updates.PlanStored(digest=request.digest, size=request.total))
-    return Decision(
-        updates=tuple(facts),
-        reply=messages.PlanReceived(received=end),
-        plan_to_store=PlanPart(request.digest, request.offset, request.part),
-        notes=(Uploaded(request.digest, Upload(end, request.total, digest, moment.now)),),
+        facts.append(events.PlanStored(digest=request.digest, size=request.total_bytes))
+    return DispatcherDecision(
+        events=tuple(facts),
+        reply=messages.PutPlanReply(received_bytes=end),
+        plan_to_store=PlanChunk(request.digest, request.offset, request.chunk),
+        soft_events=(
+            PlanChunkReceived(
+                request.digest, PlanUpload(end, request.total_bytes, digest, context.now)
+            ),
+        ),
     )
 
 
-def get_plan(state: DispatcherState, request: messages.GetPlan, moment: Moment) -> Decision:
+def get_plan(
+    state: DispatcherState, request: messages.GetPlan, context: DecisionContext
+) -> DispatcherDecision:
     """Hand out the next part of a plan.
 
     Raises:
@@ -82,7 +102,7 @@ def get_plan(state: DispatcherState, request: messages.GetPlan, moment: Moment) 
         ValueError: The plan has no byte there.
     """
     check_digest(request.digest)
-    total = state.plans.get(request.digest)
+    total = state.plan_sizes.get(request.digest)
     if total is None:
         raise NotFoundError(
             f"no plan is stored under {request.digest.hex()}: the dispatcher was restarted without "
@@ -90,7 +110,7 @@ def get_plan(state: DispatcherState, request: messages.GetPlan, moment: Moment) 
         )
     if not 0 <= request.offset < total:
         raise ValueError(f"a plan of {total} bytes has none at offset {request.offset}")
-    return Decision(
-        reply=messages.PlanBytes(part=b"", total=total),
-        plan_to_send=PlanPlace(request.digest, request.offset),
+    return DispatcherDecision(
+        reply=messages.GetPlanReply(chunk=b"", total_bytes=total),
+        plan_to_send=PlanOffset(request.digest, request.offset),
     )

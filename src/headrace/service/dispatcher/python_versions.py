@@ -8,20 +8,25 @@ clients get an error, since they would wait forever.
 from __future__ import annotations
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Worker
+from headrace.service.dispatcher.state import (
+    DispatcherState,
+    JobIteration,
+    RegisteredDataset,
+    Worker,
+)
 from headrace.versions import python_mismatch
 
 __all__ = ["can_run", "check_iteration_can_run", "check_workers_can_run"]
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
-def can_run(worker: Worker, dataset: Dataset) -> bool:
+def can_run(worker: Worker, dataset: RegisteredDataset) -> bool:
     """Return whether a worker can run the functions of a dataset."""
-    return not python_mismatch(worker.versions.python, dataset.python)
+    return not python_mismatch(worker.versions.python, dataset.python_version)
 
 
-def check_workers_can_run(state: DispatcherState, dataset: Dataset) -> None:
+def check_workers_can_run(state: DispatcherState, dataset: RegisteredDataset) -> None:
     """Check that workers of other Python versions do not keep a dataset from being read.
 
     Without any worker the dataset may be read: one can still register.
@@ -30,16 +35,17 @@ def check_workers_can_run(state: DispatcherState, dataset: Dataset) -> None:
         FailedPreconditionError: Only such workers are registered, or one of them holds a slot of
             the fixed list, whose share no other worker reads.
     """
-    workers = [worker for worker in state.workers.values() if not worker.leaving]
+    workers = [worker for worker in state.workers.values() if not worker.draining]
     others = [worker for worker in workers if not can_run(worker, dataset)]
     if not others or (len(others) < len(workers) and not state.slots):
         return
     named = ", ".join(
-        f"{worker.address} (Python {worker.versions.python})" for worker in others[:_MOST_NAMED]
+        f"{worker.address} (Python {worker.versions.python})" for worker in others[:_MAX_NAMED]
     )
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
     raise FailedPreconditionError(
-        f"dataset {dataset.dataset_id} was registered by a client with Python {dataset.python}, "
+        f"dataset {dataset.dataset_id} was registered by a client with Python "
+        f"{dataset.python_version}, "
         f"and these workers run another minor version: {named}{more}. Functions travel as "
         "bytecode, which is different in each minor version: run clients and workers on the same "
         "one. A dataset of an older client has to be registered again, under another dataset_id if "
@@ -47,11 +53,11 @@ def check_workers_can_run(state: DispatcherState, dataset: Dataset) -> None:
     )
 
 
-def check_iteration_can_run(state: DispatcherState, iteration: Iteration) -> None:
+def check_iteration_can_run(state: DispatcherState, iteration: JobIteration) -> None:
     """Check the same of an unfinished iteration without running tasks.
 
     Raises:
         FailedPreconditionError: As `check_workers_can_run` says.
     """
-    if not (iteration.finished or iteration.takers or iteration.leavers):
+    if not (iteration.finished or iteration.num_active_tasks or iteration.num_draining_tasks):
         check_workers_can_run(state, state.dataset_of(iteration))

@@ -9,11 +9,11 @@ from itertools import zip_longest
 from headrace.errors import AbortedError, AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import check_reachable
-from headrace.service.dispatcher import slots, updates
-from headrace.service.dispatcher.decision import Decision, Moment
+from headrace.service.dispatcher import events, slots
+from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
+from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.plans import check_digest
-from headrace.service.dispatcher.state import Dataset, DispatcherState
-from headrace.service.dispatcher.updates import Update
+from headrace.service.dispatcher.state import DispatcherState, RegisteredDataset
 from headrace.versions import python_mismatch
 
 __all__ = [
@@ -25,17 +25,19 @@ __all__ = [
 ]
 
 _INFINITE = -1
-_MOST_POSITIONS = 1 << 60
+_MAX_SPLITS = 1 << 60
 
 
-def ping(state: DispatcherState, request: messages.Ping, moment: Moment) -> Decision:
+def ping(
+    state: DispatcherState, request: messages.Ping, context: DecisionContext
+) -> DispatcherDecision:
     """Say that somebody is there."""
-    return Decision()
+    return DispatcherDecision()
 
 
 def register_dataset(
-    state: DispatcherState, request: messages.RegisterDataset, moment: Moment
-) -> Decision:
+    state: DispatcherState, request: messages.RegisterDataset, context: DecisionContext
+) -> DispatcherDecision:
     """Make a dataset known under the id asked for, or under the next free number.
 
     Where its plan is not stored, nothing is registered and the reply asks for the plan.
@@ -44,39 +46,43 @@ def register_dataset(
         AlreadyExistsError: The id asked for belongs to a dataset that differs.
         ValueError: The request makes no sense.
     """
-    repeated = state.tokens.get(request.token)
+    repeated = state.datasets_by_token.get(request.token)
     if repeated is not None:
-        return Decision(reply=messages.DatasetRegistered(dataset_id=repeated))
+        return DispatcherDecision(reply=messages.RegisterDatasetReply(dataset_id=repeated))
     check_digest(request.digest)
-    positions = request.positions
-    if positions is not None and not _INFINITE <= positions <= _MOST_POSITIONS:
+    positions = request.num_splits
+    if positions is not None and not _INFINITE <= positions <= _MAX_SPLITS:
         raise ValueError(f"positions={positions} must be None, {_INFINITE} (infinite) or a number")
-    dataset_id = request.dataset_id or str(state.next_dataset)
+    dataset_id = request.dataset_id or str(state.next_dataset_id)
     known = state.datasets.get(dataset_id)
     if known is not None:
-        _check_equal(known, request)
+        _check_same_dataset(known, request)
         kept = known.anonymous and not request.anonymous
-        return Decision(
-            updates=(updates.DatasetKept(dataset_id=dataset_id),) if kept else (),
-            reply=messages.DatasetRegistered(dataset_id=dataset_id),
+        return DispatcherDecision(
+            events=(events.DatasetPinned(dataset_id=dataset_id),) if kept else (),
+            reply=messages.RegisterDatasetReply(dataset_id=dataset_id),
         )
-    if request.digest not in state.plans:
-        return Decision(reply=messages.DatasetRegistered(dataset_id="", wanted=True))
-    registered = updates.DatasetRegistered(
+    if request.digest not in state.plan_sizes:
+        return DispatcherDecision(
+            reply=messages.RegisterDatasetReply(dataset_id="", plan_needed=True)
+        )
+    registered = events.DatasetRegistered(
         dataset_id=dataset_id,
         token=request.token,
         digest=request.digest,
         fingerprint=request.fingerprint,
         element_spec=request.element_spec,
         cardinality=request.cardinality,
-        positions=request.positions,
+        num_splits=request.num_splits,
         compression=request.compression,
         anonymous=request.anonymous,
-        origins=request.origins,
+        has_element_ids=request.has_element_ids,
         steps=request.steps,
-        python=request.versions.python,
+        python_version=request.versions.python,
     )
-    return Decision(updates=(registered,), reply=messages.DatasetRegistered(dataset_id=dataset_id))
+    return DispatcherDecision(
+        events=(registered,), reply=messages.RegisterDatasetReply(dataset_id=dataset_id)
+    )
 
 
 def describe_difference(known: Sequence[tuple[str, str]], given: Sequence[tuple[str, str]]) -> str:
@@ -98,11 +104,11 @@ def describe_difference(known: Sequence[tuple[str, str]], given: Sequence[tuple[
     return "what its functions look up in their modules differs"
 
 
-def _check_equal(known: Dataset, request: messages.RegisterDataset) -> None:
+def _check_same_dataset(known: RegisteredDataset, request: messages.RegisterDataset) -> None:
     differences = []
-    if python_mismatch(known.python, request.versions.python):
+    if python_mismatch(known.python_version, request.versions.python):
         differences.append(
-            f"it was registered by Python {known.python}; got {request.versions.python}"
+            f"it was registered by Python {known.python_version}; got {request.versions.python}"
         )
     if known.element_spec != request.element_spec:
         differences.append("the element spec differs")
@@ -121,26 +127,28 @@ def _check_equal(known: Dataset, request: messages.RegisterDataset) -> None:
         )
 
 
-def get_dataset(state: DispatcherState, request: messages.GetDataset, moment: Moment) -> Decision:
+def get_dataset(
+    state: DispatcherState, request: messages.GetDataset, context: DecisionContext
+) -> DispatcherDecision:
     """Say what is known of a dataset."""
     dataset = state.dataset(request.dataset_id)
-    return Decision(
+    return DispatcherDecision(
         reply=messages.DatasetDescription(
             dataset_id=dataset.dataset_id,
             digest=dataset.digest,
             fingerprint=dataset.fingerprint,
             element_spec=dataset.element_spec,
             cardinality=dataset.cardinality,
-            positions=dataset.positions,
+            num_splits=dataset.num_splits,
             compression=dataset.compression,
-            origins=dataset.origins,
+            has_element_ids=dataset.has_element_ids,
         )
     )
 
 
 def register_worker(
-    state: DispatcherState, request: messages.RegisterWorker, moment: Moment
-) -> Decision:
+    state: DispatcherState, request: messages.RegisterWorker, context: DecisionContext
+) -> DispatcherDecision:
     """Let a worker in; it gets a task of every unfinished iteration.
 
     A worker that starts at the address of an earlier one proves that the earlier one is gone.
@@ -149,7 +157,7 @@ def register_worker(
         FailedPreconditionError: It has left: the request was late.
         ValueError: Nobody could reach it at this address.
     """
-    if request.worker_id in moment.presence.left:
+    if request.worker_id in context.soft_state.unregistered_workers:
         raise FailedPreconditionError(
             f"worker {request.worker_id} has left; a worker that comes again needs a new id"
         )
@@ -161,40 +169,42 @@ def register_worker(
         raise ValueError(
             f"the worker cannot be registered, for no client could read from it: {error}"
         ) from None
-    reply = messages.WorkerRegistered(
-        heartbeat_interval=moment.limits.heartbeat_interval, incarnation=state.incarnation
+    reply = messages.RegisterWorkerReply(
+        heartbeat_interval=context.limits.heartbeat_interval, dispatcher_id=state.dispatcher_id
     )
     known = state.workers.get(request.worker_id)
     if known is not None and known.address == request.address:
-        changed = updates.WorkerRegistered(
+        changed = events.WorkerRegistered(
             worker_id=request.worker_id,
             address=request.address,
             tags=request.tags,
             versions=request.versions,
         )
-        return Decision(updates=() if known.tags == request.tags else (changed,), reply=reply)
-    slot = _slot_for(state, request, moment)
-    replaced = {request.worker_id, state.addresses.get(request.address, request.worker_id)}
-    facts: list[Update] = [
-        updates.WorkerLost(
+        return DispatcherDecision(
+            events=() if known.tags == request.tags else (changed,), reply=reply
+        )
+    slot = _choose_slot(state, request, context)
+    replaced = {request.worker_id, state.workers_by_address.get(request.address, request.worker_id)}
+    facts: list[AnyEvent] = [
+        events.WorkerLost(
             worker_id=each,
             reason="another worker began at its address",
-            silent=state.workers[each].address != request.address,
+            timed_out=state.workers[each].address != request.address,
         )
         for each in sorted(replaced & state.workers.keys())
     ]
-    registered = updates.WorkerRegistered(
+    registered = events.WorkerRegistered(
         worker_id=request.worker_id,
         address=request.address,
         tags=request.tags,
         slot=slot,
         versions=request.versions,
     )
-    return Decision(updates=(*facts, registered), reply=reply)
+    return DispatcherDecision(events=(*facts, registered), reply=reply)
 
 
-def _slot_for(
-    state: DispatcherState, request: messages.RegisterWorker, moment: Moment
+def _choose_slot(
+    state: DispatcherState, request: messages.RegisterWorker, context: DecisionContext
 ) -> int | None:
     """Return the slot that a new worker takes; None: there are no slots.
 
@@ -205,19 +215,19 @@ def _slot_for(
     """
     if not state.slots:
         return None
-    fitting = slots.fitting(state.slots, request.address)
+    fitting = slots.matching_slots(state.slots, request.address)
     for index in fitting:
         holder = state.slots[index].worker_id
         # One that starts at the address of another, or under its id, proves that this one is gone.
         if holder in ("", request.worker_id) or (state.workers[holder].address == request.address):
             return index
     patterns = [slot.pattern for slot in state.slots]
-    waited = moment.presence.wait_for_slot(request.address, moment.now) if fitting else math.inf
-    if waited < moment.limits.worker_timeout:
+    waited = context.soft_state.wait_for_slot(request.address, context.now) if fitting else math.inf
+    if waited < context.limits.worker_timeout:
         raise AbortedError(
             f"the worker at {request.address} waits for a place in the fixed list of workers, "
             f"`worker_addresses={patterns}`: those that fit are held by workers that were heard of "
-            f"less than {moment.limits.worker_timeout:g} s ago"
+            f"less than {context.limits.worker_timeout:g} s ago"
         )
     raise FailedPreconditionError(
         f"Failed to assign an index for worker {request.address}. Configured workers list: "

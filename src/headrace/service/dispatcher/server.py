@@ -9,12 +9,12 @@ from prometheus_client.metrics_core import Metric
 
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
-from headrace.service.dispatcher.connections import Connections
+from headrace.service.dispatcher.authorization import filter_authorized
 from headrace.service.dispatcher.core import DispatcherCore, open_journal
-from headrace.service.dispatcher.gauges import metrics_of
-from headrace.service.dispatcher.limits import Limits
-from headrace.service.dispatcher.roles import let_in
-from headrace.service.modes.distributed_save.publisher import Publisher, ask_core
+from headrace.service.dispatcher.limits import DispatcherLimits
+from headrace.service.dispatcher.metrics import collect_metrics
+from headrace.service.dispatcher.worker_connections import WorkerConnections
+from headrace.service.modes.distributed_save.publisher import SavePublisher, call_core
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq
@@ -90,7 +90,7 @@ class DispatchServer(LifeCycle):
 
     def _open(self) -> None:
         config = self._config
-        limits = Limits.of(config)
+        limits = DispatcherLimits.from_config(config)
         #: The core, once it has read its journal and listens.
         open_: list[DispatcherCore] = []
         if config.metrics_port is not None:
@@ -104,15 +104,15 @@ class DispatchServer(LifeCycle):
             self._metrics_address = endpoint.address
         journal = open_journal(config)
         self._keep(journal.close)
-        publisher = Publisher(lambda question: ask_core(core.handle, question))
+        publisher = SavePublisher(lambda question: call_core(core.handle, question))
         doors: list[TransportServer] = []
-        connections = Connections()
+        connections = WorkerConnections()
         core = DispatcherCore(
             journal,
             limits,
             worker_addresses=config.worker_addresses or (),
-            heard=publisher.heard,
-            peers_refused=lambda: sum(door.num_refused for door in doors),
+            on_durable=publisher.observe,
+            count_refused_connections=lambda: sum(door.num_refused for door in doors),
             connections=connections,
         )
         maintenance = threading.Thread(
@@ -134,8 +134,8 @@ class DispatchServer(LifeCycle):
             self._keep(publisher.close)
 
         def handle(requests: Sequence[Request]) -> None:
-            allowed = let_in(requests)
-            connections.hear(allowed)
+            allowed = filter_authorized(requests)
+            connections.record_requests(allowed)
             core.handle(allowed)
 
         server = zeromq.serve(
@@ -144,7 +144,7 @@ class DispatchServer(LifeCycle):
             host=config.host,
             port=config.port,
             security=config.security,
-            limits=limits.of_server,
+            limits=limits.server_limits,
         )
         connections.attach(server)
         self._keep(server.close)
@@ -155,4 +155,4 @@ class DispatchServer(LifeCycle):
 
 def _metrics(core: Sequence[DispatcherCore]) -> Iterator[Metric]:
     for each in core:
-        yield from metrics_of(each.describe())
+        yield from collect_metrics(each.describe())

@@ -11,26 +11,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.dispatcher.state import DispatcherState, Slot, Worker
+from headrace.service.dispatcher.state import DispatcherState, Worker, WorkerSlot
 from headrace.service.modes.static.records import shard_of
 
-__all__ = ["check_slots_may_change", "configured", "fits", "fitting", "reading_shards"]
+__all__ = [
+    "assign_slots",
+    "check_slots_may_change",
+    "iterations_reading_shards",
+    "matches",
+    "matching_slots",
+]
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def fits(pattern: str, address: str) -> bool:
+def matches(pattern: str, address: str) -> bool:
     """Say whether a worker at an address may take a slot."""
     if pattern == address:
         return True
-    host, port = _parts(address)
-    wanted, wanted_port = _parts(pattern)
+    host, port = _split_address(address)
+    wanted, wanted_port = _split_address(pattern)
     if not (wanted == host or (wanted in _LOOPBACK and host in _LOOPBACK)):
         return False
-    return _is_any(wanted_port) or wanted_port == port
+    return _matches_any_port(wanted_port) or wanted_port == port
 
 
-def _parts(pattern: str) -> tuple[str, str]:
+def _split_address(pattern: str) -> tuple[str, str]:
     """Return the host and the port of an address or a pattern, "" where it names none."""
     if pattern.startswith("["):  # IPv6
         host, _, port = pattern[1:].partition("]")
@@ -39,13 +45,13 @@ def _parts(pattern: str) -> tuple[str, str]:
     return (host, port) if colon else (pattern, "")
 
 
-def _is_any(port: str) -> bool:
+def _matches_any_port(port: str) -> bool:
     return not port or (port.startswith("%port") and port.endswith("%"))
 
 
-def fitting(slots: Sequence[Slot], address: str) -> list[int]:
+def matching_slots(slots: Sequence[WorkerSlot], address: str) -> list[int]:
     """Return which slots a worker at an address may have, the best first."""
-    found = [index for index, slot in enumerate(slots) if fits(slot.pattern, address)]
+    found = [index for index, slot in enumerate(slots) if matches(slot.pattern, address)]
     # Its own of before, then one that nobody ever had, then one that somebody left.
     return sorted(
         found,
@@ -57,23 +63,24 @@ def fitting(slots: Sequence[Slot], address: str) -> list[int]:
     )
 
 
-def configured(patterns: Iterable[str], workers: Iterable[Worker]) -> list[Slot]:
+def assign_slots(patterns: Iterable[str], workers: Iterable[Worker]) -> list[WorkerSlot]:
     """Return the slots of a configuration, given to workers that are there in this order."""
-    slots = [Slot(pattern=pattern) for pattern in patterns]
+    slots = [WorkerSlot(pattern=pattern) for pattern in patterns]
     for worker in workers:
-        for index in fitting(slots, worker.address):
+        for index in matching_slots(slots, worker.address):
             if not slots[index].worker_id:
                 slots[index].worker_id, slots[index].address = worker.worker_id, worker.address
                 break
     return slots
 
 
-def reading_shards(state: DispatcherState) -> list[int]:
+def iterations_reading_shards(state: DispatcherState) -> list[int]:
     """Return the unfinished iterations that are read in shards of the list."""
     return [
         iteration.iteration_id
         for iteration in state.iterations.values()
-        if not iteration.finished and any(shard_of(task.mode) for task in state.tasks_of(iteration))
+        if not iteration.finished
+        and any(shard_of(task.mode_state) for task in state.tasks_of(iteration))
     ]
 
 
@@ -83,7 +90,7 @@ def check_slots_may_change(state: DispatcherState, patterns: Sequence[str]) -> N
     Raises:
         FailedPreconditionError: It says which.
     """
-    reading = reading_shards(state)
+    reading = iterations_reading_shards(state)
     if reading:
         raise FailedPreconditionError(
             f"`worker_addresses` is {list(patterns)}, but the journal in `work_dir` has readings "

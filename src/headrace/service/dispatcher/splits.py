@@ -10,13 +10,18 @@ import msgspec
 
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.service import messages
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.modes import policy_of
-from headrace.service.dispatcher.policy import Policy
-from headrace.service.dispatcher.presence import Dismissed
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
-from headrace.service.dispatcher.tasks import workers_task
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
+from headrace.service.dispatcher.policy import IterationPolicy
+from headrace.service.dispatcher.policy_selection import policy_of
+from headrace.service.dispatcher.soft_state import NoMoreWork
+from headrace.service.dispatcher.state import (
+    DispatcherState,
+    DispatcherTask,
+    JobIteration,
+    TaskPhase,
+)
+from headrace.service.dispatcher.tasks import get_worker_task
 from headrace.service.ranges import (
     Ranges,
     at_least,
@@ -26,12 +31,14 @@ from headrace.service.ranges import (
 )
 from headrace.service.rows import END, Parts
 
-__all__ = ["checked_parts", "checked_units", "get_split", "hand_back"]
+__all__ = ["get_split", "return_splits", "validate_partial_splits", "validate_splits"]
 
-_NOTHING_LEFT = messages.SplitGranted(start=0, stop=0)
+_END_OF_SPLITS = messages.GetSplitReply(start=0, stop=0)
 
 
-def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment) -> Decision:
+def get_split(
+    state: DispatcherState, request: messages.GetSplit, context: DecisionContext
+) -> DispatcherDecision:
     """Deal the next units to a task.
 
     Raises:
@@ -39,165 +46,182 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
         AbortedError: The task has asked a later question already.
         ValueError: The request makes no sense.
     """
-    task = workers_task(state, request)
-    splits = task.splits
+    task = get_worker_task(state, request)
+    splits = task.assigned
     iteration = state.iterations[task.iteration_id]
-    pool = iteration.splits
-    if not iteration.is_dealt:
+    pool = iteration.pool
+    if not iteration.assigns_splits:
         raise FailedPreconditionError(
             f"task {request.task_id} reads its dataset whole: only ShardingPolicy.DYNAMIC deals "
             "units"
         )
     policy = policy_of(state, iteration)
-    request = msgspec.structs.replace(request, done=policy.done(task, request))
-    if request.want < 1:
-        raise ValueError(f"want={request.want} must be at least 1")
-    if request.number < 0:
-        raise ValueError(f"number={request.number} must not be negative")
-    if request.number == splits.grants - 1:
-        return Decision(reply=_granted(iteration, *splits.last, splits.last_rows))
+    request = msgspec.structs.replace(request, num_done=policy.num_done(task, request))
+    if request.max_splits < 1:
+        raise ValueError(f"want={request.max_splits} must be at least 1")
+    if request.assignment_number < 0:
+        raise ValueError(f"number={request.assignment_number} must not be negative")
+    if request.assignment_number == splits.num_assignments - 1:
+        return DispatcherDecision(
+            reply=_assignment_reply(iteration, *splits.last_assignment, splits.last_ordinals)
+        )
     _check_progress(task, request)
     if task.phase is TaskPhase.LOST:
         # Its worker, which was paused, hears of that soon; it must not take this for the end.
-        return Decision(reply=messages.SplitGranted(start=0, stop=0, wait=True))
-    if task.phase is not TaskPhase.RUNNING or state.workers[task.worker_id].leaving:
+        return DispatcherDecision(reply=messages.GetSplitReply(start=0, stop=0, wait=True))
+    if task.phase is not TaskPhase.RUNNING or state.workers[task.worker_id].draining:
         # A finished task has no readers, and a leaving worker delivers only what it has.
-        return Decision(reply=_NOTHING_LEFT)
-    if task.task_id in moment.presence.dismissed:
-        return Decision(reply=_NOTHING_LEFT)
-    if pool.rest == 0:
-        return _nothing_to_deal(policy, state, task, request, moment)
-    waited = moment.now - moment.presence.dealt[iteration.iteration_id]
-    is_impatient = waited > moment.limits.share_patience
-    units = policy.next_units(state, iteration, task, request, is_impatient=is_impatient)
+        return DispatcherDecision(reply=_END_OF_SPLITS)
+    if task.task_id in context.soft_state.tasks_without_work:
+        return DispatcherDecision(reply=_END_OF_SPLITS)
+    if pool.num_unassigned == 0:
+        return _wait_or_end(policy, state, task, request, context)
+    waited = context.now - context.soft_state.last_assignments[iteration.iteration_id]
+    is_impatient = waited > context.limits.assignment_stall_timeout
+    units = policy.choose_splits(state, iteration, task, request, is_stalled=is_impatient)
     if units is None:
-        return _nothing_to_deal(policy, state, task, request, moment)
+        return _wait_or_end(policy, state, task, request, context)
     start, stop = units
-    dealt = updates.UnitsDealt(
-        task_id=task.task_id, number=request.number, start=start, stop=stop, done=request.done
+    dealt = events.SplitsAssigned(
+        task_id=task.task_id,
+        assignment_number=request.assignment_number,
+        start=start,
+        stop=stop,
+        num_done=request.num_done,
     )
-    rows = pool.parts.get(start, ())
+    rows = pool.partial_splits.get(start, ())
     # One round trip less for each pass that a single worker reads.
     is_last = (
-        pool.rest == stop - start
-        and pool.held == splits.held
-        and not _may_come_back(policy, state, iteration)
+        pool.num_unassigned == stop - start
+        and pool.num_held == splits.num_held
+        and not _may_be_returned(policy, state, iteration)
     )
-    return Decision(updates=(dealt,), reply=_granted(iteration, start, stop, rows, last=is_last))
+    return DispatcherDecision(
+        events=(dealt,), reply=_assignment_reply(iteration, start, stop, rows, is_last=is_last)
+    )
 
 
-def _nothing_to_deal(
-    policy: Policy,
+def _wait_or_end(
+    policy: IterationPolicy,
     state: DispatcherState,
-    task: Task,
+    task: DispatcherTask,
     request: messages.GetSplit,
-    moment: Moment,
-) -> Decision:
+    context: DecisionContext,
+) -> DispatcherDecision:
     """Let a task wait for what may come, or end."""
     iteration = state.iterations[task.iteration_id]
-    if iteration.splits.rest != 0 or _may_come_back(policy, state, iteration):
+    if iteration.pool.num_unassigned != 0 or _may_be_returned(policy, state, iteration):
         flush = policy.must_flush(state, iteration, task, request)
-        wait = messages.SplitGranted(start=0, stop=0, wait=True, flush=flush)
-        decision = Decision(reply=wait)
+        wait = messages.GetSplitReply(start=0, stop=0, wait=True, flush=flush)
+        decision = DispatcherDecision(reply=wait)
     else:
-        decision = Decision(reply=_NOTHING_LEFT, notes=(Dismissed(task.task_id),))
-    return policy.while_idle(decision, state, task, request, moment)
+        decision = DispatcherDecision(reply=_END_OF_SPLITS, soft_events=(NoMoreWork(task.task_id),))
+    return policy.on_no_splits(decision, state, task, request, context)
 
 
-def _granted(
-    iteration: Iteration, start: int, stop: int, rows: Ranges, *, last: bool = False
-) -> messages.SplitGranted:
-    alone = bool(common(((start, stop),), iteration.splits.suspects))
-    return messages.SplitGranted(start=start, stop=stop, alone=alone, rows=rows, last=last)
+def _assignment_reply(
+    iteration: JobIteration, start: int, stop: int, ordinals: Ranges, *, is_last: bool = False
+) -> messages.GetSplitReply:
+    alone = bool(common(((start, stop),), iteration.pool.poison_candidates))
+    return messages.GetSplitReply(
+        start=start, stop=stop, is_poison_candidate=alone, ordinals=ordinals, is_last=is_last
+    )
 
 
-def _check_progress(task: Task, request: messages.GetSplit) -> None:
-    splits = task.splits
-    if request.number < splits.grants:
+def _check_progress(task: DispatcherTask, request: messages.GetSplit) -> None:
+    splits = task.assigned
+    if request.assignment_number < splits.num_assignments:
         raise AbortedError(
-            f"task {task.task_id} asked for grant {request.number} again after {splits.grants} "
+            f"task {task.task_id} asked for grant {request.assignment_number} again after "
+            f"{splits.num_assignments} "
             "grants: the answer is no longer known"
         )
-    if request.number > splits.grants:
+    if request.assignment_number > splits.num_assignments:
         raise ValueError(
-            f"task {task.task_id} asked for grant {request.number}, but received {splits.grants}"
+            f"task {task.task_id} asked for grant {request.assignment_number}, but received "
+            f"{splits.num_assignments}"
         )
-    if not splits.done <= request.done <= splits.dealt:
+    if not splits.num_done <= request.num_done <= splits.num_assigned:
         raise ValueError(
-            f"task {task.task_id} says that units before {request.done} are done: it was dealt "
-            f"{splits.dealt}, of which {splits.done} were done before"
+            f"task {task.task_id} says that units before {request.num_done} are done: it was dealt "
+            f"{splits.num_assigned}, of which {splits.num_done} were done before"
         )
 
 
-def _may_come_back(policy: Policy, state: DispatcherState, iteration: Iteration) -> bool:
+def _may_be_returned(
+    policy: IterationPolicy, state: DispatcherState, iteration: JobIteration
+) -> bool:
     handed = (
-        policy.awaits_leavers
-        and iteration.leavers > 0
+        policy.awaits_draining_workers
+        and iteration.num_draining_tasks > 0
         and any(
-            task.splits.held and state.workers[task.worker_id].leaving
+            task.assigned.num_held and state.workers[task.worker_id].draining
             for task in state.running_tasks(iteration)
         )
     )
-    return handed or state.may_recover(iteration)
+    return handed or state.may_return_splits(iteration)
 
 
-def hand_back(state: DispatcherState, request: messages.HandBack, moment: Moment) -> Decision:
+def return_splits(
+    state: DispatcherState, request: messages.ReturnSplits, context: DecisionContext
+) -> DispatcherDecision:
     """Take back units that a worker did not deliver and will not.
 
     Raises:
         FailedPreconditionError: The task is over; its units are where they are.
         ValueError: The task was not dealt these units, or they are done.
     """
-    task = workers_task(state, request)
-    splits = task.splits
-    units = checked_units(task, request.units)
-    if units != at_least(units, splits.done):
+    task = get_worker_task(state, request)
+    splits = task.assigned
+    units = validate_splits(task, request.splits)
+    if units != at_least(units, splits.num_done):
         raise ValueError(
             f"task {task.task_id} hands back unit {units[0][0]}, but said before that all units "
-            f"before {splits.done} are done"
+            f"before {splits.num_done} are done"
         )
     # What a client said that it has was delivered, whatever the worker knows of it.
-    units = subtracted(units, united((*splits.returned, *splits.received)))
+    units = subtracted(units, united((*splits.returned, *splits.delivered)))
     if not units:
-        return Decision()
+        return DispatcherDecision()
     if task.phase is not TaskPhase.RUNNING:
         raise FailedPreconditionError(
             f"task {task.task_id} is {task.phase.name.lower()}: its units can be handed back only "
             "while it runs"
         )
-    return Decision(updates=(updates.UnitsReturned(task_id=task.task_id, units=units),))
+    return DispatcherDecision(events=(events.SplitsReturned(task_id=task.task_id, splits=units),))
 
 
-def checked_units(task: Task, ranges: Ranges) -> Ranges:
+def validate_splits(task: DispatcherTask, ranges: Ranges) -> Ranges:
     """Return units of a task, in dealt order, as a set.
 
     Raises:
         ValueError: The task was not dealt all of them.
     """
     for start, stop in ranges:
-        if not 0 <= start < stop <= task.splits.dealt:
+        if not 0 <= start < stop <= task.assigned.num_assigned:
             raise ValueError(
-                f"task {task.task_id} was dealt {task.splits.dealt} units; "
+                f"task {task.task_id} was dealt {task.assigned.num_assigned} units; "
                 f"({start}, {stop}) are not a "
                 "range of them"
             )
     return united(ranges)
 
 
-def checked_parts(task: Task, parts: Parts) -> Parts:
+def validate_partial_splits(task: DispatcherTask, partial_splits: Parts) -> Parts:
     """Return what is said of units in part that are not done.
 
     Raises:
         ValueError: The task was not dealt all of them, or ordinals are no ranges.
     """
-    splits = task.splits
-    for unit, rows in parts:
+    splits = task.assigned
+    for unit, rows in partial_splits:
         ascending = rows == united(rows) and all(0 <= start < stop <= END for start, stop in rows)
-        if not 0 <= unit < splits.dealt or not rows or not ascending:
+        if not 0 <= unit < splits.num_assigned or not rows or not ascending:
             raise ValueError(
-                f"task {task.task_id} was dealt {splits.dealt} units; {rows} of unit {unit} are no "
+                f"task {task.task_id} was dealt {splits.num_assigned} units; {rows} of unit {unit} "
+                "are no "
                 "elements of one of them"
             )
-    if len({unit for unit, _ in parts}) < len(parts):
+    if len({unit for unit, _ in partial_splits}) < len(partial_splits):
         raise ValueError(f"a unit of task {task.task_id} is named twice")
-    return tuple(each for each in parts if each[0] >= splits.done)
+    return tuple(each for each in partial_splits if each[0] >= splits.num_done)

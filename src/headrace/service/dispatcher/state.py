@@ -14,45 +14,45 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.errors import NotFoundError
-from headrace.service.messages import Terms
+from headrace.service.messages import JobOptions
 from headrace.service.modes.coordinated_reads.records import Consumers, TaskRounds
-from headrace.service.modes.distributed_save.records import Save, TaskFiles
-from headrace.service.modes.static.records import Shard
+from headrace.service.modes.distributed_save.records import SaveState, TaskFiles
+from headrace.service.modes.static.records import DatasetShard
 from headrace.service.ranges import Ranges, count, located, numbered, subtracted, united
 from headrace.service.rows import Parts
 from headrace.versions import Versions
 
 __all__ = [
+    "AnyIterationModeState",
+    "AnyTaskModeState",
     "AssignedSplits",
-    "Dataset",
     "DispatcherState",
-    "Iteration",
-    "IterationMode",
+    "DispatcherTask",
+    "IterationReaders",
     "Job",
-    "Missing",
-    "Readers",
-    "Slot",
+    "JobIteration",
+    "MissingSplits",
+    "RegisteredDataset",
     "SplitPool",
-    "Task",
-    "TaskMode",
     "TaskPhase",
     "Worker",
+    "WorkerSlot",
 ]
 
-IterationMode: TypeAlias = Consumers
+AnyIterationModeState: TypeAlias = Consumers
 """What modes add to an iteration."""
-TaskMode: TypeAlias = TaskRounds | TaskFiles | Shard
+AnyTaskModeState: TypeAlias = TaskRounds | TaskFiles | DatasetShard
 """What modes add to a task."""
 
-LEFT = "it left"
+WORKER_LEFT = "it left"
 """The reason of tasks whose worker left on its own."""
-PASSES_REMEMBERED = 100
-LOSSES_REMEMBERED = 200
+MAX_FINISHED_EPOCHS = 100
+MAX_REMEMBERED_LOSSES = 200
 
-FIRST_DATASET = 1000
-FIRST_ITERATION = 2000
-FIRST_TASK = 4000
-FIRST_JOB = 5000
+FIRST_DATASET_ID = 1000
+FIRST_ITERATION_ID = 2000
+FIRST_TASK_ID = 4000
+FIRST_JOB_ID = 5000
 
 
 class TaskPhase(enum.IntEnum):
@@ -64,7 +64,7 @@ class TaskPhase(enum.IntEnum):
     FAILED = 3
 
 
-class Dataset(msgspec.Struct):
+class RegisteredDataset(msgspec.Struct):
     """What a client said about a dataset; the plan's bytes are kept elsewhere, by digest."""
 
     dataset_id: str
@@ -73,15 +73,15 @@ class Dataset(msgspec.Struct):
     fingerprint: str
     element_spec: bytes
     cardinality: int
-    positions: int | None
+    num_splits: int | None
     compression: str | None
     #: Nobody was given its id to keep.
     anonymous: bool = False
-    origins: bool = False
+    has_element_ids: bool = False
     #: Names of its steps, each with a fingerprint.
     steps: tuple[tuple[str, str], ...] = ()
     #: The minor version of Python that pickled its plan; empty: not known.
-    python: str = ""
+    python_version: str = ""
 
 
 class Worker(msgspec.Struct):
@@ -90,15 +90,15 @@ class Worker(msgspec.Struct):
     worker_id: str
     address: str
     tags: tuple[str, ...]
-    leaving: bool = False
+    draining: bool = False
     #: Exactly the RUNNING tasks of this worker.
     tasks: set[int] = msgspec.field(default_factory=set)
     #: Exactly its FINISHED tasks that were dealt units, or read a copy, or are read in rounds.
-    finished: set[int] = msgspec.field(default_factory=set)
+    finished_tasks: set[int] = msgspec.field(default_factory=set)
     versions: Versions = Versions()
 
 
-class Slot(msgspec.Struct):
+class WorkerSlot(msgspec.Struct):
     """A place in the fixed list of workers (`slots`)."""
 
     pattern: str
@@ -109,11 +109,11 @@ class Slot(msgspec.Struct):
     worker_id: str = ""
 
 
-class Readers(msgspec.Struct):
+class IterationReaders(msgspec.Struct):
     """Who opened an iteration before it was finished."""
 
-    first: str
-    clients: int = 1
+    first_client: str
+    num_clients: int = 1
 
 
 class Job(msgspec.Struct):
@@ -124,32 +124,34 @@ class Job(msgspec.Struct):
     name: str | None
     owner: str | None
     dataset_id: str
-    terms: Terms
+    options: JobOptions
     #: It writes the save of this id, which is not closed.
-    save: str = ""
+    save_id: str = ""
     #: pass number -> iteration id: exactly its iterations in `DispatcherState.iterations`.
     iterations: dict[tuple[int, ...], int] = msgspec.field(default_factory=dict)
     #: Passes whose iteration finished and was forgotten, with who read it: at most
-    #: `PASSES_REMEMBERED` of them, the oldest first.
-    forgotten: dict[tuple[int, ...], Readers | None] = msgspec.field(default_factory=dict)
+    #: `MAX_FINISHED_EPOCHS` of them, the oldest first.
+    finished_epochs: dict[tuple[int, ...], IterationReaders | None] = msgspec.field(
+        default_factory=dict
+    )
     #: Those that were forgotten before: ranges of the last number, by the numbers before it.
-    over: dict[tuple[int, ...], Ranges] = msgspec.field(default_factory=dict)
+    older_finished_epochs: dict[tuple[int, ...], Ranges] = msgspec.field(default_factory=dict)
 
-    def is_over(self, pass_number: tuple[int, ...]) -> bool:
+    def is_epoch_finished(self, epoch: tuple[int, ...]) -> bool:
         """Whether a pass was read, and its iteration forgotten."""
-        if pass_number in self.forgotten:
+        if epoch in self.finished_epochs:
             return True
-        ranges = self.over.get(pass_number[:-1], ()) if pass_number else ()
-        return any(start <= pass_number[-1] < stop for start, stop in ranges)
+        ranges = self.older_finished_epochs.get(epoch[:-1], ()) if epoch else ()
+        return any(start <= epoch[-1] < stop for start, stop in ranges)
 
     @property
-    def passes(self) -> int:
+    def num_epochs(self) -> int:
         """Number of passes that were begun."""
-        before = sum(count(ranges) for ranges in self.over.values())
-        return len(self.iterations) + len(self.forgotten) + before
+        before = sum(count(ranges) for ranges in self.older_finished_epochs.values())
+        return len(self.iterations) + len(self.finished_epochs) + before
 
 
-class Missing(msgspec.Struct):
+class MissingSplits(msgspec.Struct):
     """Units of the stream that are dealt no more.
 
     They were sent to a client which is gone, or were lost with a task that is forgotten.
@@ -158,7 +160,7 @@ class Missing(msgspec.Struct):
     task_id: int
     client_id: str
     """Empty: they were lost with the task."""
-    units: Ranges
+    splits: Ranges
     """Empty: the rest of a copy is missing."""
     address: str
     reason: str = ""
@@ -168,59 +170,61 @@ class SplitPool(msgspec.Struct):
     """The units of an iteration's stream: which were dealt, came back, or were given up."""
 
     #: How many there are; INFINITE (-1); None: nothing is dealt.
-    positions: int | None
-    #: Elements have origins: what nobody has of a unit in part is dealt again (`rows`).
+    num_splits: int | None
+    #: Elements have origins: what nobody has of a unit in part is dealt again
+    #: (`remaining_ordinals`).
     exactly_once: bool = False
-    #: The first unit that was not dealt yet; at most `positions` where those end.
-    next: int = 0
-    #: Units that were dealt and came back; all before `next`. They are dealt first.
+    #: The first unit that was not dealt yet; at most `num_splits` where those end.
+    next_split: int = 0
+    #: Units that were dealt and came back; all before `next_split`. They are dealt first.
     returned: Ranges = ()
     #: Units that came back in part: ordinals that are to be dealt again. None is in `returned`, and
     #: no ordinal is with a task. Only where elements have origins.
-    parts: dict[int, Ranges] = msgspec.field(default_factory=dict)
+    partial_splits: dict[int, Ranges] = msgspec.field(default_factory=dict)
     #: Units that the running tasks hold.
-    held: int = 0
+    num_held: int = 0
     #: Units that came back from tasks that were lost or failed: once at least, twice at least. The
-    #: second are part of the first, which are before `next`. Those that were given up are neither.
+    #: second are part of the first, which are before `next_split`. Those that were given up are
+    #: neither.
     recovered: Ranges = ()
-    suspects: Ranges = ()
-    given_up: Ranges = ()
+    poison_candidates: Ranges = ()
+    abandoned: Ranges = ()
     #: How many suspects a task may be dealt at once; at least one.
-    suspects_at_once: int = 1
+    max_candidates_per_task: int = 1
     #: Addresses of workers that died with a suspect which was dealt alone, and gave nothing of it.
     #: Those of units that were given up stay.
-    deaths: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    died_workers: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     @property
-    def rest(self) -> int | None:
+    def num_unassigned(self) -> int | None:
         """Units that can still be dealt; None: without end."""
-        if self.positions is None:
+        if self.num_splits is None:
             return 0
-        if self.positions < 0:
+        if self.num_splits < 0:
             return None
-        return self.positions - self.next + count(self.returned) + len(self.parts)
+        return self.num_splits - self.next_split + count(self.returned) + len(self.partial_splits)
 
     @property
-    def assigned(self) -> int:
+    def num_assigned(self) -> int:
         """Units that were dealt and did not come back."""
-        return self.next - count(self.returned) - len(self.parts)
+        return self.next_split - count(self.returned) - len(self.partial_splits)
 
 
-class Iteration(msgspec.Struct):
+class JobIteration(msgspec.Struct):
     """One pass of a job."""
 
     iteration_id: int
     job_id: int
-    pass_number: tuple[int, ...]
+    epoch: tuple[int, ...]
     seed: int
-    splits: SplitPool
+    pool: SplitPool
     #: What the mode of its job adds.
-    mode: IterationMode | None = None
+    mode_state: AnyIterationModeState | None = None
     #: What steps draw from that draw the same in each pass; empty: what the plan says.
     fixed_seeds: tuple[int, ...] = ()
-    #: At most `LOSSES_REMEMBERED`, the oldest first; and how many units those before were.
-    missing: list[Missing] = msgspec.field(default_factory=list)
-    missing_before: int = 0
+    #: At most `MAX_REMEMBERED_LOSSES`, the oldest first; and how many units those before were.
+    missing_splits: list[MissingSplits] = msgspec.field(default_factory=list)
+    num_older_missing: int = 0
     #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
     #: and deals units, no worker that was never leaving is without one that is not LOST, unless
     #: none is RUNNING: then a client that is silent is waited for, and nothing is there to deal.
@@ -228,102 +232,102 @@ class Iteration(msgspec.Struct):
     #: task that is not LOST has its address, unless three workers that had tasks were lost.
     tasks: list[int] = msgspec.field(default_factory=list)
     #: RUNNING tasks on workers that stay, and on workers that are leaving.
-    takers: int = 0
-    leavers: int = 0
+    num_active_tasks: int = 0
+    num_draining_tasks: int = 0
     #: Grows with every change that its clients should hear of.
     version: int = 0
     #: Exactly the clients that read it now.
     clients: set[str] = msgspec.field(default_factory=set)
-    readers: Readers | None = None
+    readers: IterationReaders | None = None
     #: A task reached the end of all there is, and not only of what its leaving worker had.
-    ended: bool = False
+    reached_end: bool = False
     #: Only if no task is RUNNING.
     finished: bool = False
     #: Why it was given up; only if it is finished.
-    failed: str = ""
+    failure_reason: str = ""
     #: Tells the place at which it began; empty: the beginning.
-    start: str = ""
+    start_position_id: str = ""
     #: Clients that left before the end: workers refuse them.
-    left: set[str] = msgspec.field(default_factory=set)
+    departed_clients: set[str] = msgspec.field(default_factory=set)
 
     @property
-    def is_dealt(self) -> bool:
+    def assigns_splits(self) -> bool:
         """Whether its units are dealt to its tasks; else each task is a whole copy."""
-        return self.splits.positions is not None
+        return self.pool.num_splits is not None
 
     @property
     def clients_read_together(self) -> bool:
         """Whether every client must hear of every task, and clients wait for each other."""
-        return self.mode is not None and self.mode.clients_read_together
+        return self.mode_state is not None and self.mode_state.clients_read_together
 
-    def may_be_poison(self, task: Task) -> bool:
+    def may_be_poison(self, task: DispatcherTask) -> bool:
         """Whether what a task that is gone held may have killed its worker, or made it fail.
 
         Only a process that was seen to end counts, and no silence.
         """
-        return not task.silent and not (self.splits.exactly_once and task.reason == LEFT)
+        return not task.timed_out and not (self.pool.exactly_once and task.reason == WORKER_LEFT)
 
-    def left_of(self, task: Task) -> Ranges:
+    def recoverable_splits(self, task: DispatcherTask) -> Ranges:
         """Return units of a task that is gone which are to be dealt again, in dealt order."""
-        if not self.splits.exactly_once:
-            return task.splits.untouched
-        missing = task.missing
-        if missing and self.splits.given_up:
-            missing = subtracted(missing, task.splits.numbered(self.splits.given_up))
+        if not self.pool.exactly_once:
+            return task.assigned.undelivered
+        missing = task.missing_splits
+        if missing and self.pool.abandoned:
+            missing = subtracted(missing, task.assigned.to_assignment_order(self.pool.abandoned))
         return missing
 
 
 class AssignedSplits(msgspec.Struct):
     """The units that a task was dealt.
 
-    They are numbered from 0 in dealt order; `returned`, `received` and `touched` are ranges of
-    those numbers.
+    They are numbered from 0 in dealt order; `returned`, `delivered` and `partially_delivered` are
+    ranges of those numbers.
     """
 
     #: Number of grants, and the last of them in case it is asked for again.
-    grants: int = 0
-    last: tuple[int, int] = (0, 0)
+    num_assignments: int = 0
+    last_assignment: tuple[int, int] = (0, 0)
     #: Ordinals of the last grant; empty: all.
-    last_rows: Ranges = ()
+    last_ordinals: Ranges = ()
     #: How many units were dealt to it, and how many of them were known to be done.
-    dealt: int = 0
-    done: int = 0
-    #: Where in the stream units `done` to `dealt` - 1 are.
+    num_assigned: int = 0
+    num_done: int = 0
+    #: Where in the stream units `num_done` to `num_assigned` - 1 are.
     runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    #: None before `done`; what was received was touched. What was lost with a client is no longer
-    #: with the task, as if it were returned.
+    #: None before `num_done`; what was received was touched. What was lost with a client is no
+    #: longer with the task, as if it were returned.
     returned: Ranges = ()
-    received: Ranges = ()
+    delivered: Ranges = ()
     #: Units of which a client that said so, or one that left, may have received something.
-    touched: Ranges = ()
+    partially_delivered: Ranges = ()
     #: Ordinals that the task is still to give, some for each unit that it holds and is not to give
-    #: whole. None before `done`, none of what was returned or received.
-    rows: dict[int, Ranges] = msgspec.field(default_factory=dict)
+    #: whole. None before `num_done`, none of what was returned or received.
+    remaining_ordinals: dict[int, Ranges] = msgspec.field(default_factory=dict)
     #: What clients have of it and did not say that they used: units and parts. Only where elements
     #: have origins, and only if the task is gone.
-    kept_by: dict[str, tuple[Ranges, Parts]] = msgspec.field(default_factory=dict)
+    unacknowledged: dict[str, tuple[Ranges, Parts]] = msgspec.field(default_factory=dict)
 
     @property
-    def held(self) -> int:
+    def num_held(self) -> int:
         """Units that were dealt to the task, and are neither done nor returned."""
-        return self.dealt - self.done - count(self.returned)
+        return self.num_assigned - self.num_done - count(self.returned)
 
     @property
-    def untouched(self) -> Ranges:
+    def undelivered(self) -> Ranges:
         """Units that the task holds, in dealt order, of which no client received anything."""
-        known = united((*self.returned, *self.touched))
-        return subtracted(((self.done, self.dealt),), known) if self.held else ()
+        known = united((*self.returned, *self.partially_delivered))
+        return subtracted(((self.num_done, self.num_assigned),), known) if self.num_held else ()
 
-    def located(self, units: Ranges) -> Ranges:
+    def to_split_indices(self, assigned: Ranges) -> Ranges:
         """Return where in the stream units in dealt order are."""
-        return located(self.runs, self.done, units)
+        return located(self.runs, self.num_done, assigned)
 
-    def numbered(self, places: Ranges) -> Ranges:
+    def to_assignment_order(self, splits: Ranges) -> Ranges:
         """Return which units in dealt order are at places of the stream."""
-        return numbered(self.runs, self.done, places)
+        return numbered(self.runs, self.num_done, splits)
 
 
-class Task(msgspec.Struct):
+class DispatcherTask(msgspec.Struct):
     """An iteration on one worker."""
 
     task_id: int
@@ -331,30 +335,30 @@ class Task(msgspec.Struct):
     worker_id: str
     address: str
     """The worker's, which may be gone."""
-    ticket: str
+    task_token: str
     """Proves that the dispatcher sent somebody to this task."""
-    splits: AssignedSplits = msgspec.field(default_factory=AssignedSplits)
+    assigned: AssignedSplits = msgspec.field(default_factory=AssignedSplits)
     #: What the mode of its job adds.
-    mode: TaskMode | None = None
+    mode_state: AnyTaskModeState | None = None
     phase: TaskPhase = TaskPhase.RUNNING
     reason: str = ""
     #: It was given up because of silence: nobody saw its worker's process end.
-    silent: bool = False
+    timed_out: bool = False
     #: How often all tasks that the iteration had were lost before; 0 where units are dealt.
     attempt: int = 0
     #: A copy that was begun when more copies were lost than had been replaced.
-    replaces: bool = False
+    is_replacement: bool = False
     #: It ran for long, without anything dealt: the loss of all copies counts as the first again.
-    lasted: bool = False
+    is_stable: bool = False
     #: It ended before its copy did, because its worker was asked to leave.
-    cut: bool = False
+    cut_short: bool = False
     #: Clients of its iteration that must still say what they received.
-    unsettled: set[str] = msgspec.field(default_factory=set)
+    awaiting_reports: set[str] = msgspec.field(default_factory=set)
     #: Clients that are gone, of which the worker has not yet said what they had not acknowledged,
     #: with the units that were dealt to the task until they left; only if it is not gone.
-    departed: dict[str, int] = msgspec.field(default_factory=dict)
+    unconfirmed_clients: dict[str, int] = msgspec.field(default_factory=dict)
     #: The worker is lost or has left, or the task failed: what was not received will not come.
-    gone: bool = False
+    is_unavailable: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -362,55 +366,57 @@ class Task(msgspec.Struct):
         return self.phase is TaskPhase.FINISHED
 
     @property
-    def missing(self) -> Ranges:
+    def missing_splits(self) -> Ranges:
         """Units that it held when it was lost and that came whole to nobody, in dealt order."""
-        splits = self.splits
-        if not (self.gone and splits.held):
+        splits = self.assigned
+        if not (self.is_unavailable and splits.num_held):
             return ()
-        known = united((*splits.received, *splits.returned))
-        return subtracted(((splits.done, splits.dealt),), known)
+        known = united((*splits.delivered, *splits.returned))
+        return subtracted(((splits.num_done, splits.num_assigned),), known)
 
 
 class DispatcherState(msgspec.Struct):
     """Everything that survives a restart."""
 
-    incarnation: str = ""
+    dispatcher_id: str = ""
     secret: bytes = b""
     #: digest -> bytes of the plan
-    plans: dict[bytes, int] = msgspec.field(default_factory=dict)
-    datasets: dict[str, Dataset] = msgspec.field(default_factory=dict)
+    plan_sizes: dict[bytes, int] = msgspec.field(default_factory=dict)
+    datasets: dict[str, RegisteredDataset] = msgspec.field(default_factory=dict)
     workers: dict[str, Worker] = msgspec.field(default_factory=dict)
-    slots: list[Slot] = msgspec.field(default_factory=list)
+    slots: list[WorkerSlot] = msgspec.field(default_factory=list)
     jobs: dict[int, Job] = msgspec.field(default_factory=dict)
-    iterations: dict[int, Iteration] = msgspec.field(default_factory=dict)
-    tasks: dict[int, Task] = msgspec.field(default_factory=dict)
+    iterations: dict[int, JobIteration] = msgspec.field(default_factory=dict)
+    tasks: dict[int, DispatcherTask] = msgspec.field(default_factory=dict)
     #: client id -> iteration id
     clients: dict[str, int] = msgspec.field(default_factory=dict)
     #: Ways in by name: token -> dataset id, address -> worker id, name or owner -> job id.
-    tokens: dict[str, str] = msgspec.field(default_factory=dict)
-    addresses: dict[str, str] = msgspec.field(default_factory=dict)
-    names: dict[str, int] = msgspec.field(default_factory=dict)
-    owners: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Numbers are never used twice, whatever is forgotten. `next_dataset` is not a dataset's id.
-    next_dataset: int = FIRST_DATASET
-    next_iteration: int = FIRST_ITERATION
-    next_task: int = FIRST_TASK
-    next_job: int = FIRST_JOB
+    datasets_by_token: dict[str, str] = msgspec.field(default_factory=dict)
+    workers_by_address: dict[str, str] = msgspec.field(default_factory=dict)
+    jobs_by_name: dict[str, int] = msgspec.field(default_factory=dict)
+    jobs_by_owner: dict[str, int] = msgspec.field(default_factory=dict)
+    #: Numbers are never used twice, whatever is forgotten. `next_dataset_id` is not a dataset's id.
+    next_dataset_id: int = FIRST_DATASET_ID
+    next_iteration_id: int = FIRST_ITERATION_ID
+    next_task_id: int = FIRST_TASK_ID
+    next_job_id: int = FIRST_JOB_ID
     #: By id, the oldest first: those that are not closed, and the last ones that are.
-    saves: dict[str, Save] = msgspec.field(default_factory=dict)
+    saves: dict[str, SaveState] = msgspec.field(default_factory=dict)
 
     @property
     def plans_in_use(self) -> set[bytes]:
         """Digests of the plans that datasets and jobs have."""
-        costs = {job.terms.cost_plan for job in self.jobs.values() if job.terms.cost_plan}
+        costs = {
+            job.options.cost_fn_digest for job in self.jobs.values() if job.options.cost_fn_digest
+        }
         return costs.union(dataset.digest for dataset in self.datasets.values())
 
-    def ticket(self, task_id: int) -> str:
+    def task_token(self, task_id: int) -> str:
         """Return the ticket that a task of this number has."""
         proof = hashlib.blake2b(str(task_id).encode(), key=self.secret, digest_size=16)
-        return f"{self.incarnation}-{proof.hexdigest()}"
+        return f"{self.dispatcher_id}-{proof.hexdigest()}"
 
-    def dataset(self, dataset_id: str) -> Dataset:
+    def dataset(self, dataset_id: str) -> RegisteredDataset:
         """Return a dataset.
 
         Raises:
@@ -426,7 +432,7 @@ class DispatcherState(msgspec.Struct):
             )
         return found
 
-    def task(self, task_id: int) -> Task:
+    def task(self, task_id: int) -> DispatcherTask:
         """Return a task.
 
         Raises:
@@ -454,7 +460,7 @@ class DispatcherState(msgspec.Struct):
             )
         return found
 
-    def client_iteration(self, client_id: str) -> Iteration:
+    def client_iteration(self, client_id: str) -> JobIteration:
         """Return the iteration that a client reads.
 
         Raises:
@@ -469,21 +475,21 @@ class DispatcherState(msgspec.Struct):
             )
         return self.iterations[iteration_id]
 
-    def tasks_of(self, iteration: Iteration) -> list[Task]:
+    def tasks_of(self, iteration: JobIteration) -> list[DispatcherTask]:
         """Return all tasks that an iteration ever had."""
         return [self.tasks[task_id] for task_id in iteration.tasks]
 
-    def running_tasks(self, iteration: Iteration) -> list[Task]:
+    def running_tasks(self, iteration: JobIteration) -> list[DispatcherTask]:
         """Return the tasks of an iteration that are not over."""
         return [task for task in self.tasks_of(iteration) if task.phase is TaskPhase.RUNNING]
 
-    def may_recover(self, iteration: Iteration) -> bool:
+    def may_return_splits(self, iteration: JobIteration) -> bool:
         """Whether units may come back from a task that is lost or failed, or from a client."""
         return any(
-            task.unsettled or (task.departed and task.splits.held)
+            task.awaiting_reports or (task.unconfirmed_clients and task.assigned.num_held)
             for task in self.tasks_of(iteration)
         )
 
-    def dataset_of(self, iteration: Iteration) -> Dataset:
+    def dataset_of(self, iteration: JobIteration) -> RegisteredDataset:
         """Return the dataset that an iteration goes through."""
         return self.datasets[self.jobs[iteration.job_id].dataset_id]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from headrace.service import messages
 from headrace.service.dispatcher.activity import (
-    Activity,
-    ClientWork,
-    IterationWork,
-    JobWork,
-    TaskWork,
-    WorkerWork,
-    done_of,
+    ClientCounters,
+    DataWorkerCounters,
+    IterationCounters,
+    JobCounters,
+    ServiceActivity,
+    TaskCounters,
+    count_done_splits,
 )
-from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Job, Task, Worker
+from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
+from headrace.service.dispatcher.state import (
+    DispatcherState,
+    DispatcherTask,
+    Job,
+    JobIteration,
+    Worker,
+)
 from headrace.service.modes.static.records import shard_of
 from headrace.service.ranges import count
 
@@ -23,138 +29,142 @@ _BLOCKED_SECONDS = 3.0
 """A task that has stood still for so long, and said so once, does nothing else."""
 
 
-def get_status(state: DispatcherState, request: messages.GetStatus, moment: Moment) -> Decision:
+def get_status(
+    state: DispatcherState, request: messages.GetStatus, context: DecisionContext
+) -> DispatcherDecision:
     """Say who is there, and what is going on."""
-    return Decision(reply=describe(state, moment))
+    return DispatcherDecision(reply=describe(state, context))
 
 
-def describe(state: DispatcherState, moment: Moment) -> messages.DispatcherStatus:
+def describe(state: DispatcherState, context: DecisionContext) -> messages.DispatcherStatus:
     """Return who is there, and what is going on."""
-    activity, now = moment.presence.activity, moment.now
+    activity, now = context.soft_state.activity, context.now
     return messages.DispatcherStatus(
-        workers=tuple(_worker(worker, moment) for worker in state.workers.values()),
-        jobs=tuple(_job(state, job, moment) for job in state.jobs.values()),
+        workers=tuple(_worker(worker, context) for worker in state.workers.values()),
+        jobs=tuple(_job(state, job, context) for job in state.jobs.values()),
         datasets=len(state.datasets),
-        incarnation=state.incarnation,
+        dispatcher_id=state.dispatcher_id,
         clients=len(state.clients),
-        plan_bytes=sum(state.plans.values()),
-        seconds_up=now - activity.began,
-        workers_lost=activity.workers_lost,
-        last_lost=tuple(
-            messages.LostWorker(address=each.address, reason=each.reason, seconds_ago=now - each.at)
-            for each in activity.lost
+        plan_bytes=sum(state.plan_sizes.values()),
+        uptime_seconds=now - activity.started_at,
+        workers_lost=activity.num_workers_lost,
+        recently_lost_workers=tuple(
+            messages.LostWorker(
+                address=each.address, reason=each.reason, seconds_ago=now - each.lost_at
+            )
+            for each in activity.recently_lost_workers
         ),
         elements=activity.total.elements,
         bytes=activity.total.bytes,
-        waited=activity.total.waited,
-        peers_refused=activity.peers_refused(),
+        wait_seconds=activity.total.wait_seconds,
+        refused_connections=activity.count_refused_connections(),
         slots=len(state.slots),
-        slots_held=sum(bool(slot.worker_id) for slot in state.slots),
+        occupied_slots=sum(bool(slot.worker_id) for slot in state.slots),
     )
 
 
-def _worker(worker: Worker, moment: Moment) -> messages.WorkerStatus:
-    now = moment.now
-    work = moment.presence.activity.workers.get(worker.worker_id) or WorkerWork(now)
+def _worker(worker: Worker, context: DecisionContext) -> messages.WorkerStatus:
+    now = context.now
+    work = context.soft_state.activity.workers.get(worker.worker_id) or DataWorkerCounters(now)
     return messages.WorkerStatus(
         worker_id=worker.worker_id,
         address=worker.address,
-        seconds_since_heartbeat=now - moment.presence.workers[worker.worker_id],
+        seconds_since_heartbeat=now - context.soft_state.worker_heartbeats[worker.worker_id],
         tasks=len(worker.tasks),
-        leaving=worker.leaving,
+        draining=worker.draining,
         tags=worker.tags,
         elements=work.elements,
         bytes=work.bytes,
         elements_per_second=work.element_rate.read(now),
         bytes_per_second=work.byte_rate.read(now),
-        buffers=work.buffers,
-        buffer_bytes=work.buffer_bytes,
+        buffered_batches=work.buffered_batches,
+        buffered_bytes=work.buffered_bytes,
         versions=worker.versions,
     )
 
 
-def _job(state: DispatcherState, job: Job, moment: Moment) -> messages.JobStatus:
+def _job(state: DispatcherState, job: Job, context: DecisionContext) -> messages.JobStatus:
     alive = [state.iterations[iteration_id] for iteration_id in job.iterations.values()]
-    work = moment.presence.activity.jobs.get(job.job_id) or JobWork()
-    passes = tuple(_iteration(state, each, moment) for each in alive)
-    save = state.saves.get(job.save) if job.save else None
+    work = context.soft_state.activity.jobs.get(job.job_id) or JobCounters()
+    passes = tuple(_iteration(state, each, context) for each in alive)
+    save = state.saves.get(job.save_id) if job.save_id else None
     return messages.JobStatus(
         job_id=job.job_id,
         name=job.name or "",
         dataset_id=job.dataset_id,
-        processing_mode=job.terms.processing_mode,
-        iterations=job.passes,
+        processing_mode=job.options.processing_mode,
+        num_epochs=job.num_epochs,
         running_tasks=sum(len(each.tasks) for each in passes),
         clients=sum(len(each.clients) for each in passes),
-        passes=passes,
+        iterations=passes,
         # Of a save those that count, which may be more than heartbeats have said so far.
-        elements=work.elements if save is None else save.elements,
-        bytes=work.bytes if save is None else save.size,
-        waited=work.waited,
+        elements=work.elements if save is None else save.num_elements,
+        bytes=work.bytes if save is None else save.num_bytes,
+        wait_seconds=work.wait_seconds,
         path="" if save is None else save.path,
-        ordered=job.terms.ordered,
-        consumers=job.terms.num_consumers,
-        remainder=job.terms.remainder,
+        ordered=job.options.ordered,
+        num_consumers=job.options.num_consumers,
+        remainder=job.options.remainder,
     )
 
 
 def _iteration(
-    state: DispatcherState, iteration: Iteration, moment: Moment
+    state: DispatcherState, iteration: JobIteration, context: DecisionContext
 ) -> messages.IterationStatus:
-    pool = iteration.splits
-    activity, now = moment.presence.activity, moment.now
+    pool = iteration.pool
+    activity, now = context.soft_state.activity, context.now
     work = activity.iterations[iteration.iteration_id]
     running = state.running_tasks(iteration)
     progress, seconds_left = _progress(state, iteration, running, activity, work, now)
     return messages.IterationStatus(
         iteration_id=iteration.iteration_id,
-        pass_number=iteration.pass_number,
+        epoch=iteration.epoch,
         finished=iteration.finished,
-        seconds=now - work.began,
-        units=pool.positions,
-        units_dealt=pool.assigned,
-        units_in_hand=pool.held,
-        units_left=pool.rest,
-        units_given_up=count(pool.given_up),
+        elapsed_seconds=now - work.started_at,
+        num_splits=pool.num_splits,
+        splits_assigned=pool.num_assigned,
+        splits_in_progress=pool.num_held,
+        splits_unassigned=pool.num_unassigned,
+        splits_abandoned=count(pool.abandoned),
         progress=progress,
-        seconds_left=seconds_left,
+        remaining_seconds=seconds_left,
         elements=work.elements,
         bytes=work.bytes,
         elements_per_second=work.element_rate.read(now),
         bytes_per_second=work.byte_rate.read(now),
         history=work.history.read(now),
-        waited=work.waited,
-        clients=tuple(_client(client_id, moment) for client_id in sorted(iteration.clients)),
-        tasks=tuple(_task(task, moment) for task in running),
-        stages=tuple(
-            messages.StageStatus(stage=name, seconds=stage.seconds, busy=stage.rate.read(now))
-            for name, stage in sorted(work.stages.items(), key=lambda item: -item[1].seconds)
+        wait_seconds=work.wait_seconds,
+        clients=tuple(_client(client_id, context) for client_id in sorted(iteration.clients)),
+        tasks=tuple(_task(task, context) for task in running),
+        steps=tuple(
+            messages.StepStatus(step=name, seconds=stage.seconds, busy_threads=stage.rate.read(now))
+            for name, stage in sorted(work.steps.items(), key=lambda item: -item[1].seconds)
         ),
-        failed=iteration.failed,
+        failure_reason=iteration.failure_reason,
     )
 
 
 def _progress(
     state: DispatcherState,
-    iteration: Iteration,
-    running: list[Task],
-    activity: Activity,
-    work: IterationWork,
+    iteration: JobIteration,
+    running: list[DispatcherTask],
+    activity: ServiceActivity,
+    work: IterationCounters,
     now: float,
 ) -> tuple[float | None, float | None]:
     """Return which part of an iteration is done, and the seconds that the rest will take."""
     if iteration.finished:
         return 1.0, 0.0
-    if iteration.splits.positions is not None:
+    if iteration.pool.num_splits is not None:
         total, done, before = (
-            iteration.splits.positions,
-            done_of(state, iteration),
-            work.done_before,
+            iteration.pool.num_splits,
+            count_done_splits(state, iteration),
+            work.initially_done,
         )
     else:
         # Each task reads all of the dataset, or its share of it.
-        shards = [shard_of(task.mode) for task in running]
-        shares = {1 if shard is None else shard.of for shard in shards}
+        shards = [shard_of(task.mode_state) for task in running]
+        shares = {1 if shard is None else shard.num_shards for shard in shards}
         cardinality = state.dataset_of(iteration).cardinality
         if len(shares) != 1 or cardinality < 0:
             return None, None
@@ -168,50 +178,52 @@ def _progress(
     if total <= 0:
         return None, None
     progress = min(1.0, max(0.0, done / total))
-    seconds = now - work.began
+    seconds = now - work.started_at
     if done <= before or seconds <= 0:
         return progress, None
     return progress, max(0, total - done) * seconds / (done - before)
 
 
-def _client(client_id: str, moment: Moment) -> messages.ClientStatus:
-    now = moment.now
-    work = moment.presence.activity.clients.get(client_id) or ClientWork(now)
+def _client(client_id: str, context: DecisionContext) -> messages.ClientStatus:
+    now = context.now
+    work = context.soft_state.activity.clients.get(client_id) or ClientCounters(now)
     return messages.ClientStatus(
         client_id=client_id,
-        seconds_since_heartbeat=now - moment.presence.clients[client_id],
+        seconds_since_heartbeat=now - context.soft_state.client_heartbeats[client_id],
         elements=work.elements,
         elements_per_second=work.element_rate.read(now),
-        waited=work.waited,
-        waiting=min(1.0, work.waiting.read(now)),
-        buffers=work.buffers,
+        wait_seconds=work.wait_seconds,
+        wait_ratio=min(1.0, work.wait_rate.read(now)),
+        buffered_batches=work.buffered_batches,
     )
 
 
-def _task(task: Task, moment: Moment) -> messages.TaskStatus:
-    now = moment.now
-    work = moment.presence.activity.tasks.get(task.task_id) or TaskWork(task.task_id, now)
-    last, shard = work.last, shard_of(task.mode)
-    is_blocked = bool(last.waits_for) and now - work.said_at > _BLOCKED_SECONDS
+def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus:
+    now = context.now
+    work = context.soft_state.activity.tasks.get(task.task_id) or TaskCounters(task.task_id, now)
+    last, shard = work.last_report, shard_of(task.mode_state)
+    is_blocked = bool(last.waiting_for) and now - work.reported_at > _BLOCKED_SECONDS
     return messages.TaskStatus(
         task_id=task.task_id,
         worker_address=task.address,
-        units_held=task.splits.held,
+        splits_held=task.assigned.num_held,
         elements=work.elements,
         elements_per_second=work.element_rate.read(now),
-        buffers=last.buffers,
-        buffer_bytes=last.buffer_bytes,
-        waits_for=last.waits_for,
-        waiting_for_clients=_part(
-            work.for_clients.read(now), last, messages.FOR_CLIENTS, is_blocked
+        buffered_batches=last.buffered_batches,
+        buffered_bytes=last.buffered_bytes,
+        waiting_for=last.waiting_for,
+        client_wait_ratio=_wait_ratio(
+            work.client_wait_rate.read(now), last, messages.WAITING_FOR_CLIENTS, is_blocked
         ),
-        waiting_for_units=_part(work.for_units.read(now), last, messages.FOR_UNITS, is_blocked),
-        shard=None if shard is None else shard.index,
+        split_wait_ratio=_wait_ratio(
+            work.split_wait_rate.read(now), last, messages.WAITING_FOR_SPLITS, is_blocked
+        ),
+        shard_index=None if shard is None else shard.index,
         trainers=last.trainers,
     )
 
 
-def _part(rate: float, last: messages.TaskActivity, what: str, is_blocked: bool) -> float:
+def _wait_ratio(rate: float, last: messages.TaskActivity, what: str, is_blocked: bool) -> float:
     if is_blocked:
-        return float(last.waits_for == what)
+        return float(last.waiting_for == what)
     return min(1.0, rate)

@@ -6,8 +6,8 @@ the type of its reply (`serving.call.Question`). Nothing here has behaviour.
 
     datasets     clients and workers -> dispatcher     plans, and what is known of datasets
     iterations   clients -> dispatcher                 open, be heard, settle, close
-    places       clients -> dispatcher                 where all of an iteration stand
-    terms        how a job is read, as all who join it ask for alike
+    checkpoints  clients -> dispatcher                 where all of an iteration stand
+    job_options  how a job is read, as all who join it ask for alike
     status       clients -> dispatcher
     workers      workers -> dispatcher                 come, be heard, go
     tasks        workers -> dispatcher                 what a task is, its units, its end
@@ -25,51 +25,52 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from headrace.service.messages.activity import (
-    FOR_CLIENTS,
-    FOR_UNITS,
-    StageSeconds,
+    WAITING_FOR_CLIENTS,
+    WAITING_FOR_SPLITS,
+    StepSeconds,
     TaskActivity,
     TrainerActivity,
 )
+from headrace.service.messages.checkpoints import ContributeCheckpoint, ContributeCheckpointReply
 from headrace.service.messages.datasets import (
-    PLAN_PART_BYTES,
+    PLAN_CHUNK_BYTES,
     DatasetDescription,
-    DatasetRegistered,
     GetDataset,
     GetPlan,
-    PlanBytes,
-    PlanReceived,
+    GetPlanReply,
     PutPlan,
+    PutPlanReply,
     RegisterDataset,
+    RegisterDatasetReply,
 )
 from headrace.service.messages.elements import (
-    NO_ORIGINS,
-    WORD,
-    ElementOrigins,
-    Elements,
+    NO_ELEMENT_IDS,
+    PROGRESS_REQUEST,
+    ElementIds,
     GetElements,
+    GetElementsReply,
     RoundProgress,
-    Skipped,
+    SkippedElements,
 )
 from headrace.service.messages.iterations import (
     ClientHeartbeat,
-    ClientUpdate,
+    ClientHeartbeatReply,
     CloseIteration,
-    IterationOpened,
-    LostUnits,
+    LostSplits,
     OpenIteration,
+    OpenIterationReply,
+    ReportDelivery,
     ReportUnreachable,
-    SettleTask,
     TaskAddress,
 )
-from headrace.service.messages.places import GatherPlace, PlaceGathered
+from headrace.service.messages.job_options import JobOptions
 from headrace.service.messages.saves import (
-    BeginSave,
-    GetSave,
+    CommitFiles,
+    GetSaveStatus,
+    SaveDestination,
     SavedFile,
-    SaveFiles,
-    SaveOrder,
-    SaveUpdate,
+    SaveStatus,
+    StartSave,
 )
 from headrace.service.messages.status import (
     ClientStatus,
@@ -78,100 +79,99 @@ from headrace.service.messages.status import (
     IterationStatus,
     JobStatus,
     LostWorker,
-    StageStatus,
+    StepStatus,
     TaskStatus,
     WorkerStatus,
 )
 from headrace.service.messages.tasks import (
-    DropClient,
     FailTask,
     FinishTask,
     GetSplit,
+    GetSplitReply,
     GetTask,
-    HandBack,
-    SplitGranted,
+    ReportDepartedClient,
+    ReturnSplits,
     TaskDefinition,
 )
-from headrace.service.messages.terms import Terms
 from headrace.service.messages.workers import (
+    DrainWorker,
     RegisterWorker,
+    RegisterWorkerReply,
+    UnregisterWorker,
     WorkerHeartbeat,
-    WorkerLeaving,
-    WorkerLeft,
-    WorkerRegistered,
-    WorkerUpdate,
+    WorkerHeartbeatReply,
 )
 from headrace.serving.call import Done, Ping
 
 __all__ = [
-    "FOR_CLIENTS",
-    "FOR_UNITS",
-    "NO_ORIGINS",
-    "PLAN_PART_BYTES",
-    "WORD",
-    "BeginSave",
+    "NO_ELEMENT_IDS",
+    "PLAN_CHUNK_BYTES",
+    "PROGRESS_REQUEST",
+    "WAITING_FOR_CLIENTS",
+    "WAITING_FOR_SPLITS",
     "ClientHeartbeat",
+    "ClientHeartbeatReply",
     "ClientStatus",
-    "ClientUpdate",
     "CloseIteration",
+    "CommitFiles",
+    "ContributeCheckpoint",
+    "ContributeCheckpointReply",
     "DatasetDescription",
-    "DatasetRegistered",
     "DispatcherReply",
     "DispatcherRequest",
     "DispatcherStatus",
     "Done",
-    "DropClient",
-    "ElementOrigins",
-    "Elements",
+    "DrainWorker",
+    "ElementIds",
     "FailTask",
     "FinishTask",
-    "GatherPlace",
     "GetDataset",
     "GetElements",
+    "GetElementsReply",
     "GetPlan",
-    "GetSave",
+    "GetPlanReply",
+    "GetSaveStatus",
     "GetSplit",
+    "GetSplitReply",
     "GetStatus",
     "GetTask",
-    "HandBack",
-    "IterationOpened",
     "IterationStatus",
+    "JobOptions",
     "JobStatus",
-    "LostUnits",
+    "LostSplits",
     "LostWorker",
     "OpenIteration",
+    "OpenIterationReply",
     "Ping",
-    "PlaceGathered",
-    "PlanBytes",
-    "PlanReceived",
     "PutPlan",
+    "PutPlanReply",
     "RegisterDataset",
+    "RegisterDatasetReply",
     "RegisterWorker",
+    "RegisterWorkerReply",
+    "ReportDelivery",
+    "ReportDepartedClient",
     "ReportUnreachable",
+    "ReturnSplits",
     "RoundProgress",
-    "SaveFiles",
-    "SaveOrder",
-    "SaveUpdate",
+    "SaveDestination",
+    "SaveStatus",
     "SavedFile",
-    "SettleTask",
-    "Skipped",
-    "SplitGranted",
-    "StageSeconds",
-    "StageStatus",
+    "SkippedElements",
+    "StartSave",
+    "StepSeconds",
+    "StepStatus",
     "TaskActivity",
     "TaskAddress",
     "TaskDefinition",
     "TaskStatus",
-    "Terms",
     "TrainerActivity",
+    "UnregisterWorker",
     "WorkerHeartbeat",
-    "WorkerLeaving",
-    "WorkerLeft",
-    "WorkerRegistered",
+    "WorkerHeartbeatReply",
     "WorkerReply",
     "WorkerRequest",
     "WorkerStatus",
-    "WorkerUpdate",
 ]
 
 DispatcherRequest: TypeAlias = (
@@ -181,41 +181,41 @@ DispatcherRequest: TypeAlias = (
     | GetDataset
     | OpenIteration
     | ClientHeartbeat
-    | SettleTask
+    | ReportDelivery
     | CloseIteration
     | ReportUnreachable
-    | GatherPlace
+    | ContributeCheckpoint
     | GetStatus
     | RegisterWorker
     | WorkerHeartbeat
-    | WorkerLeaving
-    | WorkerLeft
+    | DrainWorker
+    | UnregisterWorker
     | GetTask
     | GetPlan
     | GetSplit
     | FinishTask
     | FailTask
-    | HandBack
-    | DropClient
-    | BeginSave
-    | GetSave
-    | SaveFiles
+    | ReturnSplits
+    | ReportDepartedClient
+    | StartSave
+    | GetSaveStatus
+    | CommitFiles
 )
 DispatcherReply: TypeAlias = (
     Done
-    | DatasetRegistered
-    | PlanReceived
+    | RegisterDatasetReply
+    | PutPlanReply
     | DatasetDescription
-    | IterationOpened
-    | ClientUpdate
+    | OpenIterationReply
+    | ClientHeartbeatReply
     | DispatcherStatus
-    | WorkerRegistered
-    | WorkerUpdate
+    | RegisterWorkerReply
+    | WorkerHeartbeatReply
     | TaskDefinition
-    | PlanBytes
-    | SplitGranted
-    | SaveUpdate
-    | PlaceGathered
+    | GetPlanReply
+    | GetSplitReply
+    | SaveStatus
+    | ContributeCheckpointReply
 )
 WorkerRequest: TypeAlias = Ping | GetElements
-WorkerReply: TypeAlias = Done | Elements
+WorkerReply: TypeAlias = Done | GetElementsReply

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from headrace.serving.call import Message
 
-__all__ = ["FOR_CLIENTS", "FOR_UNITS", "StageSeconds", "TaskActivity", "TrainerActivity"]
+__all__ = [
+    "WAITING_FOR_CLIENTS",
+    "WAITING_FOR_SPLITS",
+    "StepSeconds",
+    "TaskActivity",
+    "TrainerActivity",
+]
 
-FOR_CLIENTS = "clients"
-FOR_UNITS = "units"
+WAITING_FOR_CLIENTS = "clients"
+WAITING_FOR_SPLITS = "units"
 """What production of a task may wait for: that clients take what is there, or units to read."""
 
 
-class StageSeconds(Message, frozen=True):
+class StepSeconds(Message, frozen=True):
     """How long threads of a worker were at one step of a dataset; found by looking now and then."""
 
-    stage: str
+    step: str
     """The step, and where the user wrote it: "map at train.py:12"."""
     seconds: float
 
@@ -26,11 +32,11 @@ class TrainerActivity(Message, frozen=True):
     """How far one of the trainers is that share a task."""
 
     trainer_id: str
-    given: int
+    delivered: int
     """Elements that it was sent."""
     skipped: int = 0
     """Elements that were gone when it came to them."""
-    behind: int = 0
+    lag: int = 0
     """Elements that were made, and that it has not been sent yet."""
 
 
@@ -41,14 +47,14 @@ class TaskActivity(Message, frozen=True):
     elements: int
     bytes: int
     """Of the elements, as they are sent."""
-    buffers: int = 0
+    buffered_batches: int = 0
     """Portions that are made, and that no client has asked for."""
-    buffer_bytes: int = 0
-    waits_for: str = ""
+    buffered_bytes: int = 0
+    waiting_for: str = ""
     """What production stands still for now; empty: it goes on."""
-    waited_for_clients: float = 0.0
-    waited_for_units: float = 0.0
+    client_wait_seconds: float = 0.0
+    split_wait_seconds: float = 0.0
     """Seconds, with the wait that goes on."""
-    stages: tuple[StageSeconds, ...] = ()
+    steps: tuple[StepSeconds, ...] = ()
     trainers: tuple[TrainerActivity, ...] = ()
     """Where each of several trainers reads all of its elements."""

@@ -8,36 +8,36 @@ from headrace.serving.call import Message, Question
 from headrace.versions import Versions, own_versions
 
 __all__ = [
-    "PLAN_PART_BYTES",
+    "PLAN_CHUNK_BYTES",
     "DatasetDescription",
-    "DatasetRegistered",
     "GetDataset",
     "GetPlan",
-    "PlanBytes",
-    "PlanReceived",
+    "GetPlanReply",
     "PutPlan",
+    "PutPlanReply",
     "RegisterDataset",
+    "RegisterDatasetReply",
 ]
 
-PLAN_PART_BYTES = 4 << 20
+PLAN_CHUNK_BYTES = 4 << 20
 """A plan travels in parts of at most so many bytes."""
 
 
-class DatasetRegistered(Message, frozen=True):
+class RegisterDatasetReply(Message, frozen=True):
     """The reply to `RegisterDataset`."""
 
     dataset_id: str
     """Empty where the plan is wanted."""
-    wanted: bool = False
+    plan_needed: bool = False
     """Nothing was registered: the plan must be put first."""
     versions: Versions = msgspec.field(default_factory=own_versions)
     """Of the dispatcher."""
 
 
-class RegisterDataset(Question[DatasetRegistered], frozen=True):
-    """Make a dataset known. The plan does not travel with it: where the reply says `wanted`, the
-    dispatcher has no plan with this digest and has registered nothing; put the plan (`PutPlan`),
-    then repeat this request."""
+class RegisterDataset(Question[RegisterDatasetReply], frozen=True):
+    """Make a dataset known. The plan does not travel with it: where the reply says `plan_needed`,
+    the dispatcher has no plan with this digest and has registered nothing; put the plan
+    (`PutPlan`), then repeat this request."""
 
     token: str
     digest: bytes
@@ -47,7 +47,7 @@ class RegisterDataset(Question[DatasetRegistered], frozen=True):
     element_spec: bytes
     """The encoded spec (`element.spec.encode_spec`)."""
     cardinality: int
-    positions: int | None
+    num_splits: int | None
     """Number of units that can be dealt; INFINITE (-1): without end; None: the plan cannot be
     dealt."""
     compression: str | None = "AUTO"
@@ -55,7 +55,7 @@ class RegisterDataset(Question[DatasetRegistered], frozen=True):
     anonymous: bool = False
     """Nobody is given the id to keep: the dataset may be forgotten when nobody has used it for
     long."""
-    origins: bool = False
+    has_element_ids: bool = False
     """Each element comes from one unit, or is made of elements of units: it can be visited exactly
     once."""
     steps: tuple[tuple[str, str], ...] = ()
@@ -64,36 +64,36 @@ class RegisterDataset(Question[DatasetRegistered], frozen=True):
     """Of the client, which pickled the plan."""
 
 
-class PlanReceived(Message, frozen=True):
+class PutPlanReply(Message, frozen=True):
     """The reply to `PutPlan`."""
 
-    received: int
+    received_bytes: int
     """Bytes that the dispatcher has, from the beginning: the next part starts here, which may be
     before the last one if the dispatcher was restarted. Equal to the total: the plan is stored."""
 
 
-class PutPlan(Question[PlanReceived], frozen=True):
-    """Store a part of a plan's bytes, of at most `PLAN_PART_BYTES`. Parts are put in order, each
+class PutPlan(Question[PutPlanReply], frozen=True):
+    """Store a part of a plan's bytes, of at most `PLAN_CHUNK_BYTES`. Parts are put in order, each
     from where the last reply stood; a plan that is stored already is all there after one. The
     dispatcher never opens them."""
 
     digest: bytes
     offset: int
-    total: int
+    total_bytes: int
     """Bytes of the whole plan."""
-    part: bytes
+    chunk: bytes
 
 
-class PlanBytes(Message, frozen=True):
+class GetPlanReply(Message, frozen=True):
     """The reply to `GetPlan`."""
 
-    part: bytes
-    """At most `PLAN_PART_BYTES`."""
-    total: int
+    chunk: bytes
+    """At most `PLAN_CHUNK_BYTES`."""
+    total_bytes: int
     """Bytes of the whole plan."""
 
 
-class GetPlan(Question[PlanBytes], frozen=True):
+class GetPlan(Question[GetPlanReply], frozen=True):
     """Ask for a plan's bytes from `offset` on; the next part starts where this one ends."""
 
     digest: bytes
@@ -108,9 +108,9 @@ class DatasetDescription(Message, frozen=True):
     fingerprint: str
     element_spec: bytes
     cardinality: int
-    positions: int | None
+    num_splits: int | None
     compression: str | None
-    origins: bool = False
+    has_element_ids: bool = False
 
 
 class GetDataset(Question[DatasetDescription], frozen=True):

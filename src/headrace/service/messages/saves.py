@@ -6,7 +6,14 @@ import msgspec
 
 from headrace.serving.call import Done, Message, Question
 
-__all__ = ["BeginSave", "GetSave", "SaveFiles", "SaveOrder", "SaveUpdate", "SavedFile"]
+__all__ = [
+    "CommitFiles",
+    "GetSaveStatus",
+    "SaveDestination",
+    "SaveStatus",
+    "SavedFile",
+    "StartSave",
+]
 
 
 class SavedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -19,10 +26,10 @@ class SavedFile(msgspec.Struct, frozen=True, array_like=True):
     form: str
 
 
-class SaveOrder(msgspec.Struct, frozen=True, array_like=True):
+class SaveDestination(msgspec.Struct, frozen=True, array_like=True):
     """Where a task writes what it makes; its stream has the number of the task."""
 
-    save: str
+    save_id: str
     """Id of the save."""
     path: str
     """The directory, which was begun."""
@@ -32,8 +39,8 @@ class SaveOrder(msgspec.Struct, frozen=True, array_like=True):
     """How large chunk files are to be; None: a good size."""
 
 
-class SaveUpdate(Message, frozen=True):
-    """The reply to `BeginSave` and `GetSave`: how far a save is."""
+class SaveStatus(Message, frozen=True):
+    """The reply to `StartSave` and `GetSaveStatus`: how far a save is."""
 
     is_open: bool = False
     """The directory was begun: whoever waits for it finds it."""
@@ -41,7 +48,7 @@ class SaveUpdate(Message, frozen=True):
     """Nothing more happens: it is finished, or it failed."""
     error: str = ""
     """Not empty: it failed, and this is why."""
-    kind: str = ""
+    error_class: str = ""
     """The name of the error's class."""
     elements: int = 0
     """In files that count, as `files` and `bytes` are."""
@@ -49,17 +56,17 @@ class SaveUpdate(Message, frozen=True):
     bytes: int = 0
 
 
-class BeginSave(Question[SaveUpdate], frozen=True):
+class StartSave(Question[SaveStatus], frozen=True):
     """Let the workers save a registered dataset. Whoever asks chooses the id: a request that is
     repeated finds what the first one began."""
 
-    save: str
+    save_id: str
     """Id of the save: 16 hexadecimal digits."""
     dataset_id: str
     path: str
     """A directory, by path or URL, that means the same to the dispatcher and to all workers."""
-    plan: str
-    """Digest of the plan (`plan.identity_digest`)."""
+    plan_digest: str
+    """Digest of the plan (`plan_digest.identity_digest`)."""
     spec: bytes
     """Spec of the elements as JSON; empty: not known before they are made."""
     seed: int
@@ -67,21 +74,21 @@ class BeginSave(Question[SaveUpdate], frozen=True):
     chunk_bytes: int | None = None
 
 
-class GetSave(Question[SaveUpdate], frozen=True):
+class GetSaveStatus(Question[SaveStatus], frozen=True):
     """Ask how far a save is. A NotFoundError says that the dispatcher does not know it."""
 
-    save: str
+    save_id: str
 
 
-class SaveFiles(Question[Done], frozen=True):
+class CommitFiles(Question[Done], frozen=True):
     """Say that files of a task's stream are whole, and which units they hold. From then on they
     count, and the units are not dealt again."""
 
     worker_id: str
     task_id: int
-    ticket: str
-    number: int
+    task_token: str
+    report_number: int
     """How often the task has said so before; the same number is noted once."""
     files: tuple[SavedFile, ...]
-    done: int
+    num_done: int
     """All units before this one, in dealt order, are in these files and those before them."""

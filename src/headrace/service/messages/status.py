@@ -20,7 +20,7 @@ __all__ = [
     "IterationStatus",
     "JobStatus",
     "LostWorker",
-    "StageStatus",
+    "StepStatus",
     "TaskStatus",
     "WorkerStatus",
 ]
@@ -33,16 +33,16 @@ class WorkerStatus(Message, frozen=True):
     address: str
     seconds_since_heartbeat: float
     tasks: int
-    leaving: bool = False
+    draining: bool = False
     tags: tuple[str, ...] = ()
     elements: int = 0
     """Made by the worker."""
     bytes: int = 0
     elements_per_second: float = 0.0
     bytes_per_second: float = 0.0
-    buffers: int = 0
+    buffered_batches: int = 0
     """Portions that it has made, and that no client has asked for."""
-    buffer_bytes: int = 0
+    buffered_bytes: int = 0
     versions: Versions = Versions()
 
 
@@ -62,11 +62,11 @@ class ClientStatus(Message, frozen=True):
     elements: int = 0
     """Received by the client."""
     elements_per_second: float = 0.0
-    waited: float = 0.0
+    wait_seconds: float = 0.0
     """Seconds for which its consumer has waited for elements."""
-    waiting: float = 0.0
+    wait_ratio: float = 0.0
     """The part of the last seconds in which it waited: 0.0 never, 1.0 all the time."""
-    buffers: int = 0
+    buffered_batches: int = 0
     """Answers of workers that are there and not used up."""
 
 
@@ -75,29 +75,29 @@ class TaskStatus(Message, frozen=True):
 
     task_id: int
     worker_address: str
-    units_held: int = 0
+    splits_held: int = 0
     """Dealt to it, and not known to be done."""
     elements: int = 0
     elements_per_second: float = 0.0
-    buffers: int = 0
-    buffer_bytes: int = 0
-    waits_for: str = ""
+    buffered_batches: int = 0
+    buffered_bytes: int = 0
+    waiting_for: str = ""
     """What it stands still for now: "clients", "units", or nothing."""
-    waiting_for_clients: float = 0.0
-    waiting_for_units: float = 0.0
+    client_wait_ratio: float = 0.0
+    split_wait_ratio: float = 0.0
     """The part of the last seconds in which it waited so."""
-    shard: int | None = None
+    shard_index: int | None = None
     trainers: tuple[TrainerActivity, ...] = ()
     """Where each of several trainers reads all of its elements."""
 
 
-class StageStatus(Message, frozen=True):
+class StepStatus(Message, frozen=True):
     """One step of a dataset, on all workers."""
 
-    stage: str
+    step: str
     seconds: float
     """For which threads of workers were at it."""
-    busy: float = 0.0
+    busy_threads: float = 0.0
     """How many threads were at it, in the mean of the last seconds."""
 
 
@@ -105,22 +105,22 @@ class IterationStatus(Message, frozen=True):
     """One pass of a job that is remembered."""
 
     iteration_id: int
-    pass_number: tuple[int, ...]
+    epoch: tuple[int, ...]
     finished: bool
-    seconds: float
+    elapsed_seconds: float
     """Since it began, or since the dispatcher was started again."""
-    units: int | None = None
+    num_splits: int | None = None
     """All that are dealt in it; -1: without end; None: nothing is dealt."""
-    units_dealt: int = 0
+    splits_assigned: int = 0
     """At least once."""
-    units_in_hand: int = 0
+    splits_in_progress: int = 0
     """With workers or on the way to clients."""
-    units_left: int | None = None
+    splits_unassigned: int | None = None
     """That wait to be dealt; None: without end."""
-    units_given_up: int = 0
+    splits_abandoned: int = 0
     progress: float | None = None
     """The part that is done, from 0.0 to 1.0; None: not known."""
-    seconds_left: float | None = None
+    remaining_seconds: float | None = None
     """If it goes on as it did so far; None: not known."""
     elements: int = 0
     """Made by workers."""
@@ -129,14 +129,14 @@ class IterationStatus(Message, frozen=True):
     bytes_per_second: float = 0.0
     history: tuple[float, ...] = ()
     """Elements per second in each of the last two minutes' intervals of three seconds."""
-    waited: float = 0.0
+    wait_seconds: float = 0.0
     """Seconds that its clients waited, all together."""
     clients: tuple[ClientStatus, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
     """Those that run."""
-    stages: tuple[StageStatus, ...] = ()
+    steps: tuple[StepStatus, ...] = ()
     """The longest first."""
-    failed: str = ""
+    failure_reason: str = ""
 
 
 class JobStatus(Message, frozen=True):
@@ -147,20 +147,20 @@ class JobStatus(Message, frozen=True):
     """Empty: it is a client's own."""
     dataset_id: str
     processing_mode: int
-    iterations: int
+    num_epochs: int
     running_tasks: int
     clients: int
-    passes: tuple[IterationStatus, ...] = ()
+    iterations: tuple[IterationStatus, ...] = ()
     """Those that are remembered in full, the oldest first."""
     elements: int = 0
     """Of all its passes, those that are forgotten too."""
     bytes: int = 0
-    waited: float = 0.0
+    wait_seconds: float = 0.0
     path: str = ""
     """Of a save: the directory that its workers write. It has no clients."""
     ordered: bool = False
     """Its elements come in the order of one process."""
-    consumers: int | None = None
+    num_consumers: int | None = None
     """How many read in rounds; None: it has no rounds."""
     remainder: str = "drop"
     """What becomes of elements that are too few for a round."""
@@ -172,24 +172,24 @@ class DispatcherStatus(Message, frozen=True):
     workers: tuple[WorkerStatus, ...]
     jobs: tuple[JobStatus, ...]
     datasets: int
-    incarnation: str = ""
+    dispatcher_id: str = ""
     clients: int = 0
     plan_bytes: int = 0
     """What is kept of datasets."""
-    seconds_up: float = 0.0
+    uptime_seconds: float = 0.0
     """Since the dispatcher was started."""
     elements: int = 0
     """Made by all workers, also for jobs that are forgotten."""
     bytes: int = 0
-    waited: float = 0.0
+    wait_seconds: float = 0.0
     """Seconds that clients waited, all together."""
     workers_lost: int = 0
-    last_lost: tuple[LostWorker, ...] = ()
+    recently_lost_workers: tuple[LostWorker, ...] = ()
     """The last of them, the newest first."""
-    peers_refused: int = 0
+    refused_connections: int = 0
     """Connections that ended before they began, for wrong keys or no words of ours."""
     slots: int = 0
-    slots_held: int = 0
+    occupied_slots: int = 0
     """Of the fixed list of workers, if there is one."""
     versions: Versions = msgspec.field(default_factory=own_versions)
     """Of the dispatcher."""

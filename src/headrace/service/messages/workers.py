@@ -9,25 +9,25 @@ from headrace.serving.call import Done, Message, Question
 from headrace.versions import Versions, own_versions
 
 __all__ = [
+    "DrainWorker",
     "RegisterWorker",
+    "RegisterWorkerReply",
+    "UnregisterWorker",
     "WorkerHeartbeat",
-    "WorkerLeaving",
-    "WorkerLeft",
-    "WorkerRegistered",
-    "WorkerUpdate",
+    "WorkerHeartbeatReply",
 ]
 
 
-class WorkerRegistered(Message, frozen=True):
+class RegisterWorkerReply(Message, frozen=True):
     """The reply to `RegisterWorker`."""
 
     heartbeat_interval: float
     """Seconds between heartbeats that keep this worker counted as alive with room to spare."""
-    incarnation: str
+    dispatcher_id: str
     """Changes when a dispatcher starts without its journal: tasks of another one are over."""
 
 
-class RegisterWorker(Question[WorkerRegistered], frozen=True):
+class RegisterWorker(Question[RegisterWorkerReply], frozen=True):
     """Say that a worker is there and takes tasks."""
 
     worker_id: str
@@ -39,20 +39,20 @@ class RegisterWorker(Question[WorkerRegistered], frozen=True):
     """Of the worker."""
 
 
-class WorkerUpdate(Message, frozen=True):
+class WorkerHeartbeatReply(Message, frozen=True):
     """The reply to `WorkerHeartbeat`."""
 
     tasks_to_delete: tuple[int, ...]
-    incarnation: str = ""
-    departed: tuple[tuple[int, str], ...] = ()
-    """Tasks of the worker with clients that are gone (`DropClient`)."""
-    begin: tuple[int, ...] = ()
+    dispatcher_id: str = ""
+    departed_clients: tuple[tuple[int, str], ...] = ()
+    """Tasks of the worker with clients that are gone (`ReportDepartedClient`)."""
+    tasks_to_start: tuple[int, ...] = ()
     """Tasks of the worker that no client will ask for, and that it has not begun."""
     heartbeat_interval: float = 0.0
     """Seconds until the next heartbeat; 0.0: as at the last one."""
 
 
-class WorkerHeartbeat(Question[WorkerUpdate], frozen=True):
+class WorkerHeartbeat(Question[WorkerHeartbeatReply], frozen=True):
     """Say that a worker is alive, and which tasks it holds. A NotFoundError says that it must
     register again."""
 
@@ -62,14 +62,14 @@ class WorkerHeartbeat(Question[WorkerUpdate], frozen=True):
     """Of tasks whose numbers changed since the last heartbeat."""
 
 
-class WorkerLeaving(Question[Done], frozen=True):
+class DrainWorker(Question[Done], frozen=True):
     """Say that a worker is going to leave: it gets no new task and no new units, and delivers what
     it has."""
 
     worker_id: str
 
 
-class WorkerLeft(Question[Done], frozen=True):
+class UnregisterWorker(Question[Done], frozen=True):
     """Say that a worker leaves now: it has delivered or handed back everything. What it did
     neither with is lost."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from headrace.service.messages import Elements
+from headrace.service.messages import GetElementsReply
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.sending import frame_of
 from headrace.transport.channel import Buffer, Request
@@ -32,19 +32,21 @@ def answer(
     """
     if isinstance(content, Exception):
         request.fail(content)
-    elif isinstance(content, Elements):
+    elif isinstance(content, GetElementsReply):
         request.reply(content)
     else:
-        message = Elements(
-            first=content.first,
-            count=content.count,
-            end=False,
+        message = GetElementsReply(
+            first_element=content.first,
+            num_elements=content.count,
+            end_of_task=False,
             done_from=content.done_from,
             done_to=content.done_to,
-            touched=content.touched,
-            begun=content.begun,
-            done=content.done,
+            delivered_end=content.touched,
+            earlier_delivered_end=content.begun,
+            num_done=content.done,
             error=None if content.error is None else encode_error(content.error),
-            mode=replace(content.origins, dealt=content.dealt) if content.dealt else content.mode,
+            mode_data=replace(content.origins, assigned=content.dealt)
+            if content.dealt
+            else content.mode,
         )
         request.reply(message, frame_of(content))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from headrace.errors import CancelledError
-from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
+from headrace.service.messages import WAITING_FOR_CLIENTS, WAITING_FOR_SPLITS
 from headrace.service.rows import OriginRun
 from headrace.service.worker.agenda import Grant
 from headrace.service.worker.dealt_order import DealtOrder
@@ -107,7 +107,7 @@ class Feed:
         """Wait until another portion may be made; False: nothing more is wanted."""
         with self._changed:
             if not (self._has_room or self._is_cut or self._is_closed):
-                with self._meter.waits_for(FOR_CLIENTS):
+                with self._meter.waits_for(WAITING_FOR_CLIENTS):
                     while not (self._has_room or self._is_cut or self._is_closed):
                         self._changed.wait()
             return not (self._is_cut or self._is_closed)
@@ -167,7 +167,7 @@ class Feed:
     def _wait_for_units(self) -> Grant | None:
         with self._changed:
             if self._granted is None and not self._is_closed:
-                with self._meter.waits_for(FOR_UNITS):
+                with self._meter.waits_for(WAITING_FOR_SPLITS):
                     while self._granted is None and not self._is_closed:
                         self._changed.wait()
             if self._granted is None:

@@ -26,7 +26,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from headrace.errors import AbortedError, CancelledError, DeadlineExceededError
-from headrace.service.messages import ElementOrigins, Elements, GetElements
+from headrace.service.messages import ElementIds, GetElements, GetElementsReply
 from headrace.service.ranges import (
     Ranges,
     common,
@@ -56,7 +56,7 @@ class FirstCome(HandOut[R]):
     def __init__(
         self, bounds: Bounds | None = None, *, origins: bool = False, says_dealt: bool = False
     ) -> None:
-        #: What was dealt and is not done, as `messages.Elements.dealt`; None: nobody asks.
+        #: What was dealt and is not done, as `messages.GetElementsReply.dealt`; None: nobody asks.
         self._dealt: list[tuple[int, int, int, int]] | None = [] if says_dealt else None
         self._units_dealt = 0
         #: What each client has acknowledged, of units that were not done; None: nobody asks.
@@ -172,7 +172,7 @@ class FirstCome(HandOut[R]):
 
     def ask(self, request: R, message: GetElements, now: float) -> list[tuple[R, Answer]]:
         """Take a client's request."""
-        client_id, number = message.client_id, message.number
+        client_id, number = message.client_id, message.request_number
         if client_id in self._departed:
             return [(request, _departed(client_id))]
         used = self._delivery.hear(client_id, message.acknowledged, now)
@@ -188,8 +188,8 @@ class FirstCome(HandOut[R]):
             return [(request, self._forgotten(number)), *self._due()]
         if self._refusal is not None:
             return [(request, self._refusal)]
-        self._counts = self._counts or message.most > 0
-        self._wanted[client_id, number] = message.most
+        self._counts = self._counts or message.max_elements > 0
+        self._wanted[client_id, number] = message.max_elements
         # A repeated request takes the place of the one that lost its connection.
         repeated = self._waiting.get((client_id, number))
         self._waiting[client_id, number] = request
@@ -333,16 +333,16 @@ class FirstCome(HandOut[R]):
             return portions < 1
         return portions < 2 or size < self._bounds.client_bytes
 
-    def _nothing(self, *, end: bool) -> Elements:
-        return Elements(
-            first=self._elements,
-            count=0,
-            end=end,
+    def _nothing(self, *, end: bool) -> GetElementsReply:
+        return GetElementsReply(
+            first_element=self._elements,
+            num_elements=0,
+            end_of_task=end,
             done_from=self._units,
             done_to=self._units_at_end,
-            touched=max(self._touched, self._units_at_end),
-            begun=self._touched,
-            mode=ElementOrigins(dealt=dealt) if (dealt := self._not_done()) else None,
+            delivered_end=max(self._touched, self._units_at_end),
+            earlier_delivered_end=self._touched,
+            mode_data=ElementIds(assigned=dealt) if (dealt := self._not_done()) else None,
         )
 
     def _left(self) -> Left:

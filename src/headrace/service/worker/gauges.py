@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
+from headrace.service.messages import WAITING_FOR_CLIENTS, WAITING_FOR_SPLITS
 from headrace.service.worker.meters import Totals
 
 __all__ = ["metrics_of"]
@@ -48,8 +48,8 @@ def metrics_of(totals: Totals, *, tasks: int, is_registered: bool) -> Iterator[M
         "Seconds for which tasks of this worker stood still, for clients or for units to read.",
         labels=["reason"],
     )
-    waited.add_metric([FOR_CLIENTS], totals.waited_for_clients)
-    waited.add_metric([FOR_UNITS], totals.waited_for_units)
+    waited.add_metric([WAITING_FOR_CLIENTS], totals.waited_for_clients)
+    waited.add_metric([WAITING_FOR_SPLITS], totals.waited_for_units)
     yield waited
     stages = CounterMetricFamily(
         "headrace_worker_stage_seconds",

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace.service.messages import HandBack
+from headrace.service.messages import ReturnSplits
 from headrace.service.worker.hand_out import Left
 from headrace.waiting import WaitWarnings
 
@@ -48,11 +48,11 @@ class Undelivered:
     """Elements that were sent, and may have arrived."""
 
     @classmethod
-    def of(cls, left: Iterable[Left], words: Iterable[HandBack]) -> Undelivered:
+    def of(cls, left: Iterable[Left], words: Iterable[ReturnSplits]) -> Undelivered:
         """Add up what tasks left, and what is handed back."""
         left = list(left)
         return cls(
-            units=sum(stop - start for word in words for start, stop in word.units),
+            units=sum(stop - start for word in words for start, stop in word.splits),
             elements=sum(each.elements for each in left),
             unacknowledged=sum(each.unacknowledged for each in left),
         )

@@ -18,7 +18,12 @@ import msgspec
 
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.node import Node
-from headrace.service.messages import FOR_CLIENTS, FOR_UNITS, StageSeconds, TaskActivity
+from headrace.service.messages import (
+    WAITING_FOR_CLIENTS,
+    WAITING_FOR_SPLITS,
+    StepSeconds,
+    TaskActivity,
+)
 from headrace.service.worker.hand_out import Ready, ReadyByTask
 
 __all__ = ["Meter", "Meters", "Totals"]
@@ -42,7 +47,7 @@ class Meter:
         #: Held for a moment, by whoever counts or reads.
         self._lock = threading.Lock()
         self._elements = self._bytes = 0
-        self._waited = {FOR_CLIENTS: 0.0, FOR_UNITS: 0.0}
+        self._waited = {WAITING_FOR_CLIENTS: 0.0, WAITING_FOR_SPLITS: 0.0}
         #: Waits that go on, and since when: a plan that reads ahead may wait for units meanwhile.
         self._waits: dict[str, float] = {}
         self._stages: dict[str, float] = {}
@@ -90,7 +95,7 @@ class Meter:
     @property
     def waits_for_clients(self) -> bool:
         """Whether the task waits until clients take what it made."""
-        return FOR_CLIENTS in self._waits
+        return WAITING_FOR_CLIENTS in self._waits
 
     @property
     def is_waiting(self) -> bool:
@@ -145,13 +150,13 @@ class Meter:
                 task_id=self.task_id,
                 elements=self._elements,
                 bytes=self._bytes,
-                buffers=ready.portions,
-                buffer_bytes=ready.bytes,
-                waits_for=next(iter(self._waits), ""),
-                waited_for_clients=waited[FOR_CLIENTS],
-                waited_for_units=waited[FOR_UNITS],
-                stages=tuple(
-                    StageSeconds(stage=stage, seconds=seconds)
+                buffered_batches=ready.portions,
+                buffered_bytes=ready.bytes,
+                waiting_for=next(iter(self._waits), ""),
+                client_wait_seconds=waited[WAITING_FOR_CLIENTS],
+                split_wait_seconds=waited[WAITING_FOR_SPLITS],
+                steps=tuple(
+                    StepSeconds(step=stage, seconds=seconds)
                     for stage, seconds in self._stages.items()
                 ),
                 trainers=ready.trainers,
@@ -173,14 +178,14 @@ class Totals(msgspec.Struct):
         """Add what was done for a task."""
         self.elements += task.elements
         self.bytes += task.bytes
-        self.waited_for_clients += task.waited_for_clients
-        self.waited_for_units += task.waited_for_units
-        self.buffers += task.buffers
-        self.buffer_bytes += task.buffer_bytes
-        for each in task.stages:
-            stage = each.stage if each.stage in self.stages else _OTHER_STAGES
+        self.waited_for_clients += task.client_wait_seconds
+        self.waited_for_units += task.split_wait_seconds
+        self.buffers += task.buffered_batches
+        self.buffer_bytes += task.buffered_bytes
+        for each in task.steps:
+            stage = each.step if each.step in self.stages else _OTHER_STAGES
             if len(self.stages) < _MOST_STAGES:
-                stage = each.stage
+                stage = each.step
             self.stages[stage] = self.stages.get(stage, 0.0) + each.seconds
 
 
@@ -227,7 +232,7 @@ class Meters:
                 if _what_counts(now) != _what_counts(self._said.get(meter.task_id)):
                     self._said[meter.task_id] = now
                     found.append(now)
-            over = [each for each in self._ended if not self._said[each.task_id].buffers]
+            over = [each for each in self._ended if not self._said[each.task_id].buffered_batches]
             for meter in over:
                 self._ended.remove(meter)
                 del self._said[meter.task_id]
@@ -245,6 +250,6 @@ class Meters:
 def _what_counts(activity: TaskActivity | None) -> object:
     if activity is None:
         return None
-    if not activity.waits_for:
+    if not activity.waiting_for:
         return activity
-    return msgspec.structs.replace(activity, waited_for_clients=0.0, waited_for_units=0.0)
+    return msgspec.structs.replace(activity, client_wait_seconds=0.0, split_wait_seconds=0.0)

@@ -78,18 +78,22 @@ def open_plan(
             f'`modules=["{(error.name or "").partition(".")[0]}"]` of `distribute` or '
             "`register_dataset`"
         ) from error
-    if definition.part and definition.of is not None and definition.shard is not None:
-        part = found_by_name(_PARTS, definition.part, definition, "part of the plan")
-        node = part(node, definition.of, definition.shard)
+    if (
+        definition.shard_kind
+        and definition.num_shards is not None
+        and definition.shard_index is not None
+    ):
+        part = found_by_name(_PARTS, definition.shard_kind, definition, "part of the plan")
+        node = part(node, definition.num_shards, definition.shard_index)
     own = merged_options(node).seed
     iterator = start(
         node,
         seed=definition.seed if own is None else own,
         fixed=definition.fixed_seeds,
-        pass_number=definition.pass_number,
+        pass_number=definition.epoch,
         units=None if next_units is None else partial(_granted, next_units),
-        origins=definition.origins,
-        half=cast(Half, definition.half) if definition.half else None,
+        origins=definition.has_element_ids,
+        half=cast(Half, definition.partition_mode) if definition.partition_mode else None,
         contain_exits=True,
         only_reads=True,  # they are sent
         watch=watch,

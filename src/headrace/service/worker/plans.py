@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from headrace.errors import DataLossError
-from headrace.service.messages import GetElements, GetPlan, PlanBytes, TaskDefinition
+from headrace.service.messages import GetElements, GetPlan, GetPlanReply, TaskDefinition
 
 __all__ = ["Fetch", "Lookups", "PlanCache", "Plans"]
 
@@ -66,21 +66,22 @@ class Fetch:
         """Return what to ask for next."""
         return GetPlan(digest=self._digest, offset=self._offset)
 
-    def take(self, answer: PlanBytes) -> bytes | None:
+    def take(self, answer: GetPlanReply) -> bytes | None:
         """Take the answer to the last question; return the plan when it is whole.
 
         Raises:
             DataLossError: It has another digest.
         """
-        self._parts.append(answer.part)
-        self._hash.update(answer.part)
-        self._offset += len(answer.part)
-        if answer.part and self._offset < answer.total:
+        self._parts.append(answer.chunk)
+        self._hash.update(answer.chunk)
+        self._offset += len(answer.chunk)
+        if answer.chunk and self._offset < answer.total_bytes:
             return None
         if self._hash.digest() != self._digest:
             raise DataLossError(
                 f"the plan {self._digest.hex()[:12]} arrived damaged: {self._offset} bytes of "
-                f"{answer.total}, with SHA-256 {self._hash.hexdigest()[:12]}; the dispatcher's "
+                f"{answer.total_bytes}, with SHA-256 {self._hash.hexdigest()[:12]}; the "
+                "dispatcher's "
                 "copy of it may be damaged: register the dataset again"
             )
         return b"".join(self._parts)
@@ -157,7 +158,7 @@ class Lookups(Generic[R]):
     def defined(self, definition: TaskDefinition) -> Plans | GetPlan | None:
         """Return a task's plans, or what to ask for; None: it is being fetched for another task."""
         here = self._here.setdefault(definition.task_id, {})
-        for digest in filter(None, (definition.digest, definition.cost_plan)):
+        for digest in filter(None, (definition.digest, definition.cost_fn_digest)):
             plan = here.get(digest) or self._plans.get(digest)
             if plan is not None:
                 here[digest] = plan
@@ -169,9 +170,9 @@ class Lookups(Generic[R]):
                 self._fetches[digest] = fetch, [definition]
                 return fetch.question()
         del self._here[definition.task_id]
-        return Plans(here[definition.digest], here.get(definition.cost_plan, b""))
+        return Plans(here[definition.digest], here.get(definition.cost_fn_digest, b""))
 
-    def fetched(self, asked: GetPlan, part: PlanBytes) -> GetPlan | list[TaskDefinition]:
+    def fetched(self, asked: GetPlan, part: GetPlanReply) -> GetPlan | list[TaskDefinition]:
         """Take a part of a plan; return the tasks that waited for it, or what to ask for.
 
         Raises:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.service.messages import (
-    NO_ORIGINS,
-    ElementOrigins,
-    Elements,
+    NO_ELEMENT_IDS,
+    ElementIds,
+    GetElementsReply,
     RoundProgress,
     SavedFile,
-    Skipped,
+    SkippedElements,
 )
 from headrace.transport.channel import Buffer
 
@@ -36,7 +36,7 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
     error: Exception | None = None
     files: tuple[SavedFile, ...] = ()
     """Not for clients: files that are whole, with all elements since the portion before."""
-    mode: ElementOrigins | RoundProgress | Skipped | None = None
+    mode: ElementIds | RoundProgress | SkippedElements | None = None
     """What the task's reading mode adds."""
     begun: int = 0
     """Of units from this one on, in dealt order, nothing was in an earlier portion."""
@@ -49,12 +49,12 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
     is_shared: bool = False
     """Others get the same memory: nobody may write into it."""
     dealt: tuple[tuple[int, int, int, int], ...] = ()
-    """What the task was dealt until it was given (`messages.ElementOrigins.dealt`)."""
+    """What the task was dealt until it was given (`messages.ElementIds.assigned`)."""
 
     @property
-    def origins(self) -> ElementOrigins:
+    def origins(self) -> ElementIds:
         """Where its elements come from; nothing where the reading mode does not say it."""
-        return self.mode if isinstance(self.mode, ElementOrigins) else NO_ORIGINS
+        return self.mode if isinstance(self.mode, ElementIds) else NO_ELEMENT_IDS
 
     @property
     def units(self) -> int:
@@ -77,5 +77,6 @@ _COMPARED = tuple(
 )
 
 
-Answer = Portion | Elements | Exception
-"""What a request may be answered with: `Elements` by itself carries none, an error refuses it."""
+Answer = Portion | GetElementsReply | Exception
+"""What a request may be answered with: `GetElementsReply` by itself carries none, an error refuses
+it."""

@@ -29,7 +29,7 @@ from headrace.element.chunk import Chunk, concatenate
 from headrace.errors import HeadraceError, UserFunctionError
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.origins import ErrorOrigin, by_unit, origin_of_error
-from headrace.service.messages import ElementOrigins
+from headrace.service.messages import ElementIds
 from headrace.service.rows import END, OriginRun
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.feed import Outlet
@@ -247,7 +247,7 @@ class Producer(TaskThread[Outlet]):
                 done_from=done_from,
                 done_to=self._units_put,
                 touched=self._touched,
-                mode=ElementOrigins(runs=ended) if ended else None,
+                mode=ElementIds(runs=ended) if ended else None,
             )
         )
 
@@ -280,18 +280,18 @@ class Producer(TaskThread[Outlet]):
             self._put_chunk(chunk.slice(0, middle), done_from, done_from, ())
             self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to, ended)
             return
-        mode: ElementOrigins | None = None
+        mode: ElementIds | None = None
         if self._says_origins:
             origins = origins_of(chunk)
             runs = self._outlet.origins(origins.runs, ()) + ended
-            mode = ElementOrigins(
+            mode = ElementIds(
                 runs=runs,
-                is_mixed=origins.is_mixed,
-                order=origins.order,
-                turns=origins.turns,
-                sizes=origins.sizes,
-                failed=runs[0][0] if error is not None and runs else -1,
-                failed_at=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
+                is_permuted=origins.is_mixed,
+                permutation=origins.order,
+                interleaving=origins.turns,
+                ids_per_element=origins.sizes,
+                failed_split=runs[0][0] if error is not None and runs else -1,
+                failed_position=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
             )
         number, self._produced = self._produced, self._produced + chunk.size
         self._outlet.put(
@@ -332,12 +332,12 @@ class Producer(TaskThread[Outlet]):
                 self._touched = max(self._touched, begun_at_most)
             before, self._units_put = self._units_put, self._units
             ended = self._ended()
-            mode = ElementOrigins(runs=ended) if ended else None
+            mode = ElementIds(runs=ended) if ended else None
             if origin is not None and self._in_order:
                 run = (origin.unit, 1, origin.element, 1)
                 ((failed, *_),) = self._outlet.origins((run,), ())
                 at = (origin.ordinal, origin.number)
-                mode = ElementOrigins(runs=ended, failed=failed, failed_at=at)
+                mode = ElementIds(runs=ended, failed_split=failed, failed_position=at)
             self._outlet.put(
                 Portion(
                     first=self._produced,

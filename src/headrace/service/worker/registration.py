@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from headrace.service.messages import (
     RegisterWorker,
+    RegisterWorkerReply,
     TaskActivity,
     WorkerHeartbeat,
-    WorkerRegistered,
-    WorkerUpdate,
+    WorkerHeartbeatReply,
 )
 
 __all__ = ["Registration"]
@@ -60,10 +60,10 @@ class Registration:
         self.is_registered, self.due_at = False, math.inf
         return RegisterWorker(worker_id=self.worker_id, address=self._address, tags=self._tags)
 
-    def registered(self, answer: WorkerRegistered, now: float) -> None:
+    def registered(self, answer: RegisterWorkerReply, now: float) -> None:
         """Take note that the dispatcher has taken the worker."""
         self.is_registered = self.was_ever = True
-        self._incarnation = answer.incarnation
+        self._incarnation = answer.dispatcher_id
         self._interval = answer.heartbeat_interval if self._wished is None else self._wished
         self.due_at = now + self._interval
 
@@ -78,12 +78,16 @@ class Registration:
         self.due_at = math.inf
         return WorkerHeartbeat(worker_id=self.worker_id, tasks=running, activity=activity)
 
-    def beaten(self, answer: WorkerUpdate | Exception, now: float) -> None:
+    def beaten(self, answer: WorkerHeartbeatReply | Exception, now: float) -> None:
         """Take note that a heartbeat was answered."""
-        if isinstance(answer, WorkerUpdate) and answer.heartbeat_interval and self._wished is None:
+        if (
+            isinstance(answer, WorkerHeartbeatReply)
+            and answer.heartbeat_interval
+            and self._wished is None
+        ):
             self._interval = answer.heartbeat_interval
         self.due_at = now + self._interval
 
-    def is_known_to(self, update: WorkerUpdate) -> bool:
+    def is_known_to(self, update: WorkerHeartbeatReply) -> bool:
         """Whether the dispatcher that answered is the one that took the worker."""
-        return update.incarnation in ("", self._incarnation)
+        return update.dispatcher_id in ("", self._incarnation)

@@ -30,25 +30,25 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.service.messages import (
+    CommitFiles,
     DispatcherReply,
     DispatcherRequest,
-    DropClient,
+    DrainWorker,
     FailTask,
     FinishTask,
     GetElements,
     GetPlan,
     GetSplit,
+    GetSplitReply,
     GetTask,
-    HandBack,
     RegisterWorker,
-    SaveFiles,
-    SplitGranted,
+    RegisterWorkerReply,
+    ReportDepartedClient,
+    ReturnSplits,
     TaskActivity,
+    UnregisterWorker,
     WorkerHeartbeat,
-    WorkerLeaving,
-    WorkerLeft,
-    WorkerRegistered,
-    WorkerUpdate,
+    WorkerHeartbeatReply,
 )
 from headrace.service.worker.agenda import Actions, Agenda, Calls
 from headrace.service.worker.failure import describe
@@ -185,9 +185,9 @@ class Session(Generic[R]):
         self._agenda.ask(message, now)
 
     def _registered(
-        self, asked: RegisterWorker, answer: WorkerRegistered | Exception, now: float
+        self, asked: RegisterWorker, answer: RegisterWorkerReply | Exception, now: float
     ) -> None:
-        if isinstance(answer, WorkerRegistered):
+        if isinstance(answer, RegisterWorkerReply):
             self._registration.registered(answer, now)
             self.tasks.open(now)
         elif self._registration.was_ever:
@@ -204,10 +204,12 @@ class Session(Generic[R]):
             self._end()
         self._agenda.at(self._registration.due_at)
 
-    def _beaten(self, asked: WorkerHeartbeat, answer: WorkerUpdate | Exception, now: float) -> None:
+    def _beaten(
+        self, asked: WorkerHeartbeat, answer: WorkerHeartbeatReply | Exception, now: float
+    ) -> None:
         self._registration.beaten(answer, now)
         self._agenda.at(self._registration.due_at)
-        if isinstance(answer, WorkerUpdate):
+        if isinstance(answer, WorkerHeartbeatReply):
             is_known = self._registration.is_known_to(answer)
         else:
             is_known = not isinstance(answer, NotFoundError)
@@ -217,13 +219,13 @@ class Session(Generic[R]):
                 self.stop(now)
             else:
                 self._register_again(now)
-        elif isinstance(answer, WorkerUpdate):
-            for task_id, client_id in answer.departed:
+        elif isinstance(answer, WorkerHeartbeatReply):
+            for task_id, client_id in answer.departed_clients:
                 self.tasks.departed(task_id, client_id, now)
             for task_id in answer.tasks_to_delete:
                 self.tasks.delete(task_id)
             if not self._leaving.is_wished:
-                for task_id in answer.begin:
+                for task_id in answer.tasks_to_start:
                     self.tasks.begin(task_id, now)
 
     def _register_again(self, now: float) -> None:
@@ -249,7 +251,7 @@ class Session(Generic[R]):
         else:
             self.tasks.requested(request, message, now)
 
-    def _granted(self, asked: GetSplit, answer: SplitGranted | Exception, now: float) -> None:
+    def _granted(self, asked: GetSplit, answer: GetSplitReply | Exception, now: float) -> None:
         if not self.tasks.granted(asked, answer, now):
             # Perhaps it is the worker that the dispatcher does not know.
             self._registration.due_at = now
@@ -265,7 +267,7 @@ class Session(Generic[R]):
             self.stop(now)
             return
         self._leaving.drain(seconds, now)
-        self._agenda.ask(WorkerLeaving(worker_id=self._registration.worker_id), now)
+        self._agenda.ask(DrainWorker(worker_id=self._registration.worker_id), now)
         self.tasks.cut(now)
 
     def stop(self, now: float) -> None:
@@ -291,10 +293,10 @@ class Session(Generic[R]):
             leaving.hand_back(Undelivered.of(left, words))
             for word in words:
                 self._agenda.ask(word, now)
-        if leaving.phase is Phase.HANDING_BACK and not calls.of(HandBack, FinishTask, FailTask):
+        if leaving.phase is Phase.HANDING_BACK and not calls.of(ReturnSplits, FinishTask, FailTask):
             leaving.phase = Phase.SAYING_SO
-            self._agenda.ask(WorkerLeft(worker_id=self._registration.worker_id), now)
-        has_said_so = leaving.phase is Phase.SAYING_SO and not calls.of(WorkerLeft)
+            self._agenda.ask(UnregisterWorker(worker_id=self._registration.worker_id), now)
+        has_said_so = leaving.phase is Phase.SAYING_SO and not calls.of(UnregisterWorker)
         if has_said_so or (leaving.has_begun and leaving.is_due(now)):
             self._end()
         self._agenda.at(leaving.next_at)
@@ -376,10 +378,10 @@ _HEAR: dict[type, Callable[[Session[Any], Any, Any, float], None]] = {
     # One that the dispatcher has no use for (its iteration was closed) is answered, too.
     FinishTask: lambda session, *answer: session.tasks.reported(*answer),
     FailTask: lambda session, *answer: session.tasks.reported(*answer),
-    DropClient: lambda session, *answer: session.tasks.dropped(*answer),
-    SaveFiles: lambda session, *answer: session.tasks.files_heard(*answer),
-    HandBack: _heard,
-    WorkerLeaving: _heard,
-    WorkerLeft: _heard,
+    ReportDepartedClient: lambda session, *answer: session.tasks.dropped(*answer),
+    CommitFiles: lambda session, *answer: session.tasks.files_heard(*answer),
+    ReturnSplits: _heard,
+    DrainWorker: _heard,
+    UnregisterWorker: _heard,
 }
 """What is to be done with the answer to a call."""

@@ -233,12 +233,12 @@ class Shell:
     def _start_producer(self, start: Start) -> tuple[int, BaseException] | None:
         """Start a producer; return its number and the error if that cannot be done."""
         definition = start.definition
-        name, order = f"task-{definition.task_id}", definition.save
+        name, order = f"task-{definition.task_id}", definition.save_destination
         meter = self._meters.begin(start.producer, definition.task_id)
         feed = Feed(start.producer, self, meter)
 
         def open_task(hand_over: Callable[[], None]) -> ElementIterator:
-            next_units = partial(feed.next_units, hand_over) if definition.deals else None
+            next_units = partial(feed.next_units, hand_over) if definition.assigns_splits else None
             return open_plan(
                 start.plan,
                 definition,
@@ -254,16 +254,16 @@ class Shell:
                 name,
                 open_task,
                 feed,
-                counts_units=definition.deals,
+                counts_units=definition.assigns_splits,
                 # A part of a round is an answer of its own.
                 most_elements=MOST_ELEMENTS if definition.num_consumers is None else 1,
-                says_origins=definition.origins,
+                says_origins=definition.has_element_ids,
                 in_order=is_in_order(definition),
                 portion_bytes=start.portion_bytes,
             )
         else:
             stream = definition.task_id
-            producer = FileProducer(name, open_task, feed, order=order, stream=stream)
+            producer = FileProducer(name, open_task, feed, destination=order, stream=stream)
         self._feeds[start.producer], self._producers[start.producer] = feed, producer
         try:
             producer.start()

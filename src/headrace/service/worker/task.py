@@ -16,14 +16,14 @@ from typing import Generic, TypeVar
 
 from headrace.errors import CancelledError
 from headrace.service.messages import (
-    DropClient,
+    CommitFiles,
     FailTask,
     FinishTask,
     GetElements,
     GetSplit,
-    HandBack,
-    SaveFiles,
-    SplitGranted,
+    GetSplitReply,
+    ReportDepartedClient,
+    ReturnSplits,
     TaskDefinition,
 )
 from headrace.service.ranges import Ranges, first, first_missing, subtracted
@@ -55,14 +55,14 @@ class Task(Generic[R]):
         hand_out: HandOut[R],
     ) -> None:
         self.task_id = definition.task_id
-        self.ticket = definition.ticket
+        self.ticket = definition.task_token
         self.producer = producer
         self.is_finished = False
         """Whether the clients may hear that it is over."""
         self.finish_at = math.inf
         """When it is finished although the dispatcher did not answer."""
         self._worker_id = worker_id
-        self._units = UnitAsking() if definition.deals else None
+        self._units = UnitAsking() if definition.assigns_splits else None
         #: How many grants there were when it was last told to pause: then nothing is held.
         self._paused_after = 0
         self._hand_out = hand_out
@@ -108,22 +108,22 @@ class Task(Generic[R]):
             return
         self._answer(self._hand_out.ask(request, message, now), actions)
 
-    def depart(self, client_id: str, actions: Actions[R]) -> DropClient:
+    def depart(self, client_id: str, actions: Actions[R]) -> ReportDepartedClient:
         """Give a client that is gone nothing more; return what to say of it."""
         answers, departure = self._hand_out.depart(client_id)
         self._answer(answers, actions)
         received, touched = self._hand_out.acknowledged
-        return DropClient(
+        return ReportDepartedClient(
             worker_id=self._worker_id,
             task_id=self.task_id,
-            ticket=self.ticket,
+            task_token=self.ticket,
             client_id=client_id,
-            units=departure.units,
-            lost=departure.lost,
-            parts=departure.parts,
-            used=departure.used,
-            received=received,
-            touched=touched,
+            unacknowledged=departure.units,
+            possibly_lost=departure.lost,
+            partially_unacknowledged=departure.parts,
+            partially_acknowledged=departure.used,
+            delivered=received,
+            partially_delivered=touched,
         )
 
     def forget(self, client_id: str, actions: Actions[R]) -> None:
@@ -201,35 +201,35 @@ class Task(Generic[R]):
         return GetSplit(
             worker_id=self._worker_id,
             task_id=self.task_id,
-            ticket=self.ticket,
-            number=units.number,
-            want=units.want,
-            done=first_missing(self._hand_out.done),
+            task_token=self.ticket,
+            assignment_number=units.number,
+            max_splits=units.want,
+            num_done=first_missing(self._hand_out.done),
         )
 
     def granted(
-        self, asked: GetSplit, granted: SplitGranted, now: float, actions: Actions[R]
+        self, asked: GetSplit, granted: GetSplitReply, now: float, actions: Actions[R]
     ) -> None:
         """Take what the dispatcher answered."""
         assert self._units is not None
         units = self._units.take(granted, now)
         if units is not None:
-            self._hand_out.deal(*units, granted.rows)
+            self._hand_out.deal(*units, granted.ordinals)
         if units is not None:
             # With what it deals, the dispatcher keeps what is done.
-            self._hand_out.forget_done(asked.done)
+            self._hand_out.forget_done(asked.num_done)
         if self.left is not None or self._has_ended:
             # They are handed back, or come back with the others of a task that failed.
             self._units.ask_at = math.inf
         elif units is not None:
-            self._units.is_over = self._units.is_over or granted.last
+            self._units.is_over = self._units.is_over or granted.is_last
             actions.grants.append(
                 Grant(
                     producer=self.producer,
                     units=units,
-                    is_alone=granted.alone,
-                    rows=granted.rows,
-                    done=asked.done,
+                    is_alone=granted.is_poison_candidate,
+                    rows=granted.ordinals,
+                    done=asked.num_done,
                 )
             )
         else:
@@ -241,19 +241,19 @@ class Task(Generic[R]):
                 actions.waits.append(self.producer)
             self._end_units(actions)
 
-    def files_to_say(self) -> SaveFiles | None:
+    def files_to_say(self) -> CommitFiles | None:
         """Return what to say of files that are whole, if anything."""
         unheard = self._hand_out.unheard
         if unheard is None or self.left is not None:
             return None
         number, files, done = unheard
-        return SaveFiles(
+        return CommitFiles(
             worker_id=self._worker_id,
             task_id=self.task_id,
-            ticket=self.ticket,
-            number=number,
+            task_token=self.ticket,
+            report_number=number,
             files=files,
-            done=done,
+            num_done=done,
         )
 
     def files_heard(self, number: int, actions: Actions[R]) -> None:
@@ -284,17 +284,17 @@ class Task(Generic[R]):
             return FinishTask(
                 worker_id=self._worker_id,
                 task_id=self.task_id,
-                ticket=self.ticket,
-                cut=self._is_cut,
-                done=first_missing(self._hand_out.done) if self.is_dealt else 0,
-                dealt=None if self._units is None else self._units.dealt,
+                task_token=self.ticket,
+                cut_short=self._is_cut,
+                num_done=first_missing(self._hand_out.done) if self.is_dealt else 0,
+                num_assigned=None if self._units is None else self._units.dealt,
             )
         return self.failed(self._failure)
 
     def failed(self, reason: str) -> FailTask:
         """Return what to say to the dispatcher if the task fails."""
         return FailTask(
-            worker_id=self._worker_id, task_id=self.task_id, ticket=self.ticket, reason=reason
+            worker_id=self._worker_id, task_id=self.task_id, task_token=self.ticket, reason=reason
         )
 
     def finish(self, actions: Actions[R]) -> None:
@@ -329,7 +329,7 @@ class Task(Generic[R]):
                 actions.closes.append(self.producer)
         return self.left
 
-    def hand_back(self) -> HandBack | None:
+    def hand_back(self) -> ReturnSplits | None:
         """Return what to say of the units of which nothing was given to anybody, if there are any.
 
         To be called when the task is called off, and what it asked for is here.
@@ -339,11 +339,11 @@ class Task(Generic[R]):
         units = subtracted(first(self._units.dealt), self.left.touched)
         if not units:
             return None
-        return HandBack(
+        return ReturnSplits(
             worker_id=self._worker_id,
             task_id=self.task_id,
-            ticket=self.ticket,
-            units=units,
+            task_token=self.ticket,
+            splits=units,
         )
 
 

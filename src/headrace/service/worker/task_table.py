@@ -24,19 +24,19 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.service.messages import (
+    CommitFiles,
     Done,
-    DropClient,
-    Elements,
     FailTask,
     FinishTask,
     GetElements,
+    GetElementsReply,
     GetPlan,
+    GetPlanReply,
     GetSplit,
+    GetSplitReply,
     GetTask,
-    HandBack,
-    PlanBytes,
-    SaveFiles,
-    SplitGranted,
+    ReportDepartedClient,
+    ReturnSplits,
     TaskDefinition,
 )
 from headrace.service.ranges import Ranges
@@ -130,7 +130,9 @@ class TaskTable(Generic[R]):
         if gone.ticket and not is_ticket(message.ticket, gone.ticket):
             answers.append((request, wrong_ticket(task_id)))
         elif gone.is_finished:
-            answers.append((request, Elements(first=0, count=0, end=True)))
+            answers.append(
+                (request, GetElementsReply(first_element=0, num_elements=0, end_of_task=True))
+            )
         else:
             answers.append((request, _not_here(task_id)))
 
@@ -153,7 +155,7 @@ class TaskTable(Generic[R]):
         elif asked.task_id in self._lookups:
             self._look_up(answer, now)
 
-    def fetched(self, asked: GetPlan, answer: PlanBytes | Exception, now: float) -> None:
+    def fetched(self, asked: GetPlan, answer: GetPlanReply | Exception, now: float) -> None:
         """Take a part of a plan."""
         try:
             if isinstance(answer, Exception):
@@ -186,11 +188,11 @@ class TaskTable(Generic[R]):
             self._refuse(waiting, _not_here(task_id))
         else:
             self._refuse(waiting, for_clients(error))
-            self._remember(task_id, _Gone(definition.ticket, is_finished=True))
+            self._remember(task_id, _Gone(definition.task_token, is_finished=True))
             failed = FailTask(
                 worker_id=self._worker_id,
                 task_id=task_id,
-                ticket=definition.ticket,
+                task_token=definition.task_token,
                 reason=f"it cannot be started: {describe(error)}",
             )
             self._agenda.ask(failed, now)
@@ -273,25 +275,25 @@ class TaskTable(Generic[R]):
         if files is not None:
             self._agenda.ask(files, now)
 
-    def files_heard(self, asked: SaveFiles, answer: Done | Exception, now: float) -> None:
+    def files_heard(self, asked: CommitFiles, answer: Done | Exception, now: float) -> None:
         """Take note that files count, or that the dispatcher does not want them."""
         task = self._tasks.get(asked.task_id)
         if task is None:
             return
         if not isinstance(answer, Exception):
-            task.files_heard(asked.number, self._agenda.actions)
+            task.files_heard(asked.report_number, self._agenda.actions)
             self._look_after(task, now)
             return
         self.delete(task.task_id)
         if not isinstance(answer, NotFoundError | FailedPreconditionError):
             self._agenda.ask(task.failed(f"its files do not count: {describe(answer)}"), now)
 
-    def granted(self, asked: GetSplit, answer: SplitGranted | Exception, now: float) -> bool:
+    def granted(self, asked: GetSplit, answer: GetSplitReply | Exception, now: float) -> bool:
         """Take units; return whether the dispatcher still knows the task, as far as it said."""
         task = self._tasks.get(asked.task_id)
         if task is None:
             return True
-        if isinstance(answer, SplitGranted):
+        if isinstance(answer, GetSplitReply):
             task.granted(asked, answer, now, self._agenda.actions)
             self._look_after(task, now)
         elif task.left is None:
@@ -315,19 +317,19 @@ class TaskTable(Generic[R]):
             self._agenda.ask(task.depart(client_id, self._agenda.actions), now)
             self._look_after(task, now)
         elif gone is not None:
-            nothing = DropClient(
+            nothing = ReportDepartedClient(
                 worker_id=self._worker_id,
                 task_id=task_id,
-                ticket=gone.ticket,
+                task_token=gone.ticket,
                 client_id=client_id,
-                units=(),
-                lost=(),
-                received=gone.received,
-                touched=gone.received,
+                unacknowledged=(),
+                possibly_lost=(),
+                delivered=gone.received,
+                partially_delivered=gone.received,
             )
             self._agenda.ask(nothing, now)
 
-    def dropped(self, asked: DropClient, answer: Done | Exception, now: float) -> None:
+    def dropped(self, asked: ReportDepartedClient, answer: Done | Exception, now: float) -> None:
         """Take note that the dispatcher has heard of a client that is gone."""
         task = self._tasks.get(asked.task_id)
         if task is not None:
@@ -370,7 +372,7 @@ class TaskTable(Generic[R]):
         task.call_off(refusal, self._agenda.actions)
         self._producers.pop(task.producer, None)
 
-    def undelivered(self) -> tuple[list[Left], list[HandBack]]:
+    def undelivered(self) -> tuple[list[Left], list[ReturnSplits]]:
         """Return what the tasks had not delivered when they were called off."""
         tasks = list(self._tasks.values())
         left = [task.left for task in tasks if task.left is not None]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from headrace.service.messages import SplitGranted
+from headrace.service.messages import GetSplitReply
 from headrace.waiting import Backoff
 
 __all__ = ["UnitAsking", "next_want"]
@@ -63,7 +63,7 @@ class UnitAsking:
         self._backoff.reset()
         self.ask_at = now
 
-    def take(self, granted: SplitGranted, now: float) -> tuple[int, int] | None:
+    def take(self, granted: GetSplitReply, now: float) -> tuple[int, int] | None:
         """Take the answer to request `number`; return the units that came with it, if any did."""
         if granted.start < granted.stop:
             self.number += 1

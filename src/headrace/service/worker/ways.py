@@ -13,7 +13,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.service.messages import TaskDefinition
 from headrace.service.modes.coordinated_reads.delivery import Rounds
 from headrace.service.modes.cross_trainer_cache.delivery import Shared
-from headrace.service.modes.distributed_save.delivery import FileAccount
+from headrace.service.modes.distributed_save.delivery import FileDelivery
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds, HandOut
 
@@ -29,12 +29,14 @@ def hand_out_of(definition: TaskDefinition, bounds: Bounds | None) -> HandOut[An
         FailedPreconditionError: The way that the definition names is not known here.
     """
     what = "way to hand out elements"
-    return found_by_name(_HAND_OUTS, definition.hand_out, definition, what)(definition, bounds)
+    return found_by_name(_HAND_OUTS, definition.delivery_policy, definition, what)(
+        definition, bounds
+    )
 
 
 def is_in_order(definition: TaskDefinition) -> bool:
     """Whether a task's elements are wanted in order, unit by unit."""
-    return definition.half.startswith("in order")
+    return definition.partition_mode.startswith("in order")
 
 
 def found_by_name(table: dict[str, V], name: str, definition: TaskDefinition, what: str) -> V:
@@ -53,12 +55,14 @@ def found_by_name(table: dict[str, V], name: str, definition: TaskDefinition, wh
     return found
 
 
-def _files(definition: TaskDefinition, bounds: Bounds | None) -> FileAccount[Any]:
-    return FileAccount(bounds)
+def _files(definition: TaskDefinition, bounds: Bounds | None) -> FileDelivery[Any]:
+    return FileDelivery(bounds)
 
 
 def _first_come(definition: TaskDefinition, bounds: Bounds | None) -> FirstCome[Any]:
-    return FirstCome(bounds, origins=definition.origins, says_dealt=definition.origins)
+    return FirstCome(
+        bounds, origins=definition.has_element_ids, says_dealt=definition.has_element_ids
+    )
 
 
 def _shared(definition: TaskDefinition, bounds: Bounds | None) -> Shared[Any]:

@@ -14,14 +14,14 @@ from headrace.errors import (
 )
 from headrace.service.client.actions import Delivery
 from headrace.service.messages import (
-    WORD,
+    PROGRESS_REQUEST,
     ClientHeartbeat,
-    ClientUpdate,
+    ClientHeartbeatReply,
     Done,
-    Elements,
-    IterationOpened,
+    GetElementsReply,
+    OpenIterationReply,
+    ReportDelivery,
     RoundProgress,
-    SettleTask,
     TaskAddress,
 )
 from headrace.service.modes.coordinated_reads.delivery import Rounds
@@ -34,26 +34,33 @@ def address(task_id: int, starting_round: int = 0) -> TaskAddress:
         task_id=task_id,
         worker_id=f"w{task_id}",
         worker_address=f"w{task_id}:1",
-        ticket="ticket",
+        task_token="ticket",
         starting_round=starting_round,
     )
 
 
 def opened(*tasks: TaskAddress, horizon: int = 16, most: int = 4, **options: Any) -> RoundSession:
     session = RoundSession("client", "dispatcher:1", most, 0.0, consumer=0, consumers=2, **options)
-    session.opened(IterationOpened(2000, tasks, 7, finished=False, horizon=horizon), 0.0)
+    session.opened(OpenIterationReply(2000, tasks, 7, finished=False, horizon=horizon), 0.0)
     return session
 
 
 def test_a_consumer_that_joins_what_has_failed_hears_why() -> None:
     session = RoundSession("client", "dispatcher:1", 4, 0.0, consumer=0, consumers=2)
-    session.opened(IterationOpened(1, (), 0, finished=True, failed="all workers died"), 0.0)
+    session.opened(
+        OpenIterationReply(1, (), 0, finished=True, failure_reason="all workers died"), 0.0
+    )
     assert isinstance(session.failure, FailedPreconditionError)
     assert session.is_over
 
 
-def part(number: int, whole: int = 0) -> Elements:
-    return Elements(first=number, count=1, end=False, mode=RoundProgress(whole=whole))
+def part(number: int, whole: int = 0) -> GetElementsReply:
+    return GetElementsReply(
+        first_element=number,
+        num_elements=1,
+        end_of_task=False,
+        mode_data=RoundProgress(num_complete=whole),
+    )
 
 
 def asked(session: RoundSession, now: float) -> list[tuple[int, int]]:
@@ -69,19 +76,21 @@ def test_what_was_asked_before_a_task_was_lost_takes_room_though_its_turn_comes_
     session = opened(address(1), address(2), address(4), address(3, starting_round=3))
     assert sorted(asked(session, 0.0)) == [(1, 0), (2, 0), (3, 0), (4, 0)]
     rest = (address(1), address(2), address(3, starting_round=3))
-    lost = ClientUpdate(rest, finished=False, settle=(4,), version=1, horizon=16)
+    lost = ClientHeartbeatReply(rest, finished=False, reports_needed=(4,), version=1, horizon=16)
     session.heard(ClientHeartbeat("client"), lost, 0.2)
     actions = session.act(0.25)
     assert not actions.asks
-    (settled,) = [each for each in actions.calls if isinstance(each, SettleTask)]
+    (settled,) = [each for each in actions.calls if isinstance(each, ReportDelivery)]
     session.heard(settled, Done(), 0.3)
-    told = ClientUpdate(rest, finished=False, rounds=((4, 0),), version=2, horizon=16)
+    told = ClientHeartbeatReply(
+        rest, finished=False, complete_rounds=((4, 0),), version=2, horizon=16
+    )
     session.heard(ClientHeartbeat("client"), told, 0.3)
     # Next are 1, 2, 1 and 2, and only then 3: with that there is room for four.
     assert asked(session, 0.3) == [(1, 1)]
     for task_id in (1, 2):
         session.answered(task_id, 0, part(0), "a round", 0.4)
-    assert asked(session, 0.4) == [(1, WORD), (2, WORD)]
+    assert asked(session, 0.4) == [(1, PROGRESS_REQUEST), (2, PROGRESS_REQUEST)]
 
 
 def test_a_round_is_delivered_once_it_is_whole_and_in_its_turn() -> None:
@@ -89,10 +98,12 @@ def test_a_round_is_delivered_once_it_is_whole_and_in_its_turn() -> None:
     asked(session, 0.0)
     assert session.answered(2, 0, part(0), "two", 0.1) == []
     assert session.answered(1, 0, part(0), "one", 0.1) == []
-    assert set(asked(session, 0.1)) == {(1, WORD), (2, WORD)}
-    word = Elements(first=1, count=0, end=False, mode=RoundProgress(whole=1))
-    assert session.answered(2, WORD, word, None, 0.2) == []
-    found = session.answered(1, WORD, word, None, 0.2)
+    assert set(asked(session, 0.1)) == {(1, PROGRESS_REQUEST), (2, PROGRESS_REQUEST)}
+    word = GetElementsReply(
+        first_element=1, num_elements=0, end_of_task=False, mode_data=RoundProgress(num_complete=1)
+    )
+    assert session.answered(2, PROGRESS_REQUEST, word, None, 0.2) == []
+    found = session.answered(1, PROGRESS_REQUEST, word, None, 0.2)
     assert [each.payload for each in found] == ["one", "two"]
 
 
@@ -101,26 +112,32 @@ def test_a_lost_task_is_settled_by_rounds_and_only_those_that_all_have_are_used(
     asked(session, 0.0)
     for number in (0, 1):
         assert session.answered(1, number, part(number), f"one {number}", 0.1) == []
-    lost = ClientUpdate((address(2),), finished=False, settle=(1,), version=1, horizon=16)
+    lost = ClientHeartbeatReply(
+        (address(2),), finished=False, reports_needed=(1,), version=1, horizon=16
+    )
     session.heard(ClientHeartbeat("client"), lost, 0.2)
-    (settled,) = [each for each in session.act(0.25).calls if isinstance(each, SettleTask)]
+    (settled,) = [each for each in session.act(0.25).calls if isinstance(each, ReportDelivery)]
     assert (settled.task_id, settled.rounds) == (1, 2)
-    known = ClientUpdate((address(2),), False, version=2, horizon=16, rounds=((1, 1),))
+    known = ClientHeartbeatReply(
+        (address(2),), False, version=2, horizon=16, complete_rounds=((1, 1),)
+    )
     session.heard(ClientHeartbeat("client"), known, 0.3)
     assert [each.payload for each in session.due(0.3)] == ["one 0"]
     session.answered(2, 0, part(0, whole=1), "two 0", 0.4)
     asked(session, 0.4)
-    word = Elements(first=1, count=0, end=False, mode=RoundProgress(whole=1))
-    found = session.answered(2, WORD, word, None, 0.5)
+    word = GetElementsReply(
+        first_element=1, num_elements=0, end_of_task=False, mode_data=RoundProgress(num_complete=1)
+    )
+    found = session.answered(2, PROGRESS_REQUEST, word, None, 0.5)
     assert [each.payload for each in found] in (["two 0"], []), "round 1 of task 1 never was"
 
 
 def test_the_reading_ends_though_the_worker_of_a_last_task_never_heard_of_it() -> None:
     session = opened(address(1), address(2, starting_round=1))
     asked(session, 0.0)
-    end = Elements(first=0, count=0, end=True)
+    end = GetElementsReply(first_element=0, num_elements=0, end_of_task=True)
     session.answered(1, 0, end, None, 0.1)
-    over = ClientUpdate((), finished=True, version=1, horizon=16)
+    over = ClientHeartbeatReply((), finished=True, version=1, horizon=16)
     session.heard(ClientHeartbeat("client"), over, 0.2)
     assert session.due(0.2) == []
     assert session.is_over
@@ -130,7 +147,7 @@ def test_the_reading_ends_though_others_ended_without_a_round_of_a_task_that_had
     session = opened(address(1))
     asked(session, 0.0)
     session.answered(1, 0, part(0), "it cannot be opened", 0.1)
-    over = ClientUpdate((), finished=True, version=1, horizon=16, kept=())
+    over = ClientHeartbeatReply((), finished=True, version=1, horizon=16, redeliverable=())
     session.heard(ClientHeartbeat("client"), over, 0.2)
     assert session.due(0.2) == []
     assert session.is_over
@@ -142,7 +159,7 @@ def test_it_asks_to_go_on_before_it_gets_to_the_horizon() -> None:
     assert actions.asks == []
     (beat,) = [each for each in actions.calls if isinstance(each, ClientHeartbeat)]
     assert beat.horizon >= 16
-    further = ClientUpdate((address(1),), finished=False, version=1, horizon=2)
+    further = ClientHeartbeatReply((address(1),), finished=False, version=1, horizon=2)
     session.heard(ClientHeartbeat("client"), further, 0.1)
     assert asked(session, 0.1) == [(1, 0), (1, 1)]
 
@@ -152,14 +169,19 @@ def test_a_wait_for_another_consumer_ends_at_the_deadline_and_names_it() -> None
     asked(session, 0.0)
     session.answered(1, 0, part(0), "one", 0.1)
     session.waiting(0.1)
-    word = Elements(first=1, count=0, end=False, mode=RoundProgress(whole=0, behind=(1,)))
+    word = GetElementsReply(
+        first_element=1,
+        num_elements=0,
+        end_of_task=False,
+        mode_data=RoundProgress(num_complete=0, lagging_consumers=(1,)),
+    )
     warnings = []
     for second in range(1, 40):
         actions = session.act(float(second))
         warnings += actions.warnings
         for ask in actions.asks:
-            if ask.number == WORD and ask.message.known < 0:
-                session.answered(1, WORD, word, None, float(second))
+            if ask.number == PROGRESS_REQUEST and ask.message.known_rounds < 0:
+                session.answered(1, PROGRESS_REQUEST, word, None, float(second))
     assert isinstance(session.failure, DeadlineExceededError)
     assert "consumer 1 of 2 did not take part in round 0" in str(session.failure)
     assert "consumer 1 of 2" in warnings[0]
@@ -169,7 +191,9 @@ def test_where_another_consumer_has_left_the_reading_ends_with_its_name() -> Non
     session = opened(address(1))
     asked(session, 0.0)
     session.waiting(0.0)
-    update = ClientUpdate((address(1),), False, version=1, horizon=16, left="consumer 1 has left")
+    update = ClientHeartbeatReply(
+        (address(1),), False, version=1, horizon=16, missing_consumer="consumer 1 has left"
+    )
     session.heard(ClientHeartbeat("client"), update, 0.5)
     session.act(0.5)
     assert session.failure is None, "what all have may still be on its way"
@@ -185,7 +209,7 @@ def test_a_round_whose_request_gave_way_to_one_of_the_connection_before_is_asked
     before = session.act(0.0).asks[0].message
     session.disconnected(1, UnavailableError("gone"), 0.1)
     later = session.act(0.2).asks[0].message
-    assert (before.number, later.number) == (0, 0)
+    assert (before.request_number, later.request_number) == (0, 0)
     # What was sent before comes to the worker only now, which takes it for a repeat of the later.
     rounds: Rounds[str] = Rounds(2)
     assert rounds.ask("the later one", later, 0.3) == []
@@ -203,8 +227,8 @@ def test_what_another_word_took_the_place_of_is_not_said_again() -> None:
     session = opened(address(1), most=1)
     asked(session, 0.0)
     session.answered(1, 0, part(0), "one", 0.1)
-    assert asked(session, 0.1) == [(1, WORD)]
-    session.answered(1, WORD, AbortedError("request -1 was asked again"), None, 0.2)
+    assert asked(session, 0.1) == [(1, PROGRESS_REQUEST)]
+    session.answered(1, PROGRESS_REQUEST, AbortedError("request -1 was asked again"), None, 0.2)
     for now in (0.2, 0.5, 3.0):
         assert asked(session, now) == []
 
@@ -218,7 +242,9 @@ def test_a_worker_that_cannot_answer_now_is_asked_again_in_a_moment() -> None:
 
 
 def left_by_another(session: RoundSession, now: float) -> None:
-    update = ClientUpdate((address(1),), False, version=1, horizon=16, left="consumer 1 has left")
+    update = ClientHeartbeatReply(
+        (address(1),), False, version=1, horizon=16, missing_consumer="consumer 1 has left"
+    )
     session.heard(ClientHeartbeat("client"), update, now)
     session.act(now)
 
@@ -253,8 +279,13 @@ def test_time_in_which_this_process_stood_still_is_no_wait_for_others() -> None:
     session.answered(1, 0, part(0), "one", 0.1)
     session.waiting(0.1)
     session.act(0.1)
-    word = Elements(first=1, count=0, end=False, mode=RoundProgress(whole=0, behind=(1,)))
-    session.answered(1, WORD, word, None, 0.2)
+    word = GetElementsReply(
+        first_element=1,
+        num_elements=0,
+        end_of_task=False,
+        mode_data=RoundProgress(num_complete=0, lagging_consumers=(1,)),
+    )
+    session.answered(1, PROGRESS_REQUEST, word, None, 0.2)
     session.act(1.0)
     session.act(101.0)  # a hundred seconds without a look
     assert session.failure is None
@@ -288,13 +319,13 @@ def test_rounds_that_arrive_while_a_word_is_under_way_are_said_together_in_a_mom
     task.asked |= {0, 1, 2}
     task.arrive(0, part(0), delivery)
     ((number, question),) = task.questions("client", 0.0, urgent=False)
-    assert (number, question.acknowledged) == (WORD, 1)
+    assert (number, question.acknowledged) == (PROGRESS_REQUEST, 1)
     task.arrive(1, part(1), delivery)
     assert task.questions("client", 0.1, urgent=False) == []
     task.arrive(2, part(2), delivery)
     assert task.questions("client", 0.101, urgent=False) == []
     ((number, question),) = task.questions("client", 0.103, urgent=False)
-    assert (number, question.acknowledged) == (WORD, 3)
+    assert (number, question.acknowledged) == (PROGRESS_REQUEST, 3)
     assert task.questions("client", 9.0, urgent=False) == []
 
 
@@ -306,8 +337,13 @@ def test_rounds_are_asked_for_once_a_quarter_of_them_is_used_up(most: int, toget
     for number in numbers:
         session.answered(1, number, part(number), "part", 0.1)
     asked(session, 0.1)
-    word = Elements(first=most, count=0, end=False, mode=RoundProgress(whole=most))
-    assert len(session.answered(1, WORD, word, None, 0.2)) == most
+    word = GetElementsReply(
+        first_element=most,
+        num_elements=0,
+        end_of_task=False,
+        mode_data=RoundProgress(num_complete=most),
+    )
+    assert len(session.answered(1, PROGRESS_REQUEST, word, None, 0.2)) == most
     assert asked(session, 0.2) == [], "nothing is used up"
     looks = [session.used_up(1, number) for number in range(together)]
     assert looks == [False] * (together - 1) + [True]

@@ -10,8 +10,8 @@ import pytest
 from headrace.errors import FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.apply import IllegalFactError, apply
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.apply import InvalidEventError, apply
 from headrace.service.modes.coordinated_reads.records import RoundsOpened
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
@@ -46,7 +46,9 @@ def beat(scene: Scenario, client_id: str, horizon: int = 0) -> Any:
 def settle(scene: Scenario, client_id: str, task_id: int, rounds: int, units: int = 0) -> None:
     received = ((0, units),) if units else ()
     scene.ask(
-        messages.SettleTask(client_id=client_id, task_id=task_id, received=received, rounds=rounds)
+        messages.ReportDelivery(
+            client_id=client_id, task_id=task_id, delivered=received, rounds=rounds
+        )
     )
 
 
@@ -73,8 +75,8 @@ def test_the_horizon_never_goes_back_and_is_said_also_where_nothing_else_is_new(
     beat(scene, "a", horizon=20)
     assert beat(scene, "b", horizon=10).horizon == 20
     version = beat(scene, "b").version
-    reply = scene.ask(messages.ClientHeartbeat(client_id="b", known=version, horizon=32))
-    assert (reply.same, reply.horizon) == (True, 32)
+    reply = scene.ask(messages.ClientHeartbeat(client_id="b", known_version=version, horizon=32))
+    assert (reply.unchanged, reply.horizon) == (True, 32)
     assert [each.until for each in scene.facts if isinstance(each, RoundsOpened)] == [
         20,
         32,
@@ -84,25 +86,25 @@ def test_the_horizon_never_goes_back_and_is_said_also_where_nothing_else_is_new(
 
 def test_of_a_lost_task_the_rounds_that_arrived_everywhere_count(scene: Scenario) -> None:
     join(scene, "a", "b")
-    scene.ask(messages.WorkerLeft(worker_id="v"))
+    scene.ask(messages.UnregisterWorker(worker_id="v"))
     for client_id in "ab":
         update = beat(scene, client_id)
-        assert update.settle == (4000,)
-        assert update.rounds == (), "it is not known yet"
+        assert update.reports_needed == (4000,)
+        assert update.complete_rounds == (), "it is not known yet"
     settle(scene, "a", 4000, rounds=7)
-    assert beat(scene, "b").rounds == ()
+    assert beat(scene, "b").complete_rounds == ()
     scene.restart()
     settle(scene, "b", 4000, rounds=5)
     for client_id in "ab":
-        assert beat(scene, client_id).rounds == ((4000, 5),)
+        assert beat(scene, client_id).complete_rounds == ((4000, 5),)
     scene.check()
 
 
 def test_before_all_have_joined_no_round_of_a_lost_task_arrived_everywhere(scene: Scenario) -> None:
     join(scene, "a", number=2)
-    scene.ask(messages.WorkerLeft(worker_id="v"))
+    scene.ask(messages.UnregisterWorker(worker_id="v"))
     settle(scene, "a", 4000, rounds=3)
-    assert beat(scene, "a").rounds == ((4000, 0),)
+    assert beat(scene, "a").complete_rounds == ((4000, 0),)
     scene.check()
 
 
@@ -123,10 +125,14 @@ def test_of_a_finished_task_all_rounds_count_though_who_had_them_has_left(
     if mode == DYNAMIC:
         scene.split(4000)
     others_end_first(scene)
-    assert beat(scene, "b").settle == (4000,)
+    assert beat(scene, "b").reports_needed == (4000,)
     settle(scene, "b", 4000, rounds=5, units=int(mode == DYNAMIC))
     update = beat(scene, "b")
-    assert (update.rounds, update.left, update.finished) == (((4000, 5),), "", True)
+    assert (update.complete_rounds, update.missing_consumer, update.finished) == (
+        ((4000, 5),),
+        "",
+        True,
+    )
     scene.check()
 
 
@@ -140,7 +146,11 @@ def test_of_a_finished_task_all_rounds_count_though_another_leaves_and_does_not_
     scene.close("a")
     settle(scene, "b", 4000, rounds=5)
     update = beat(scene, "b")
-    assert (update.rounds, update.left, update.finished) == (((4000, 5),), "", True)
+    assert (update.complete_rounds, update.missing_consumer, update.finished) == (
+        ((4000, 5),),
+        "",
+        True,
+    )
     scene.check()
 
 
@@ -155,7 +165,7 @@ def test_a_consumer_that_left_and_did_not_say_what_it_had_of_the_last_copy_is_na
     assert scene.state.iterations[2000].finished, "the other copy ended"
     scene.close("a")
     settle(scene, "b", 4000, rounds=5)
-    assert beat(scene, "b").left == "consumer 0 (client a) has left"
+    assert beat(scene, "b").missing_consumer == "consumer 0 (client a) has left"
     scene.check()
 
 
@@ -166,28 +176,28 @@ def test_of_a_finished_task_without_units_it_is_said_that_it_gave_none_when_its_
     join(scene, "a", "b", mode=DYNAMIC, dataset_id=ends)
     scene.split(4000)
     scene.add_worker("w")
-    assert scene.deal(4001, done=0).wait is False
+    assert scene.deal(4001, num_done=0).wait is False
     scene.finish("w", 4001)
     # Before it heard that, worker w stopped, and refused what a and b asked it.
     scene.left("w")
     for client_id in "ab":
-        assert beat(scene, client_id).settle == (4001,)
+        assert beat(scene, client_id).reports_needed == (4001,)
         settle(scene, client_id, 4001, rounds=0)
-    assert beat(scene, "a").rounds == ((4001, 0),)
+    assert beat(scene, "a").complete_rounds == ((4001, 0),)
     scene.check()
 
 
 def test_units_of_rounds_that_did_not_arrive_everywhere_are_dealt_again(scene: Scenario) -> None:
     join(scene, "a", "b", mode=DYNAMIC)
-    scene.split(4000, want=10)
-    scene.ask(messages.WorkerLeft(worker_id="v"))
+    scene.split(4000, max_splits=10)
+    scene.ask(messages.UnregisterWorker(worker_id="v"))
     settle(scene, "a", 4000, rounds=4, units=8)
     settle(scene, "b", 4000, rounds=3, units=6)
-    assert beat(scene, "a").rounds == ((4000, 3),)
+    assert beat(scene, "a").complete_rounds == ((4000, 3),)
     (iteration,) = scene.state.iterations.values()
     task = scene.state.tasks[4000]
-    assert task.splits.received == ((0, 6),)
-    assert iteration.splits.returned[0][0] == 6
+    assert task.assigned.delivered == ((0, 6),)
+    assert iteration.pool.returned[0][0] == 6
     scene.check()
 
 
@@ -195,7 +205,7 @@ def test_no_task_waits_for_what_a_leaving_worker_holds(scene: Scenario) -> None:
     # It would lack a part of its round, and the leaving worker gives none before that is whole.
     join(scene, "a", "b", mode=DYNAMIC)
     scene.add_worker("w")
-    scene.split(4000, want=10)
+    scene.split(4000, max_splits=10)
     scene.leaving("v")
     while (reply := scene.deal(4001)).stop:
         pass
@@ -212,21 +222,21 @@ def test_no_task_waits_for_what_a_leaving_worker_holds(scene: Scenario) -> None:
 
 def test_nobody_settles_for_a_consumer_that_is_silent(scene: Scenario) -> None:
     join(scene, "a", "b")
-    scene.ask(messages.WorkerLeft(worker_id="v"))
+    scene.ask(messages.UnregisterWorker(worker_id="v"))
     settle(scene, "a", 4000, rounds=7)
     for _ in range(29):
         scene.tick(1.0)
-        assert beat(scene, "a").rounds == ()
-    assert beat(scene, "a").silent == ("b",)
+        assert beat(scene, "a").complete_rounds == ()
+    assert beat(scene, "a").awaited_clients == ("b",)
 
 
 def test_a_consumer_that_left_is_named_and_no_length_is_said_any_more(scene: Scenario) -> None:
     join(scene, "a", "b")
     scene.close("b")
-    assert beat(scene, "a").left == "consumer 1 (client b) has left"
-    scene.ask(messages.WorkerLeft(worker_id="v"))
+    assert beat(scene, "a").missing_consumer == "consumer 1 (client b) has left"
+    scene.ask(messages.UnregisterWorker(worker_id="v"))
     settle(scene, "a", 4000, rounds=7)
-    assert beat(scene, "a").rounds == ()
+    assert beat(scene, "a").complete_rounds == ()
     scene.check()
 
 
@@ -280,7 +290,7 @@ def test_a_worker_that_comes_again_begins_another_copy(cardinality: int) -> None
     scene.add_worker("v", "v:1")
     join(scene, "a", "b")
     beat(scene, "a", horizon=16)
-    scene.ask(messages.WorkerLeft(worker_id="v"))
+    scene.ask(messages.UnregisterWorker(worker_id="v"))
     scene.add_worker("v2", "v:1")
     update = beat(scene, "a")
     assert [(each.worker_id, each.starting_round) for each in update.tasks] == [
@@ -300,19 +310,19 @@ def test_rounds_are_of_copies_or_of_units_that_are_dealt(scene: Scenario) -> Non
 def test_what_a_task_is_read_by_is_in_its_definition(scene: Scenario) -> None:
     scene.put_plan(b"pickled")
     digest = hashlib.sha256(b"pickled").digest()
-    join(scene, "a", "b", remainder="pad", cost="digest", cost_plan=digest)
+    join(scene, "a", "b", remainder="pad", cost_fn_id="digest", cost_fn_digest=digest)
     reply = scene.ask(messages.GetTask(worker_id="v", task_id=4000))
-    assert (reply.hand_out, reply.num_consumers) == ("rounds", 2)
-    assert (reply.remainder, reply.cost_plan) == ("pad", digest)
+    assert (reply.delivery_policy, reply.num_consumers) == ("rounds", 2)
+    assert (reply.remainder, reply.cost_fn_digest) == ("pad", digest)
 
 
 def test_a_cost_function_is_wanted_before_a_job_begins(scene: Scenario) -> None:
     digest = hashlib.sha256(b"pickled").digest()
     kept = len(scene.facts)
-    assert join(scene, "a", cost="digest", cost_plan=digest).wanted
+    assert join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest).cost_fn_needed
     assert len(scene.facts) == kept
     scene.put_plan(b"pickled")
-    assert not join(scene, "a", cost="digest", cost_plan=digest).wanted
+    assert not join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest).cost_fn_needed
     # One that says the same and is other bytes is not sent at all.
     other = scene.open(
         "b",
@@ -320,26 +330,26 @@ def test_a_cost_function_is_wanted_before_a_job_begins(scene: Scenario) -> None:
         processing_mode=OFF,
         num_consumers=2,
         consumer_index=1,
-        cost="digest",
-        cost_plan=bytes(32),
+        cost_fn_id="digest",
+        cost_fn_digest=bytes(32),
     )
-    assert not other.wanted
+    assert not other.cost_fn_needed
     assert scene.state.clients.keys() == {"a", "b"}
 
 
 def test_a_cost_function_is_kept_as_long_as_its_job(scene: Scenario) -> None:
     digest = hashlib.sha256(b"pickled").digest()
     scene.put_plan(b"pickled")
-    join(scene, "a", cost="digest", cost_plan=digest)
+    join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest)
     for _ in range(10):
         scene.beat("v")
         scene.heartbeat("a")
         scene.tick(5.0)
-    assert digest in scene.state.plans
+    assert digest in scene.state.plan_sizes
     (job,) = scene.state.jobs.values()
-    assert job.terms.cost_plan == digest
-    with pytest.raises(IllegalFactError, match="a dataset or a job has it"):
-        apply(scene.replay(), updates.PlanForgotten(digest=digest))
+    assert job.options.cost_fn_digest == digest
+    with pytest.raises(InvalidEventError, match="a dataset or a job has it"):
+        apply(scene.replay(), events.PlanForgotten(digest=digest))
 
 
 def test_a_worker_that_dies_of_its_copy_again_and_again_gets_no_other() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headrace.errors import AbortedError, CancelledError, FailedPreconditionError
-from headrace.service.messages import WORD, Elements, GetElements
+from headrace.service.messages import PROGRESS_REQUEST, GetElements, GetElementsReply
 from headrace.service.modes.coordinated_reads.delivery import Rounds
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Answer, Portion
@@ -20,10 +20,10 @@ def ask(
         task_id=1,
         ticket="ticket",
         client_id=who or f"client{consumer}",
-        number=number,
+        request_number=number,
         acknowledged=received,
-        consumer=consumer,
-        known=known,
+        consumer_index=consumer,
+        known_rounds=known,
     )
 
 
@@ -47,8 +47,10 @@ def told(answers: list[tuple[str, Answer]]) -> dict[str, object]:
         if isinstance(answer, Portion):
             # Element p is the only one of unit p.
             found[request] = answer.size if answer.error is None else "error"
-        elif isinstance(answer, Elements):
-            found[request] = "end" if answer.end else ("whole", answer.mode.whole)
+        elif isinstance(answer, GetElementsReply):
+            found[request] = (
+                "end" if answer.end_of_task else ("whole", answer.mode_data.num_complete)
+            )
         else:
             found[request] = type(answer)
     return found
@@ -80,8 +82,8 @@ def test_a_round_is_whole_when_it_arrived_everywhere_and_then_those_who_wait_for
     rounds.add(element(1))
     rounds.ask("a0", ask(0, 0, 0), now=0.0)
     rounds.ask("b0", ask(1, 0, 0), now=0.0)
-    assert rounds.ask("a word", ask(0, WORD, 1, known=0), now=0.0) == []
-    assert told(rounds.ask("b word", ask(1, WORD, 1, known=0), now=0.0)) == {
+    assert rounds.ask("a word", ask(0, PROGRESS_REQUEST, 1, known=0), now=0.0) == []
+    assert told(rounds.ask("b word", ask(1, PROGRESS_REQUEST, 1, known=0), now=0.0)) == {
         "a word": ("whole", 1),
         "b word": ("whole", 1),
     }
@@ -107,15 +109,15 @@ def test_a_request_that_is_repeated_takes_the_place_of_the_one_before() -> None:
 
 def test_a_word_that_knows_nothing_is_answered_at_once_and_says_who_lags() -> None:
     rounds: Rounds[str] = Rounds(3)
-    ((_, nothing),) = rounds.ask("x", ask(0, WORD, 0), now=0.0)
-    assert isinstance(nothing, Elements)
-    assert nothing.mode.behind == (), "the round is not made: nobody keeps it"
+    ((_, nothing),) = rounds.ask("x", ask(0, PROGRESS_REQUEST, 0), now=0.0)
+    assert isinstance(nothing, GetElementsReply)
+    assert nothing.mode_data.lagging_consumers == (), "the round is not made: nobody keeps it"
     for number in range(3):
         rounds.add(element(number))
     rounds.ask("a0", ask(0, 0, 0), now=0.0)
-    ((_, lags),) = rounds.ask("a word", ask(0, WORD, 1), now=0.0)
-    assert isinstance(lags, Elements)
-    assert lags.mode.behind == (1, 2)
+    ((_, lags),) = rounds.ask("a word", ask(0, PROGRESS_REQUEST, 1), now=0.0)
+    assert isinstance(lags, GetElementsReply)
+    assert lags.mode_data.lagging_consumers == (1, 2)
 
 
 def test_a_consumer_that_lags_stops_the_worker_after_some_rounds() -> None:
@@ -125,9 +127,9 @@ def test_a_consumer_that_lags_stops_the_worker_after_some_rounds() -> None:
         rounds.add(element(made))
         made += 1
     assert made == 4, "two rounds of two"
-    rounds.ask("a", ask(0, WORD, 2), now=0.0)
+    rounds.ask("a", ask(0, PROGRESS_REQUEST, 2), now=0.0)
     assert not rounds.has_room
-    rounds.ask("b", ask(1, WORD, 1), now=0.0)
+    rounds.ask("b", ask(1, PROGRESS_REQUEST, 1), now=0.0)
     assert rounds.has_room
 
 
@@ -182,7 +184,9 @@ def test_the_task_may_finish_when_all_rounds_are_whole() -> None:
     rounds.ask("b", ask(1, 1, 1), now=0.0)
     assert rounds.may_finish
     assert told(rounds.finish()) == {"a": "end", "b": "end"}
-    assert told(rounds.ask("late", ask(0, WORD, 1, known=1), now=0.0)) == {"late": "end"}
+    assert told(rounds.ask("late", ask(0, PROGRESS_REQUEST, 1, known=1), now=0.0)) == {
+        "late": "end"
+    }
 
 
 def test_an_index_out_of_range_is_refused_and_both_numbers_are_named() -> None:
@@ -220,12 +224,12 @@ def test_no_round_that_a_client_which_is_gone_did_not_receive_becomes_whole() ->
     for number in range(4):
         rounds.add(element(number))
     rounds.ask("a0", ask(0, 0, 0), now=0.0)
-    rounds.ask("a wait", ask(0, WORD, 1, known=0), now=0.0)
+    rounds.ask("a wait", ask(0, PROGRESS_REQUEST, 1, known=0), now=0.0)
     answers, departure = rounds.depart("client0")
     assert told(answers) == {"a wait": FailedPreconditionError}
     assert departure.units == ()
-    rounds.ask("b0", ask(1, WORD, 2), now=0.0)
-    assert told(rounds.ask("b", ask(1, WORD, 2), now=0.0)) == {"b": ("whole", 1)}
+    rounds.ask("b0", ask(1, PROGRESS_REQUEST, 2), now=0.0)
+    assert told(rounds.ask("b", ask(1, PROGRESS_REQUEST, 2), now=0.0)) == {"b": ("whole", 1)}
 
 
 @pytest.mark.parametrize(
@@ -246,8 +250,8 @@ def test_whoever_asks_when_each_consumer_gets_its_elements_in_order(
             if isinstance(answer, Portion):
                 assert answer.first == len(received[consumer])
                 received[consumer].append(answer.size)
-            elif isinstance(answer, Elements):
-                assert answer.end
+            elif isinstance(answer, GetElementsReply):
+                assert answer.end_of_task
                 over.add(consumer)
             else:
                 assert isinstance(answer, AbortedError)

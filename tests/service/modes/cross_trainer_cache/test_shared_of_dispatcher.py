@@ -38,8 +38,8 @@ def copies(scene: Scenario) -> list[str]:
 def test_workers_hand_out_what_they_make_to_each_trainer(scene: Scenario, mode: int) -> None:
     begun(scene, "w", mode=mode)
     task = scene.ask(messages.GetTask(worker_id="w", task_id=4000))
-    assert task.hand_out == "shared"
-    assert task.deals == (mode == DYNAMIC)
+    assert task.delivery_policy == "shared"
+    assert task.assigns_splits == (mode == DYNAMIC)
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
@@ -49,10 +49,10 @@ def test_workers_hear_that_a_trainer_is_gone_for_which_they_keep_elements(
     begun(scene, "w", mode=mode)
     join(scene, "d", mode)
     scene.close("d")
-    assert scene.beaten("w", 4000).departed == ((4000, "d"),)
+    assert scene.beaten("w", 4000).departed_clients == ((4000, "d"),)
     scene.restart()
     scene.drop("d", 4000)
-    assert scene.beaten("w", 4000).departed == ()
+    assert scene.beaten("w", 4000).departed_clients == ()
     scene.check()
 
 
@@ -76,7 +76,10 @@ def test_the_iteration_outlives_all_workers_that_were_asked_to_leave(
         scene.leaving("v")
     scene.ask(
         messages.FinishTask(
-            worker_id="v", task_id=4000, ticket=scene.state.tasks[4000].ticket, cut=True
+            worker_id="v",
+            task_id=4000,
+            task_token=scene.state.tasks[4000].task_token,
+            cut_short=True,
         )
     )
     # Perhaps only now, where the dispatcher was away when it was said first.
@@ -124,19 +127,31 @@ def test_a_job_is_read_with_a_cache_by_all_or_by_none(scene: Scenario) -> None:
 def test_what_a_trainer_did_not_use_is_not_dealt_again(scene: Scenario) -> None:
     begun(scene, "w", mode=DYNAMIC)
     join(scene, "d", DYNAMIC)
-    ticket = scene.state.tasks[4000].ticket
+    ticket = scene.state.tasks[4000].task_token
     granted = scene.ask(
-        messages.GetSplit(worker_id="w", task_id=4000, ticket=ticket, number=0, want=3, done=0)
+        messages.GetSplit(
+            worker_id="w",
+            task_id=4000,
+            task_token=ticket,
+            assignment_number=0,
+            max_splits=3,
+            num_done=0,
+        )
     )
     scene.ask(messages.CloseIteration(client_id="d"))
     scene.ask(
-        messages.DropClient(
-            worker_id="w", task_id=4000, ticket=ticket, client_id="d", units=(), lost=()
+        messages.ReportDepartedClient(
+            worker_id="w",
+            task_id=4000,
+            task_token=ticket,
+            client_id="d",
+            unacknowledged=(),
+            possibly_lost=(),
         )
     )
     scene.check()
     (iteration,) = scene.state.iterations.values()
-    assert (iteration.splits.next, iteration.splits.returned, iteration.missing) == (
+    assert (iteration.pool.next_split, iteration.pool.returned, iteration.missing_splits) == (
         granted.stop,
         (),
         [],

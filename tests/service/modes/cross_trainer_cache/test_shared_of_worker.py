@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CancelledError, InvalidArgumentError, UserFunctionError
-from headrace.service.messages import Elements, GetElements, Skipped
+from headrace.service.messages import GetElements, GetElementsReply, SkippedElements
 from headrace.service.modes.cross_trainer_cache.delivery import Shared
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Answer, Portion
 
 
 def skipped_by(answer: Any) -> int:
-    return answer.mode.count if isinstance(answer.mode, Skipped) else 0
+    return answer.mode.count if isinstance(answer.mode, SkippedElements) else 0
 
 
 class Trainers:
@@ -39,9 +39,9 @@ class Trainers:
             task_id=1,
             ticket="ticket",
             client_id=client,
-            number=number,
+            request_number=number,
             acknowledged=number,
-            most=self.most if most is None else most,
+            max_elements=self.most if most is None else most,
             trainer_id=trainer or client,
         )
         self.got += self.shared.ask(client, message, now=0.0)
@@ -160,7 +160,7 @@ def test_a_trainer_that_comes_back_goes_on_where_it_was() -> None:
 def test_the_same_number_gets_the_same_answer_again() -> None:
     shared: Shared[str] = Shared()
     message = GetElements(
-        task_id=1, ticket="", client_id="a", number=0, acknowledged=0, trainer_id="t"
+        task_id=1, ticket="", client_id="a", request_number=0, acknowledged=0, trainer_id="t"
     )
     assert shared.ask("once", message, now=0.0) == []
     ((_, content),) = shared.add(Portion(first=0, count=1, size=1))
@@ -171,7 +171,12 @@ def test_a_client_that_acknowledges_nothing_holds_no_more_than_its_bytes() -> No
     shared: Shared[str] = Shared(Bounds(client_bytes=100))
     for number in range(3):
         message = GetElements(
-            task_id=1, ticket="", client_id="a", number=number, acknowledged=0, trainer_id="t"
+            task_id=1,
+            ticket="",
+            client_id="a",
+            request_number=number,
+            acknowledged=0,
+            trainer_id="t",
         )
         shared.ask(f"a{number}", message, now=0.0)
     given = [who for n in range(3) for who, _ in shared.add(Portion(first=n, count=1, size=90))]
@@ -251,7 +256,7 @@ def test_data_that_ends_is_an_error_for_each_trainer_after_its_last_element() ->
     assert trainers.shared.may_finish
     answers = dict(trainers.shared.finish())
     assert answers.keys() == {"a", "b"}
-    assert all(isinstance(each, Elements) and each.end for each in answers.values())
+    assert all(isinstance(each, GetElementsReply) and each.end_of_task for each in answers.values())
 
 
 def test_a_task_that_was_asked_to_end_gives_each_trainer_what_there_is_and_no_error() -> None:
@@ -301,7 +306,7 @@ def test_whoever_is_called_off_or_names_no_trainer_is_refused() -> None:
     assert left.touched == ()
     trainers.ask("b")
     assert trainers.got == [("b", refused)]
-    nameless = GetElements(task_id=1, ticket="", client_id="c", number=0, acknowledged=0)
+    nameless = GetElements(task_id=1, ticket="", client_id="c", request_number=0, acknowledged=0)
     ((_, content),) = trainers.shared.ask("c", nameless, now=0.0)
     assert isinstance(content, InvalidArgumentError)
 
@@ -314,7 +319,7 @@ def test_what_a_silent_client_held_is_dropped_and_said_when_its_trainer_comes_ba
             task_id=1,
             ticket="",
             client_id="a",
-            number=number,
+            request_number=number,
             acknowledged=acknowledged,
             trainer_id="t",
         )
@@ -367,5 +372,5 @@ def test_any_readers_see_ascending_elements_once_and_know_of_each_gap(
         gaps = [each.first - end for end, each in zip(ends, portions[1:], strict=False)]
         assert all(gap >= 0 for gap in gaps), "each element once"
         assert sum(gaps) == sum(skipped_by(each) for each in portions), "each gap is said"
-        assert figures.given == sum(each.count for each in portions)
-        assert figures.behind >= 0
+        assert figures.delivered == sum(each.count for each in portions)
+        assert figures.lag >= 0

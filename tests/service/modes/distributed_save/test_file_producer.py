@@ -19,7 +19,7 @@ from headrace.plan.serialize import dump_plan
 from headrace.saved.chunk_file import ChunkFile
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.format import Begun, ChunkRecord
-from headrace.service.messages import SaveOrder
+from headrace.service.messages import SaveDestination
 from headrace.service.modes.distributed_save.producer import FileProducer
 from headrace.service.worker.agenda import Grant
 from headrace.service.worker.feed import Feed
@@ -57,9 +57,9 @@ class Session:
         def opened(hand_over: Callable[[], None]) -> ElementIterator:
             return open_plan(plan, task, partial(self.feed.next_units, hand_over), worker="w:1")
 
-        order = SaveOrder(SAVE, str(path), b"", chunk_bytes)
+        order = SaveDestination(SAVE, str(path), b"", chunk_bytes)
         self.producer = FileProducer(
-            "task-1", opened, self.feed, order=order, stream=4, patience=patience
+            "task-1", opened, self.feed, destination=order, stream=4, disk_full_seconds=patience
         )
         self.producer.start()
 
@@ -277,9 +277,9 @@ def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     def refuse(hand_over: Callable[[], None]) -> ElementIterator:
         raise ValueError("no such thing")
 
-    order = SaveOrder(SAVE, str(tmp_path), b"")
+    order = SaveDestination(SAVE, str(tmp_path), b"")
     session.ended_.clear()
-    FileProducer("task-2", refuse, Feed(2, session), order=order, stream=5).start()
+    FileProducer("task-2", refuse, Feed(2, session), destination=order, stream=5).start()
     session.end()
     assert session.failure == "its plan cannot be opened: ValueError: no such thing"
 
@@ -302,8 +302,8 @@ def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
     session.grant((0, 3), None)
     session.end()
     session.ended_.clear()
-    order = SaveOrder(SAVE, str(tmp_path), b"")
-    FileProducer("task-2", lambda _: Empty(), Feed(2, session), order=order, stream=5).start()
+    order = SaveDestination(SAVE, str(tmp_path), b"")
+    FileProducer("task-2", lambda _: Empty(), Feed(2, session), destination=order, stream=5).start()
     session.end()
     assert session.failure is None
     assert closed == [True]

@@ -13,7 +13,7 @@ from headrace.saved.directory import SavedDirectory
 from headrace.saved.format import Begun, ChunkRecord
 from headrace.service import messages
 from headrace.service.modes.distributed_save import publisher as publishing
-from headrace.service.modes.distributed_save.publisher import Publisher
+from headrace.service.modes.distributed_save.publisher import SavePublisher
 from headrace.service.modes.distributed_save.records import files_of
 from headrace.serving.call import Question
 from tests.service.dispatcher.scenario import Scenario, saving
@@ -34,13 +34,13 @@ class Directories:
 
     def begin_again(self) -> None:
         """Start another publisher, as after a restart."""
-        self.publisher = Publisher(self._ask, self.patience)
+        self.publisher = SavePublisher(self._ask, self.patience)
 
     def _ask(self, question: Question[Any]) -> Any:
         return self.scene.ask(question)  # type: ignore[arg-type]
 
     def look(self) -> None:
-        self.publisher._look()
+        self.publisher._poll()
 
     def begin(self, save: str = SAVE) -> None:
         self.scene.ask(saving(save, path=str(self.path)))
@@ -48,10 +48,12 @@ class Directories:
     def write(self, *contents: bytes, done: int) -> None:
         """Let the worker write files, and say so."""
         (task,) = self.scene.state.tasks.values()
-        while task.splits.dealt < done:
-            self.scene.split(task.task_id, want=done - task.splits.dealt)
+        while task.assigned.num_assigned < done:
+            self.scene.split(task.task_id, max_splits=done - task.assigned.num_assigned)
         records = [
-            ChunkRecord(task.task_id, files_of(task.mode).number + place, 1, len(content), "{}")
+            ChunkRecord(
+                task.task_id, files_of(task.mode_state).num_files + place, 1, len(content), "{}"
+            )
             for place, content in enumerate(contents)
         ]
         folder = SavedDirectory(self.path).folder
@@ -59,13 +61,13 @@ class Directories:
             with folder.create(record.name(SAVE)) as file:
                 file.write(content)
         self.scene.ask(
-            messages.SaveFiles(
+            messages.CommitFiles(
                 worker_id="u",
-                number=files_of(task.mode).reports,
+                report_number=files_of(task.mode_state).num_reports,
                 files=tuple(
                     messages.SavedFile(r.number, r.elements, r.bytes, "{}") for r in records
                 ),
-                done=done,
+                num_done=done,
                 **self.scene.shown(task.task_id),
             )
         )
@@ -74,8 +76,8 @@ class Directories:
         (task,) = self.scene.state.tasks.values()
         self.scene.finish("u", task.task_id)
 
-    def update(self, save: str = SAVE) -> messages.SaveUpdate:
-        return self.scene.ask(messages.GetSave(save=save))
+    def update(self, save: str = SAVE) -> messages.SaveStatus:
+        return self.scene.ask(messages.GetSaveStatus(save_id=save))
 
     def names(self) -> list[str]:
         return sorted(each.name for each in self.path.iterdir())
@@ -146,7 +148,7 @@ def test_a_directory_that_holds_a_dataset_is_left_alone(there: Directories) -> N
     there.look()
     there.look()
     update = there.update()
-    assert (update.is_closed, update.kind) == (True, "AlreadyExistsError")
+    assert (update.is_closed, update.error_class) == (True, "AlreadyExistsError")
     assert there.names() == ["DONE", "dataset.json"]
 
 
@@ -170,7 +172,7 @@ def test_a_directory_that_another_save_took_is_left_to_it(there: Directories) ->
     there.look()
     there.look()
     update = there.update()
-    assert (update.is_closed, update.kind) == (True, "AbortedError")
+    assert (update.is_closed, update.error_class) == (True, "AbortedError")
     assert SavedDirectory(there.path).look() == (Begun(OTHER, "digest", None), None, None)
 
 
@@ -213,11 +215,11 @@ def test_a_disk_that_stays_full_fails_the_save(
 def test_the_thread_looks_when_a_fact_is_about_a_save(tmp_path: Path) -> None:
     there = Directories(tmp_path)
     asked: list[object] = []
-    publisher = Publisher(asked.append)
-    assert publishing._LOOK_SECONDS == 1.0
-    publisher.heard(there.scene.facts)
-    assert not publisher._bell.is_set()
+    publisher = SavePublisher(asked.append)
+    assert publishing._POLL_SECONDS == 1.0
+    publisher.observe(there.scene.facts)
+    assert not publisher._wake_up.is_set()
     there.begin()
-    publisher.heard(there.scene.facts)
-    assert publisher._bell.is_set()
+    publisher.observe(there.scene.facts)
+    assert publisher._wake_up.is_set()
     publisher.close()

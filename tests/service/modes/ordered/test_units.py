@@ -10,7 +10,7 @@ import pytest
 
 from headrace.element.chunk import Chunk
 from headrace.execution.origins import ErrorOrigin, origin_of_error
-from headrace.service.messages import Elements
+from headrace.service.messages import GetElementsReply
 from headrace.service.modes.ordered.units import Units
 from headrace.service.rows import END
 from tests.service.answers import answer_of
@@ -97,7 +97,7 @@ class Task:
     def is_idle(self) -> bool:
         return not self._queue
 
-    def answer(self) -> tuple[Elements, Chunk | Exception | None]:
+    def answer(self) -> tuple[GetElementsReply, Chunk | Exception | None]:
         """Return the next answer, of some of what it holds."""
         dealt = tuple(self.dealt)
         count = self._chance.randint(1, 12)
@@ -110,7 +110,9 @@ class Task:
                 del self._queue[0]
                 self.holds[unit] = max(self.holds[unit], step[0] - (step[1] == 0))
                 error = FailedError(f"error at {step}")
-                return answer_of(failed=number, failed_at=step, dealt=dealt, error=b"x"), error
+                return answer_of(
+                    failed_split=number, failed_position=step, assigned=dealt, error=b"x"
+                ), error
             del self._queue[0]
             if step == "end":
                 elements = self._model.counts[unit]
@@ -129,11 +131,11 @@ class Task:
             else:
                 origins.append((number, 1, step, 1))
         message = answer_of(
-            count=len(values),
+            num_elements=len(values),
             origins=(*joined(origins), *joined(ends)),
             done_from=since,
             done_to=self._done,
-            dealt=dealt,
+            assigned=dealt,
         )
         return message, chunk_of(values) if values else None
 
@@ -200,10 +202,12 @@ def test_what_comes_twice_is_given_once() -> None:
     """A unit that two tasks read: whoever is ahead counts."""
     units = Units(bound=1 << 20)
     whole = ((0, 1, 7, 0),)
-    units.take(1, answer_of(count=2, origins=((0, 1, 0, 2),), dealt=whole), chunk_of([1, 2]), 16)
-    first = answer_of(count=3, origins=((0, 1, 0, 3),), dealt=whole)
+    units.take(
+        1, answer_of(num_elements=2, origins=((0, 1, 0, 2),), assigned=whole), chunk_of([1, 2]), 16
+    )
+    first = answer_of(num_elements=3, origins=((0, 1, 0, 3),), assigned=whole)
     units.take(2, first, chunk_of([1, 2, 3]), 24)
-    last = answer_of(count=1, origins=((0, 1, 2, 1), (0, 1, 3, END - 3)), dealt=whole)
+    last = answer_of(num_elements=1, origins=((0, 1, 2, 1), (0, 1, 3, END - 3)), assigned=whole)
     units.take(1, last, chunk_of([3]), 8)
     got: list[int] = []
     while (found := units.found(7, len(got), 10)) is not None and found.chunk is not None:
@@ -216,7 +220,7 @@ def test_what_comes_twice_is_given_once() -> None:
 def test_whole_units_are_given_no_more_at_once_than_are_asked_for() -> None:
     units = Units(bound=1 << 20)
     ended = ((0, 5, 0, 2), (0, 5, 2, END - 2))
-    many = answer_of(count=10, origins=ended, dealt=((0, 5, 7, 0),))
+    many = answer_of(num_elements=10, origins=ended, assigned=((0, 5, 7, 0),))
     units.take(1, many, chunk_of([*range(10)]), 80)
     got: list[tuple[list[int], int]] = []
     unit = 7
@@ -234,10 +238,10 @@ def test_whole_units_are_given_no_more_at_once_than_are_asked_for() -> None:
 def test_where_much_is_held_only_who_has_what_is_waited_for_is_asked() -> None:
     units = Units(bound=10)
     assert units.askable(0, {1, 2}) is None
-    ahead = answer_of(count=1, origins=((0, 1, 0, 1),), dealt=((0, 1, 5, 0),))
+    ahead = answer_of(num_elements=1, origins=((0, 1, 0, 1),), assigned=((0, 1, 5, 0),))
     units.take(1, ahead, chunk_of([5]), 100)
     assert units.askable(0, {1, 2}) is None, "nobody is known to hold it"
-    units.take(2, answer_of(dealt=((0, 2, 0, 0),)), None, 0)
+    units.take(2, answer_of(assigned=((0, 2, 0, 0),)), None, 0)
     assert units.askable(0, {1, 2}) == {2}
     assert units.askable(None, {1, 2}) == set(), "what comes next is here"
     assert units.askable(0, {1}) is None, "the task is over"
@@ -246,7 +250,7 @@ def test_where_much_is_held_only_who_has_what_is_waited_for_is_asked() -> None:
 
 def test_of_a_unit_that_is_given_up_what_came_is_given() -> None:
     units = Units(bound=10)
-    some = answer_of(count=1, origins=((0, 1, 0, 1),), dealt=((0, 1, 0, 0),))
+    some = answer_of(num_elements=1, origins=((0, 1, 0, 1),), assigned=((0, 1, 0, 0),))
     units.take(1, some, chunk_of([5]), 1)
     units.give_up([(0, 1)])
     found = units.found(0, 0, 5)
@@ -261,9 +265,9 @@ def three_whole_units() -> Units:
     """Units 4, 5 and 6 of two elements each, of 10 bytes, came in one answer."""
     units = Units(bound=1 << 20)
     came = answer_of(
-        count=6,
+        num_elements=6,
         origins=((0, 3, 0, 2), (0, 3, 2, END - 2)),
-        dealt=((0, 3, 4, 0),),
+        assigned=((0, 3, 4, 0),),
     )
     units.take(1, came, chunk_of([40, 41, 50, 51, 60, 61]), 60)
     return units
@@ -299,7 +303,9 @@ def test_what_is_here_is_counted_until_it_is_given() -> None:
 @pytest.mark.parametrize("done", [0, 1])
 def test_an_error_says_whether_it_is_the_last_of_its_unit(done: int) -> None:
     units = Units(bound=1 << 20)
-    failed = answer_of(failed=0, failed_at=(0, 1), error=b"x", done_to=done, dealt=((0, 1, 7, 0),))
+    failed = answer_of(
+        failed_split=0, failed_position=(0, 1), error=b"x", done_to=done, assigned=((0, 1, 7, 0),)
+    )
     units.take(1, failed, FailedError(), 0)
     found = units.found(7, 0, 5)
     assert found is not None
@@ -321,7 +327,7 @@ def test_of_units_that_were_read_nothing_is_kept() -> None:
         over = {"done_from": unit, "done_to": unit + 1} if unit % 2 else {"done_to": 0}
         ends = () if unit % 2 else ((unit, 1, 1, END - 1),)
         one = answer_of(
-            count=1, origins=((unit, 1, 0, 1), *ends), dealt=((unit, 1, unit, 0),), **over
+            num_elements=1, origins=((unit, 1, 0, 1), *ends), assigned=((unit, 1, unit, 0),), **over
         )
         units.take(1, one, chunk_of([unit]), 8)
         assert units.found(unit, 0, 1) is not None
@@ -332,7 +338,9 @@ def test_of_units_that_were_read_nothing_is_kept() -> None:
 
 def test_units_that_came_whole_to_another_task_too_are_given_once() -> None:
     units = three_whole_units()
-    before = answer_of(count=8, origins=((0, 4, 0, 2), (0, 4, 2, END - 2)), dealt=((0, 4, 3, 0),))
+    before = answer_of(
+        num_elements=8, origins=((0, 4, 0, 2), (0, 4, 2, END - 2)), assigned=((0, 4, 3, 0),)
+    )
     units.take(2, before, chunk_of([30, 31, 40, 41, 50, 51, 60, 61]), 80)
     got, unit, ordinal = [], 3, 0
     while (found := units.found(unit, ordinal, 9)) is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headrace.service.dispatcher.apply_settled import settled
-from headrace.service.dispatcher.apply_units import touch
-from headrace.service.dispatcher.fact import require
+from headrace.service.dispatcher.apply_reports import clear_awaited_report
+from headrace.service.dispatcher.apply_splits import mark_partially_delivered
+from headrace.service.dispatcher.event import require
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.modes.coordinated_reads.records import (
     RoundsOpened,
@@ -20,24 +20,24 @@ from headrace.service.ranges import at_least, united
 __all__ = ["APPLY"]
 
 
-def rounds_opened(state: DispatcherState, fact: RoundsOpened) -> None:
+def rounds_opened(state: DispatcherState, event: RoundsOpened) -> None:
     """Let consumers go on."""
-    iteration = state.iterations[fact.iteration_id]
-    consumers = consumers_of(iteration.mode)
+    iteration = state.iterations[event.iteration_id]
+    consumers = consumers_of(iteration.mode_state)
     require(not iteration.finished, "the iteration is finished")
-    require(fact.until > consumers.horizon, "consumers may go there already")
-    consumers.horizon = fact.until
+    require(event.until > consumers.horizon, "consumers may go there already")
+    consumers.horizon = event.until
 
 
-def rounds_settled(state: DispatcherState, fact: RoundsSettled) -> None:
+def rounds_settled(state: DispatcherState, event: RoundsSettled) -> None:
     """Note how many rounds of a task a consumer received; the fewest of all count."""
-    task = settled(state, fact.task_id, fact.client_id)
-    rounds, splits = rounds_of(task.mode), task.splits
-    if rounds.arrived is None or fact.rounds < rounds.arrived:
-        rounds.arrived = fact.rounds
-        splits.received = united(at_least(fact.received, splits.done))
-        splits.touched = ()
-        touch(task, (*fact.received, *fact.touched))
+    task = clear_awaited_report(state, event.task_id, event.client_id)
+    rounds, splits = rounds_of(task.mode_state), task.assigned
+    if rounds.arrived is None or event.rounds < rounds.arrived:
+        rounds.arrived = event.rounds
+        splits.delivered = united(at_least(event.received, splits.num_done))
+        splits.partially_delivered = ()
+        mark_partially_delivered(task, (*event.received, *event.touched))
 
 
 APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {

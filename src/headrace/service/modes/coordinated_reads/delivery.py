@@ -7,9 +7,9 @@ any other: it keeps its place.
 Rule 1. Consumer i gets part i of a round, as often as it asks, until it says that it arrived. What
         it says in `acknowledged` are rounds that arrived.
 Rule 2. A round is *whole* when it arrived at every consumer. Consumers use no other, so that one
-        that some of them never get is used by nobody. A request with the number `WORD` asks for no
-        element: its answer says how many rounds are whole, once that are more than `known`; at
-        once where `known` is negative, with the consumers that are waited for.
+        that some of them never get is used by nobody. A request with the number `PROGRESS_REQUEST`
+        asks for no element: its answer says how many rounds are whole, once that are more than
+        `known`; at once where `known` is negative, with the consumers that are waited for.
 Rule 3. Rounds that are not whole are bounded (`has_room`): a consumer that lags stops the worker,
         and with it the others.
 Rule 4. Elements that are too few for a round at the end go to nobody. Where one of them is an
@@ -28,7 +28,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from headrace.errors import AbortedError, FailedPreconditionError
-from headrace.service.messages import WORD, Elements, GetElements, RoundProgress
+from headrace.service.messages import PROGRESS_REQUEST, GetElements, GetElementsReply, RoundProgress
 from headrace.service.ranges import Ranges, first, united
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
@@ -134,11 +134,11 @@ class Rounds(HandOut[R]):
         refusal = self._admit(message)
         if refusal is not None:
             return [(request, refusal)]
-        index, number = message.consumer, message.number
+        index, number = message.consumer_index, message.request_number
         consumer = self._consumers[index]
         answers = self._receive(consumer, message.acknowledged)
-        if number == WORD:
-            if message.known < self._whole:
+        if number == PROGRESS_REQUEST:
+            if message.known_rounds < self._whole:
                 return [*answers, (request, self._word())]
         elif number < consumer.received:
             answered = AbortedError(f"round {number} was received before")
@@ -151,13 +151,13 @@ class Rounds(HandOut[R]):
             return [*answers, (request, self._end())]
         # A repeated request takes the place of the one that lost its connection.
         repeated = self._waiting.pop((index, number), None)
-        self._waiting[index, number] = request, message.known
+        self._waiting[index, number] = request, message.known_rounds
         if repeated is not None:
             answers.append((repeated[0], AbortedError(f"request {number} was asked again")))
         return answers
 
     def _admit(self, message: GetElements) -> Exception | None:
-        index, client_id = message.consumer, message.client_id
+        index, client_id = message.consumer_index, message.client_id
         if not 0 <= index < len(self._consumers):
             return FailedPreconditionError(
                 f"Requesting data for consumer index {index}, but the task is configured for only "
@@ -167,7 +167,8 @@ class Rounds(HandOut[R]):
         consumer.client_id = consumer.client_id or client_id
         if consumer.client_id != client_id:
             return FailedPreconditionError(
-                f"Consumer {index} requested data for round {max(message.number, 0)}, but the "
+                f"Consumer {index} requested data for round {max(message.request_number, 0)}, but "
+                "the "
                 f"current round has already reached {consumer.received}: client "
                 f"{consumer.client_id} reads as consumer {index}. This may indicate that the "
                 "consumer was restarted with the same job name"
@@ -187,7 +188,7 @@ class Rounds(HandOut[R]):
             self._size -= over.size
             self._units_whole = over.parts[-1].done_to
         self._whole = whole
-        words = [key for key, (_, known) in self._waiting.items() if key[1] == WORD]
+        words = [key for key, (_, known) in self._waiting.items() if key[1] == PROGRESS_REQUEST]
         return [(self._waiting.pop(key)[0], self._word()) for key in words]
 
     def add(self, portion: Portion) -> list[tuple[R, Answer]]:
@@ -299,15 +300,22 @@ class Rounds(HandOut[R]):
             done_to=last.done_to,
             touched=touched,
             begun=begin.begun,
-            mode=RoundProgress(whole=self._whole),
+            mode=RoundProgress(num_complete=self._whole),
         )
 
-    def _word(self) -> Elements:
-        progress = RoundProgress(whole=self._whole, behind=self._behind())
-        return Elements(first=self._made, count=0, end=False, mode=progress)
+    def _word(self) -> GetElementsReply:
+        progress = RoundProgress(num_complete=self._whole, lagging_consumers=self._behind())
+        return GetElementsReply(
+            first_element=self._made, num_elements=0, end_of_task=False, mode_data=progress
+        )
 
-    def _end(self) -> Elements:
-        return Elements(first=self._made, count=0, end=True, mode=RoundProgress(whole=self._whole))
+    def _end(self) -> GetElementsReply:
+        return GetElementsReply(
+            first_element=self._made,
+            num_elements=0,
+            end_of_task=True,
+            mode_data=RoundProgress(num_complete=self._whole),
+        )
 
     def _behind(self) -> tuple[int, ...]:
         """Return the consumers without which the next round is not whole; none: it is not made."""

@@ -23,23 +23,23 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.decision import Moment
-from headrace.service.dispatcher.policy import Policy, Post
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.decision import DecisionContext
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.policy import IterationPolicy, TaskAssignment
 from headrace.service.dispatcher.state import (
-    Dataset,
     DispatcherState,
-    Iteration,
-    Task,
+    DispatcherTask,
+    JobIteration,
+    RegisteredDataset,
 )
-from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import (
     ClientHeartbeat,
-    ClientUpdate,
-    IterationOpened,
+    ClientHeartbeatReply,
+    JobOptions,
     OpenIteration,
+    OpenIterationReply,
     TaskDefinition,
-    Terms,
 )
 from headrace.service.modes.coordinated_reads.records import (
     Consumers,
@@ -48,8 +48,8 @@ from headrace.service.modes.coordinated_reads.records import (
     consumers_of,
     rounds_of,
 )
-from headrace.service.modes.dynamic.policy import Dealing
-from headrace.service.modes.no_sharding.policy import Copies
+from headrace.service.modes.dynamic.policy import DynamicSharding
+from headrace.service.modes.no_sharding.policy import NoSharding
 from headrace.service.passes import pass_in_words
 
 __all__ = ["RoundCopies", "RoundDealing"]
@@ -58,110 +58,124 @@ _MOST_AHEAD = 1 << 20
 """Rounds by which the horizon is moved at once, at most."""
 
 
-class _Rounds(Policy):
+class _Rounds(IterationPolicy):
     """What copies and dealt units have in common where they are read in rounds."""
 
-    hand_out = "rounds"
+    delivery_policy = "rounds"
 
-    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
+    def check_dataset(
+        self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
+    ) -> None:
         """Refuse consumers that have no job in common."""
-        super().check(state, dataset, opening)
-        if opening.job_name is None:
+        super().check_dataset(state, dataset, request)
+        if request.job_name is None:
             raise FailedPreconditionError(
                 "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
-                f"{opening.terms.num_consumers}."
+                f"{request.options.num_consumers}."
             )
 
-    def iteration_mode(self, terms: Terms) -> Consumers:
+    def new_iteration_state(self, options: JobOptions) -> Consumers:
         """Return consumers of which none is there yet."""
-        assert terms.num_consumers is not None
-        return Consumers(terms.num_consumers)
+        assert options.num_consumers is not None
+        return Consumers(options.num_consumers)
 
-    def opened(self, reply: IterationOpened, iteration: Iteration) -> IterationOpened:
+    def extend_opened_reply(
+        self, reply: OpenIterationReply, iteration: JobIteration
+    ) -> OpenIterationReply:
         """Add how far consumers may go."""
-        return msgspec.structs.replace(reply, horizon=consumers_of(iteration.mode).horizon)
+        return msgspec.structs.replace(reply, horizon=consumers_of(iteration.mode_state).horizon)
 
-    def definition(
-        self, definition: TaskDefinition, state: DispatcherState, task: Task
+    def extend_definition(
+        self, definition: TaskDefinition, state: DispatcherState, task: DispatcherTask
     ) -> TaskDefinition:
         """Add who reads the task, and from which round on."""
-        consumers = consumers_of(state.iterations[task.iteration_id].mode)
+        consumers = consumers_of(state.iterations[task.iteration_id].mode_state)
         return msgspec.structs.replace(
-            definition, starting_round=rounds_of(task.mode).first, num_consumers=consumers.number
+            definition,
+            starting_round=rounds_of(task.mode_state).first,
+            num_consumers=consumers.number,
         )
 
-    def admit(self, iteration: Iteration, opening: OpenIteration) -> None:
+    def check_client(self, iteration: JobIteration, request: OpenIteration) -> None:
         """Refuse a client whose index another has, or had."""
-        _check_index(iteration, opening)
+        _check_index(iteration, request)
 
-    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+    def tasks_to_create(
+        self, state: DispatcherState, iteration: JobIteration
+    ) -> list[TaskAssignment]:
         """Return the tasks that are to begin, from the horizon on."""
-        horizon = consumers_of(iteration.mode).horizon
+        horizon = consumers_of(iteration.mode_state).horizon
         return [
-            msgspec.structs.replace(post, mode=TaskRounds(horizon))
-            for post in super().vacant(state, iteration)
+            msgspec.structs.replace(post, mode_state=TaskRounds(horizon))
+            for post in super().tasks_to_create(state, iteration)
         ]
 
-    def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
+    def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
         """Return the end of an iteration that all consumers have left, or what else is first."""
-        if not iteration.clients and consumers_of(iteration.mode).departed:
-            return updates.IterationCollected(iteration_id=iteration.iteration_id)
-        return super().loose_end(state, iteration)
+        if not iteration.clients and consumers_of(iteration.mode_state).departed:
+            return events.IterationDiscarded(iteration_id=iteration.iteration_id)
+        return super().pending_recovery(state, iteration)
 
-    def heartbeat(
+    def events_after_heartbeat(
         self,
         state: DispatcherState,
-        iteration: Iteration,
+        iteration: JobIteration,
         request: ClientHeartbeat,
-        moment: Moment,
-    ) -> tuple[Update, ...]:
+        context: DecisionContext,
+    ) -> tuple[AnyEvent, ...]:
         """Let consumers go on where this one would like to."""
-        horizon = consumers_of(iteration.mode).horizon
+        horizon = consumers_of(iteration.mode_state).horizon
         until = min(request.horizon, horizon + _MOST_AHEAD)
         if iteration.finished or until <= horizon:
             return ()
         return (RoundsOpened(iteration_id=iteration.iteration_id, until=until),)
 
-    def update(
+    def extend_heartbeat_reply(
         self,
-        update: ClientUpdate,
+        reply: ClientHeartbeatReply,
         state: DispatcherState,
-        iteration: Iteration,
+        iteration: JobIteration,
         request: ClientHeartbeat,
-        moment: Moment,
-    ) -> ClientUpdate:
+        context: DecisionContext,
+    ) -> ClientHeartbeatReply:
         """Add how far consumers may go; where something changed, also what has ended or left."""
-        horizon = consumers_of(iteration.mode).horizon
-        if update.same:
-            return msgspec.structs.replace(update, horizon=horizon)
+        horizon = consumers_of(iteration.mode_state).horizon
+        if reply.unchanged:
+            return msgspec.structs.replace(reply, horizon=horizon)
         tasks = state.tasks_of(iteration)
         return msgspec.structs.replace(
-            update, horizon=horizon, rounds=_lengths(tasks), left=_leaver(iteration, tasks)
+            reply,
+            horizon=horizon,
+            complete_rounds=_lengths(tasks),
+            missing_consumer=_leaver(iteration, tasks),
         )
 
 
-class RoundCopies(_Rounds, Copies):
+class RoundCopies(_Rounds, NoSharding):
     """Copies that are read in rounds."""
 
 
-class RoundDealing(_Rounds, Dealing):
+class RoundDealing(_Rounds, DynamicSharding):
     """Units are dealt, and what tasks make of them is read in rounds."""
 
     #: A round that lacks a part stops all tasks, that of the leaving worker too: each would wait
     #: for the other. What comes back is dealt to a task that runs still, or begins then.
-    awaits_leavers = False
-    says_what_is_whole = False
+    awaits_draining_workers = False
+    reports_complete_splits = False
 
-    def waits_for(
-        self, state: DispatcherState, iteration: Iteration, is_silent: Callable[[str, int], bool]
+    def awaited_clients(
+        self,
+        state: DispatcherState,
+        iteration: JobIteration,
+        is_unheard: Callable[[str, int], bool],
     ) -> list[str]:
         """Return nobody: what was sent to a consumer, no other can use."""
         return []
 
 
-def _check_index(iteration: Iteration, opening: OpenIteration) -> None:
+def _check_index(iteration: JobIteration, opening: OpenIteration) -> None:
     index, client_id = opening.consumer_index, opening.client_id
-    consumers = consumers_of(iteration.mode)
+    consumers = consumers_of(iteration.mode_state)
     if index is None or consumers.present.get(client_id) == index:
         return
     holders = {each: holder for holder, each in consumers.present.items()}
@@ -177,28 +191,30 @@ def _check_index(iteration: Iteration, opening: OpenIteration) -> None:
     else:
         return
     raise FailedPreconditionError(
-        f"consumer {index} of {opening.terms.num_consumers} of job {opening.job_name}, "
-        f"{pass_in_words(opening.pass_number)}, {seen}; the current round has already "
+        f"consumer {index} of {opening.options.num_consumers} of job {opening.job_name}, "
+        f"{pass_in_words(opening.epoch)}, {seen}; the current round has already "
         f"reached up to {consumers.horizon}. This may indicate that the consumer was restarted "
         f"with the same job name. {cure}, or choose another job_name"
     )
 
 
-def _lengths(tasks: list[Task]) -> tuple[tuple[int, int], ...]:
+def _lengths(tasks: list[DispatcherTask]) -> tuple[tuple[int, int], ...]:
     """Return the tasks that are gone, each with how many of its rounds arrived everywhere."""
     return tuple(
         (task.task_id, rounds.arrived or 0)
         for task in tasks
-        if task.gone and not task.unsettled and not (rounds := rounds_of(task.mode)).torn
+        if task.is_unavailable
+        and not task.awaiting_reports
+        and not (rounds := rounds_of(task.mode_state)).torn
     )
 
 
-def _leaver(iteration: Iteration, tasks: list[Task]) -> str:
+def _leaver(iteration: JobIteration, tasks: list[DispatcherTask]) -> str:
     """Return which consumer left before the end; empty: none did."""
     # How many rounds of a torn task all have, nobody will ever say.
-    if iteration.finished and not any(rounds_of(task.mode).torn for task in tasks):
+    if iteration.finished and not any(rounds_of(task.mode_state).torn for task in tasks):
         return ""
     return " and ".join(
         f"consumer {index} (client {client_id}) has left"
-        for index, client_id in sorted(consumers_of(iteration.mode).departed.items())
+        for index, client_id in sorted(consumers_of(iteration.mode_state).departed.items())
     )

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.service.dispatcher.fact import Fact, require
+from headrace.service.dispatcher.event import Event, require
 from headrace.service.dispatcher.mode_state import IterationModeState, TaskModeState
 from headrace.service.messages import TaskAddress
 from headrace.service.ranges import Ranges
 
 if TYPE_CHECKING:
-    from headrace.service.dispatcher.state import Iteration, Task
+    from headrace.service.dispatcher.state import DispatcherTask, JobIteration
 
 __all__ = ["Consumers", "RoundsOpened", "RoundsSettled", "TaskRounds", "consumers_of", "rounds_of"]
 
@@ -32,26 +32,28 @@ class Consumers(IterationModeState):
     #: Tasks that are to come join not before this round.
     horizon: int = 0
 
-    def task_created(self, task: Task) -> None:
+    def task_created(self, task: DispatcherTask) -> None:
         """Check that no consumer is beyond the first round of the task."""
-        rounds = rounds_of(task.mode)
+        rounds = rounds_of(task.mode_state)
         require(rounds is not None, "it does not say at which round it begins")
         require(rounds.first >= self.horizon, "consumers may be beyond that round")
 
-    def client_joined(self, iteration: Iteration, client_id: str, index: int | None) -> None:
+    def client_joined(self, iteration: JobIteration, client_id: str, index: int | None) -> None:
         """Record which consumer a client is."""
         if index is not None:
             taken = {*self.present.values(), *self.departed}
             require(iteration.finished or index not in taken, "another is that consumer")
             self.present[client_id] = index
 
-    def client_left(self, iteration: Iteration, tasks: Sequence[Task], client_id: str) -> None:
+    def client_left(
+        self, iteration: JobIteration, tasks: Sequence[DispatcherTask], client_id: str
+    ) -> None:
         """Record a consumer that left before the end, or before it reported what it received."""
         index = self.present.pop(client_id, None)
         is_missed = not iteration.finished
         for task in tasks:
-            if client_id in task.unsettled and not task.is_finished:
-                rounds_of(task.mode).torn = True
+            if client_id in task.awaiting_reports and not task.is_finished:
+                rounds_of(task.mode_state).torn = True
                 # Also at the end of the iteration: others wait for what it received.
                 is_missed = True
         if index is not None and is_missed:
@@ -68,14 +70,14 @@ class TaskRounds(TaskModeState):
     arrived: int | None = None
     torn: bool = False
 
-    def address(self, address: TaskAddress) -> TaskAddress:
+    def extend_address(self, address: TaskAddress) -> TaskAddress:
         """Add the first round."""
         return msgspec.structs.replace(address, starting_round=self.first)
 
-    def gone(self, iteration: Iteration, task: Task) -> None:
+    def task_unavailable(self, iteration: JobIteration, task: DispatcherTask) -> None:
         """Ask each consumer how many rounds it received."""
-        consumers = consumers_of(iteration.mode)
-        task.unsettled = set(iteration.clients)
+        consumers = consumers_of(iteration.mode_state)
+        task.awaiting_reports = set(iteration.clients)
         # Of one that is finished all rounds arrived everywhere, whoever has left since.
         if not task.is_finished:
             self.torn = bool(consumers.departed)
@@ -83,14 +85,14 @@ class TaskRounds(TaskModeState):
             self.arrived = 0 if len(consumers.present) < consumers.number else None
 
 
-class RoundsOpened(Fact, frozen=True):
+class RoundsOpened(Event, frozen=True):
     """Consumers may go on up to a round: a task that is created later joins with it, or later."""
 
     iteration_id: int
     until: int
 
 
-class RoundsSettled(Fact, frozen=True):
+class RoundsSettled(Event, frozen=True):
     """It became known how many rounds of a task a consumer had received.
 
     Of what several consumers say, the fewest rounds count.

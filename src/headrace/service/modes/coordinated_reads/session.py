@@ -31,12 +31,12 @@ from headrace.service.client.actions import Actions, Ask, Delivery
 from headrace.service.client.contact import describe_missing
 from headrace.service.client.reading import Reading
 from headrace.service.messages import (
-    WORD,
-    ClientUpdate,
-    Elements,
-    IterationOpened,
+    PROGRESS_REQUEST,
+    ClientHeartbeatReply,
+    GetElementsReply,
+    OpenIterationReply,
+    ReportDelivery,
     ReportUnreachable,
-    SettleTask,
     TaskAddress,
 )
 from headrace.service.modes.coordinated_reads.session_task import RoundTask
@@ -107,25 +107,25 @@ class RoundSession(Reading[RoundTask]):
 
     # --- the dispatcher -----------------------------------------------------------------------
 
-    def opened(self, reply: IterationOpened, now: float) -> None:
+    def opened(self, reply: OpenIterationReply, now: float) -> None:
         self._list(reply.tasks)
         self._rounds.extend(math.inf if reply.finished else reply.horizon)
         self._finished, self._contact.lease = reply.finished, reply.lease
-        if reply.failed:
-            self.fail(FailedPreconditionError(reply.failed))
+        if reply.failure_reason:
+            self.fail(FailedPreconditionError(reply.failure_reason))
         self._contact.hurry()
 
-    def _settled(self, asked: SettleTask) -> None:
+    def _settled(self, asked: ReportDelivery) -> None:
         self._to_settle.discard(asked.task_id)
         self._contact.hurry()
 
     def _reported(self, task_id: int) -> None:
         self._to_report.pop(task_id, None)
 
-    def updated(self, update: ClientUpdate, now: float) -> None:
+    def updated(self, update: ClientHeartbeatReply, now: float) -> None:
         self._contact.answered(now, update.heartbeat_interval)
         self._journal_problem = update.journal_problem
-        if not update.same:
+        if not update.unchanged:
             self._take_news(update, now)
         for task_id, task in [*self._open.items()]:
             if task_id in self._listed.keys() | self._kept:
@@ -146,21 +146,21 @@ class RoundSession(Reading[RoundTask]):
         stuck = not self._open and not self._finished
         self._contact.rest(now, waits=waits or stuck)
 
-    def _take_news(self, update: ClientUpdate, now: float) -> None:
+    def _take_news(self, update: ClientHeartbeatReply, now: float) -> None:
         self._known = update.version
         self._list(update.tasks)
-        self._kept = set(update.kept)
-        for task_id, rounds in update.rounds:
+        self._kept = set(update.redeliverable)
+        for task_id, rounds in update.complete_rounds:
             self._end(task_id, rounds)
-        for task_id in update.settle:
+        for task_id in update.reports_needed:
             self._to_settle.add(task_id)
             self._close(task_id)
         self._finished, self.lost = update.finished, update.lost
-        self._silent = update.silent
-        if update.left and not self._left:
-            self._left, self._left_since = update.left, now
-        if update.failed:
-            self.fail(FailedPreconditionError(update.failed))
+        self._silent = update.awaited_clients
+        if update.missing_consumer and not self._left:
+            self._left, self._left_since = update.missing_consumer, now
+        if update.failure_reason:
+            self.fail(FailedPreconditionError(update.failure_reason))
 
     def _list(self, tasks: tuple[TaskAddress, ...]) -> None:
         self._listed = {task.task_id: task.worker_address for task in tasks}
@@ -176,7 +176,12 @@ class RoundSession(Reading[RoundTask]):
     # --- workers ------------------------------------------------------------------------------
 
     def answered(
-        self, task_id: int, number: int, answer: Elements | Exception, payload: Any, now: float
+        self,
+        task_id: int,
+        number: int,
+        answer: GetElementsReply | Exception,
+        payload: Any,
+        now: float,
     ) -> list[Delivery]:
         task = self._open.get(task_id)
         if task is None:
@@ -199,15 +204,17 @@ class RoundSession(Reading[RoundTask]):
             self._take_answer(task, number, answer, payload)
         return self.due(now)
 
-    def _take_answer(self, task: RoundTask, number: int, answer: Elements, payload: Any) -> None:
+    def _take_answer(
+        self, task: RoundTask, number: int, answer: GetElementsReply, payload: Any
+    ) -> None:
         task.word_came(answer)
-        if answer.end:
+        if answer.end_of_task:
             self._end(task.address.task_id, task.received)
             self._contact.hurry()
-        elif number == WORD:
+        elif number == PROGRESS_REQUEST:
             task.word_answered(answer)
         else:
-            delivery = Delivery(task.address, number, answer.count, payload)
+            delivery = Delivery(task.address, number, answer.num_elements, payload)
             task.arrive(number, answer, delivery)
 
     def due(self, now: float) -> list[Delivery]:
@@ -253,7 +260,7 @@ class RoundSession(Reading[RoundTask]):
             self._finished and not self._to_settle and self._rounds.next() is None
         )
 
-    def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
+    def leave(self, begun: tuple[int, int, int] | None) -> list[ReportDelivery]:
         return []  # nobody reads on
 
     # --- acting -------------------------------------------------------------------------------
@@ -292,11 +299,15 @@ class RoundSession(Reading[RoundTask]):
             client_id = self.client_id
             for task_id in sorted(self._to_settle):
                 task = self._tasks.get(task_id)
-                nothing = SettleTask(client_id=client_id, task_id=task_id, received=(), rounds=0)
+                nothing = ReportDelivery(
+                    client_id=client_id, task_id=task_id, delivered=(), rounds=0
+                )
                 actions.calls.append(nothing if task is None else task.settlement(client_id))
             for task_id, refused in sorted(self._to_report.items()):
                 actions.calls.append(
-                    ReportUnreachable(client_id=client_id, task_id=task_id, refused=refused)
+                    ReportUnreachable(
+                        client_id=client_id, task_id=task_id, connection_refused=refused
+                    )
                 )
             actions.calls.append(
                 self._heartbeat(

@@ -7,11 +7,11 @@ import math
 from headrace.service.client.actions import Delivery
 from headrace.service.client.task import Task
 from headrace.service.messages import (
-    WORD,
-    Elements,
+    PROGRESS_REQUEST,
     GetElements,
+    GetElementsReply,
+    ReportDelivery,
     RoundProgress,
-    SettleTask,
     TaskAddress,
 )
 
@@ -38,7 +38,7 @@ class RoundTask(Task):
         self.parts: dict[int, Delivery] = {}
         #: Rounds that arrived: so many from the first on, and others.
         self.received = 0
-        self._early: dict[int, Elements] = {}
+        self._early: dict[int, GetElementsReply] = {}
         self.whole = 0
         """Rounds that arrived at every consumer."""
         self.behind: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ class RoundTask(Task):
             self.owes_until = now + _OWED_SECONDS
         if urgent or waits or now >= self.owes_until:
             known = -1 if urgent else self.whole
-            found.append((WORD, self._question(client_id, WORD, known)))
+            found.append((PROGRESS_REQUEST, self._question(client_id, PROGRESS_REQUEST, known)))
             self._has_word = True
         if found:
             self._said, self.owes_until = self.received, math.inf
@@ -82,12 +82,12 @@ class RoundTask(Task):
     def _question(self, client_id: str, number: int, known: int) -> GetElements:
         return GetElements(
             task_id=self.address.task_id,
-            ticket=self.address.ticket,
+            ticket=self.address.task_token,
             client_id=client_id,
-            number=number,
+            request_number=number,
             acknowledged=self.received,
-            consumer=self._consumer,
-            known=known,
+            consumer_index=self._consumer,
+            known_rounds=known,
         )
 
     def try_again(self) -> None:
@@ -100,7 +100,7 @@ class RoundTask(Task):
 
     def put_off(self, number: int, now: float) -> None:
         """Ask again in a moment: the worker cannot answer now."""
-        if number == WORD:
+        if number == PROGRESS_REQUEST:
             self._has_word = False
         super().put_off(number, now)
 
@@ -114,17 +114,21 @@ class RoundTask(Task):
         if number in self.asked:
             self.put_off(number, now)
 
-    def word_came(self, answer: Elements) -> None:
+    def word_came(self, answer: GetElementsReply) -> None:
         """Take how far rounds are whole; any answer says so."""
-        if isinstance(answer.mode, RoundProgress):
-            self.whole = max(self.whole, answer.mode.whole)
+        if isinstance(answer.mode_data, RoundProgress):
+            self.whole = max(self.whole, answer.mode_data.num_complete)
 
-    def word_answered(self, answer: Elements) -> None:
+    def word_answered(self, answer: GetElementsReply) -> None:
         """Take the answer to a word."""
         self._has_word = False
-        self.behind = answer.mode.behind if isinstance(answer.mode, RoundProgress) else ()
+        self.behind = (
+            answer.mode_data.lagging_consumers
+            if isinstance(answer.mode_data, RoundProgress)
+            else ()
+        )
 
-    def arrive(self, number: int, answer: Elements, delivery: Delivery) -> None:
+    def arrive(self, number: int, answer: GetElementsReply, delivery: Delivery) -> None:
         """Take a round's element."""
         if number not in self.asked:
             return
@@ -133,15 +137,15 @@ class RoundTask(Task):
         self._early[number] = answer
         while self.received in self._early:
             taken = self._early.pop(self.received)
-            self._units, self._touched = taken.done_to, max(taken.touched, taken.done_to)
+            self._units, self._touched = taken.done_to, max(taken.delivered_end, taken.done_to)
             self.received += 1
 
-    def settlement(self, client_id: str) -> SettleTask:
+    def settlement(self, client_id: str) -> ReportDelivery:
         """Return what to say of it when it is lost."""
-        return SettleTask(
+        return ReportDelivery(
             client_id=client_id,
             task_id=self.address.task_id,
-            received=((0, self._units),) if self._units else (),
-            touched=((0, self._touched),) if self._touched else (),
+            delivered=((0, self._units),) if self._units else (),
+            partially_delivered=((0, self._touched),) if self._touched else (),
             rounds=self.received,
         )

@@ -26,7 +26,12 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from headrace.errors import AbortedError, CancelledError, HeadraceError, InvalidArgumentError
-from headrace.service.messages import Elements, GetElements, Skipped, TrainerActivity
+from headrace.service.messages import (
+    GetElements,
+    GetElementsReply,
+    SkippedElements,
+    TrainerActivity,
+)
 from headrace.service.ranges import Ranges, first
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
@@ -142,9 +147,9 @@ class Shared(HandOut[R]):
         return [
             TrainerActivity(
                 trainer_id=trainer_id,
-                given=trainer.given,
+                delivered=trainer.given,
                 skipped=trainer.skipped,
-                behind=self._elements - trainer.place.element,
+                lag=self._elements - trainer.place.element,
             )
             for trainer_id, trainer in self._trainers.items()
         ]
@@ -162,7 +167,7 @@ class Shared(HandOut[R]):
 
     def ask(self, request: R, message: GetElements, now: float) -> list[tuple[R, Answer]]:
         """Take a client's request."""
-        client_id, number = message.client_id, message.number
+        client_id, number = message.client_id, message.request_number
         if client_id in self._departed:
             return [(request, _departed(client_id))]
         if not message.trainer_id:
@@ -178,7 +183,7 @@ class Shared(HandOut[R]):
             return [(request, self._refusal)]
         self._readers[client_id] = self._trainer(message.trainer_id)
         repeated = self._waiting.get((client_id, number))
-        self._waiting[client_id, number] = request, message.most
+        self._waiting[client_id, number] = request, message.max_elements
         answers = self._due()
         if repeated is not None:
             answers.append((repeated[0], AbortedError(f"request {number} was asked again")))
@@ -299,7 +304,7 @@ class Shared(HandOut[R]):
             answers.append((request, content))
         return answers
 
-    def _next_for(self, who: tuple[str, int]) -> Portion | Elements | None:
+    def _next_for(self, who: tuple[str, int]) -> Portion | GetElementsReply | None:
         """Return what a request gets now; None: it waits."""
         client_id, _ = who
         trainer = self._readers[client_id]
@@ -316,13 +321,13 @@ class Shared(HandOut[R]):
         portion = self._window.take(trainer.place, self._waiting[who][1])
         trainer.given += portion.count
         if trainer.unsaid:
-            portion = replace(portion, mode=Skipped(count=trainer.unsaid))
+            portion = replace(portion, mode=SkippedElements(count=trainer.unsaid))
             trainer.unsaid = 0
         if self._newest is None or portion.first >= self._newest.first:
             self._newest = portion
         return portion
 
-    def _end_for(self, client_id: str, trainer: _Trainer) -> Portion | Elements | None:
+    def _end_for(self, client_id: str, trainer: _Trainer) -> Portion | GetElementsReply | None:
         """Return what somebody gets who has read all there is; None: it waits."""
         if not self._has_heard(trainer):
             trainer.was_told = True
@@ -330,14 +335,14 @@ class Shared(HandOut[R]):
         held, _ = self._delivery.held_by(client_id)
         if not (held or self._finished):
             return None
-        return Elements(
-            first=self._elements,
-            count=0,
-            end=self._finished and not held,
+        return GetElementsReply(
+            first_element=self._elements,
+            num_elements=0,
+            end_of_task=self._finished and not held,
             done_from=self._units,
             done_to=self._units_at_end,
-            touched=max(self._touched, self._units_at_end),
-            begun=self._touched,
+            delivered_end=max(self._touched, self._units_at_end),
+            earlier_delivered_end=self._touched,
         )
 
     def _may_have_more(self, client_id: str) -> bool:

@@ -10,52 +10,57 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headrace.service.dispatcher.policy import Policy
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
-from headrace.service.modes.dynamic.policy import Dealing
-from headrace.service.modes.no_sharding.policy import Copies
-from headrace.service.modes.static.policy import Static
+from headrace.service.dispatcher.policy import IterationPolicy
+from headrace.service.dispatcher.state import (
+    DispatcherState,
+    DispatcherTask,
+    JobIteration,
+    TaskPhase,
+)
+from headrace.service.modes.dynamic.policy import DynamicSharding
+from headrace.service.modes.no_sharding.policy import NoSharding
+from headrace.service.modes.static.policy import StaticSharding
 
 __all__ = ["shared_by_trainers"]
 
 
-class _SharedCopies(Copies):
+class _SharedCopies(NoSharding):
     """Copies of endless data."""
 
-    hand_out = "shared"
+    delivery_policy = "shared"
 
-    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+    def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
         """Whether nobody reads, and somebody's copy ended by itself; or copies kill workers."""
         tasks = state.tasks_of(iteration)
         if all(task.phase is TaskPhase.LOST or _was_asked_to_end(task) for task in tasks):
-            return super().is_over(state, iteration) and not any(map(_was_asked_to_end, tasks))
-        return super().is_over(state, iteration)
+            return super().is_complete(state, iteration) and not any(map(_was_asked_to_end, tasks))
+        return super().is_complete(state, iteration)
 
 
-class _SharedDealing(Dealing):
+class _SharedDealing(DynamicSharding):
     """Each unit is made by one worker, for all trainers."""
 
-    hand_out = "shared"
-    says_what_is_whole = False
+    delivery_policy = "shared"
+    reports_complete_splits = False
 
 
-class _SharedStatic(Static):
+class _SharedStatic(StaticSharding):
     """Each worker makes its share, for all trainers."""
 
-    hand_out = "shared"
+    delivery_policy = "shared"
 
 
-def shared_by_trainers(policy: Policy) -> Policy:
+def shared_by_trainers(policy: IterationPolicy) -> IterationPolicy:
     """Return how a job is shared by its workers, where trainers share what those make."""
     return _SHARED[type(policy)](policy)
 
 
-def _was_asked_to_end(task: Task) -> bool:
-    return task.phase is TaskPhase.FINISHED and task.cut
+def _was_asked_to_end(task: DispatcherTask) -> bool:
+    return task.phase is TaskPhase.FINISHED and task.cut_short
 
 
-_SHARED: dict[type[Policy], Callable[[Any], Policy]] = {
-    Copies: lambda _: _SharedCopies(),
-    Dealing: lambda _: _SharedDealing(),
-    Static: lambda static: _SharedStatic(static.part),
+_SHARED: dict[type[IterationPolicy], Callable[[Any], IterationPolicy]] = {
+    NoSharding: lambda _: _SharedCopies(),
+    DynamicSharding: lambda _: _SharedDealing(),
+    StaticSharding: lambda static: _SharedStatic(static.shard_kind),
 }

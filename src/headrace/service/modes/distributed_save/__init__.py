@@ -1,7 +1,7 @@
 """Distributed save: workers write the elements of a dataset to files.
 
 policy     the dispatcher assigns splits, as in dynamic sharding
-saves      saves begin and end, and their files count
+requests   saves begin and end, and their files count
 records    what the dispatcher remembers of saves
 apply      changes of the dispatcher's state
 publisher  updates the directory

@@ -8,99 +8,103 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headrace.service.dispatcher.apply_units import forget_done, running_task
-from headrace.service.dispatcher.fact import require
+from headrace.service.dispatcher.apply_splits import drop_done_splits, running_task
+from headrace.service.dispatcher.event import require
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.modes.distributed_save.records import (
-    SAVES_REMEMBERED,
-    FilesSaved,
-    Save,
-    SaveBegun,
+    MAX_CLOSED_SAVES,
+    CommittedFile,
+    FilesCommitted,
     SaveClosed,
+    SaveDirectoryCreated,
     SaveFailed,
-    SaveOpened,
-    Stored,
+    SaveStarted,
+    SaveState,
     files_of,
 )
 
 __all__ = ["APPLY"]
 
 
-def save_begun(state: DispatcherState, fact: SaveBegun) -> None:
+def save_started(state: DispatcherState, event: SaveStarted) -> None:
     """Take note of a save; its job and its iteration are made by the facts that follow."""
-    require(fact.save not in state.saves, "the id is taken")
-    state.saves[fact.save] = Save(
-        save=fact.save,
-        path=fact.path,
-        plan=fact.plan,
-        spec=fact.spec,
-        chunk_bytes=fact.chunk_bytes,
-        at_once=fact.at_once,
-        job_id=fact.job_id,
-        iteration_id=fact.iteration_id,
+    require(event.save_id not in state.saves, "the id is taken")
+    state.saves[event.save_id] = SaveState(
+        save_id=event.save_id,
+        path=event.path,
+        plan_digest=event.plan_digest,
+        spec=event.spec,
+        chunk_bytes=event.chunk_bytes,
+        max_saves_per_worker=event.max_saves_per_worker,
+        job_id=event.job_id,
+        iteration_id=event.iteration_id,
     )
 
 
-def save_opened(state: DispatcherState, fact: SaveOpened) -> None:
+def save_directory_created(state: DispatcherState, event: SaveDirectoryCreated) -> None:
     """Let workers write."""
-    save = _at_work(state, fact.save)
+    save = _open_save(state, event.save_id)
     require(not save.is_open, "it is open already")
     save.is_open = True
 
 
-def files_saved(state: DispatcherState, fact: FilesSaved) -> None:
+def files_committed(state: DispatcherState, event: FilesCommitted) -> None:
     """Let files of a task count; the units in them are done."""
-    task = running_task(state, fact.task_id)
-    splits = task.splits
+    task = running_task(state, event.task_id)
+    splits = task.assigned
     iteration = state.iterations[task.iteration_id]
-    save = _at_work(state, state.jobs[iteration.job_id].save)
-    files = files_of(task.mode)
-    require(fact.number == files.reports, "it is not the next that the task says")
-    require(splits.done <= fact.done <= splits.dealt, "it was not dealt these units")
-    iteration.splits.held -= splits.held
-    forget_done(task, fact.done)
-    iteration.splits.held += splits.held
-    files.reports += 1
-    for file in fact.files:
-        require(file.number == files.number, "it is not the stream's next file")
-        files.number += 1
-        save.stored.append(Stored(task.task_id, file.number, file.elements, file.bytes, file.form))
-        save.files += 1
-        save.elements += file.elements
-        save.size += file.bytes
+    save = _open_save(state, state.jobs[iteration.job_id].save_id)
+    files = files_of(task.mode_state)
+    require(event.report_number == files.num_reports, "it is not the next that the task says")
+    require(
+        splits.num_done <= event.num_done <= splits.num_assigned, "it was not dealt these units"
+    )
+    iteration.pool.num_held -= splits.num_held
+    drop_done_splits(task, event.num_done)
+    iteration.pool.num_held += splits.num_held
+    files.num_reports += 1
+    for file in event.files:
+        require(file.number == files.num_files, "it is not the stream's next file")
+        files.num_files += 1
+        save.committed_files.append(
+            CommittedFile(task.task_id, file.number, file.elements, file.bytes, file.form)
+        )
+        save.num_files += 1
+        save.num_elements += file.elements
+        save.num_bytes += file.bytes
 
 
-def save_failed(state: DispatcherState, fact: SaveFailed) -> None:
+def save_failed(state: DispatcherState, event: SaveFailed) -> None:
     """Take note of why a save cannot go on."""
-    save = _at_work(state, fact.save)
+    save = _open_save(state, event.save_id)
     require(not save.error, "it has failed already")
-    require(bool(fact.error), "it does not say why")
-    save.error, save.kind = fact.error, fact.kind
+    require(bool(event.error), "it does not say why")
+    save.error, save.error_class = event.error, event.error_class
 
 
-def save_closed(state: DispatcherState, fact: SaveClosed) -> None:
+def save_closed(state: DispatcherState, event: SaveClosed) -> None:
     """Keep of a save what those who ask are to hear; its job is forgotten next."""
-    save = _at_work(state, fact.save)
+    save = _open_save(state, event.save_id)
     iteration = state.iterations[save.iteration_id]
     require(iteration.finished, "its units are still dealt")
     save.is_closed = True
-    save.error = save.error or iteration.failed
-    save.stored = []
-    closed = [each.save for each in state.saves.values() if each.is_closed]
-    for oldest in closed[:-SAVES_REMEMBERED]:
+    save.error = save.error or iteration.failure_reason
+    save.committed_files = []
+    closed = [each.save_id for each in state.saves.values() if each.is_closed]
+    for oldest in closed[:-MAX_CLOSED_SAVES]:
         del state.saves[oldest]
 
 
-def _at_work(state: DispatcherState, save_id: str) -> Save:
+def _open_save(state: DispatcherState, save_id: str) -> SaveState:
     save = state.saves[save_id]
     require(not save.is_closed, "the save is closed")
     return save
 
 
 APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
-    SaveBegun: save_begun,
-    SaveOpened: save_opened,
-    FilesSaved: files_saved,
+    SaveStarted: save_started,
+    SaveDirectoryCreated: save_directory_created,
+    FilesCommitted: files_committed,
     SaveFailed: save_failed,
     SaveClosed: save_closed,
 }

@@ -16,14 +16,14 @@ from headrace.service.ranges import Ranges, first
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left
 from headrace.service.worker.portion import Answer, Portion
 
-__all__ = ["FileAccount"]
+__all__ = ["FileDelivery"]
 
 R = TypeVar("R")
 
-_MOST_UNHEARD = 3
+_MAX_UNREPORTED = 3
 
 
-class FileAccount(HandOut[R]):
+class FileDelivery(HandOut[R]):
     """Counts files that are whole, and those of which the dispatcher has heard.
 
     Args:
@@ -32,11 +32,11 @@ class FileAccount(HandOut[R]):
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         #: What the dispatcher has not heard of: files, and the units that are done with them.
-        self._unheard: deque[tuple[tuple[SavedFile, ...], int]] = deque()
-        self._number = 0
-        self._done = 0
+        self._unreported: deque[tuple[tuple[SavedFile, ...], int]] = deque()
+        self._report_number = 0
+        self._num_done = 0
         #: Units that are done with all that was said or is to be said.
-        self._written = 0
+        self._num_written = 0
         self._exhausted = False
 
     # --- what is the case -----------------------------------------------------------------------
@@ -44,17 +44,17 @@ class FileAccount(HandOut[R]):
     @property
     def has_room(self) -> bool:
         """Whether more may be written."""
-        return len(self._unheard) < _MOST_UNHEARD
+        return len(self._unreported) < _MAX_UNREPORTED
 
     @property
     def done(self) -> Ranges:
         """Units, in dealt order, that are in files which count."""
-        return first(self._done)
+        return first(self._num_done)
 
     @property
     def may_finish(self) -> bool:
         """Whether the dispatcher has heard of all."""
-        return self._exhausted and not self._unheard
+        return self._exhausted and not self._unreported
 
     @property
     def is_settled(self) -> bool:
@@ -64,36 +64,36 @@ class FileAccount(HandOut[R]):
     @property
     def unheard(self) -> tuple[int, tuple[SavedFile, ...], int] | None:
         """What the dispatcher is to hear next: the number, the files, the units done with them."""
-        return (self._number, *self._unheard[0]) if self._unheard else None
+        return (self._report_number, *self._unreported[0]) if self._unreported else None
 
     # --- what happens ---------------------------------------------------------------------------
 
     def add(self, portion: Portion) -> list[tuple[R, Answer]]:
         """Take files that are whole."""
-        self._say(portion.files, portion.done_to)
+        self._queue_report(portion.files, portion.done_to)
         return []
 
     def exhaust(self, units: int = 0) -> list[tuple[R, Answer]]:
         """Take note that no portion will follow; with the end, `units` units are whole."""
         self._exhausted = True
-        if units > self._written:
-            self._say((), units)
+        if units > self._num_written:
+            self._queue_report((), units)
         return []
 
-    def _say(self, files: tuple[SavedFile, ...], done: int) -> None:
-        self._written = max(self._written, done)
-        self._unheard.append((files, self._written))
+    def _queue_report(self, files: tuple[SavedFile, ...], done: int) -> None:
+        self._num_written = max(self._num_written, done)
+        self._unreported.append((files, self._num_written))
 
     def heard(self, number: int) -> None:
         """Take note that the dispatcher has heard of files."""
-        if self._unheard and number == self._number:
-            self._number += 1
-            _, self._done = self._unheard.popleft()
+        if self._unreported and number == self._report_number:
+            self._report_number += 1
+            _, self._num_done = self._unreported.popleft()
 
     def call_off(self, refusal: Exception) -> tuple[list[tuple[R, Answer]], Left]:
         """Say nothing more."""
-        self._unheard.clear()
-        return [], Left(elements=0, unacknowledged=0, touched=first(self._written))
+        self._unreported.clear()
+        return [], Left(elements=0, unacknowledged=0, touched=first(self._num_written))
 
     # --- clients, of which there are none -------------------------------------------------------
 

@@ -6,7 +6,7 @@ Rule 1. Files are said to be whole (`Portion.files`) only where no unit is in th
         values, a batch after a filter, an interleave) have such an end when they have run out.
 Rule 2. That is done when the files have a good size, and where the dispatcher lets the task wait
         for units: others may wait for what this one holds. So it is where the steps were to give
-        all that they hold (`SplitGranted.flush`).
+        all that they hold (`GetSplitReply.flush`).
 Rule 3. Any error ends the task, and with it the save: a dataset is saved whole or not at all.
 """
 
@@ -26,22 +26,22 @@ from headrace.errors import CancelledError, UserFunctionError
 from headrace.execution.iterator import ElementIterator
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.writer import Patience
-from headrace.service.messages import SavedFile, SaveOrder
+from headrace.service.messages import SaveDestination, SavedFile
 from headrace.service.worker.failure import describe
 from headrace.service.worker.feed import Outlet
 from headrace.service.worker.opening import state_after, units_begun, units_given
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.task_thread import TaskThread
 
-__all__ = ["FileOutlet", "FileProducer"]
+__all__ = ["FileProducer", "FileSink"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_ELEMENTS = 1 << 16
-_PATIENCE_SECONDS = 30.0
+_MAX_ELEMENTS = 1 << 16
+_DISK_FULL_SECONDS = 30.0
 
 
-class FileOutlet(Outlet, Protocol):
+class FileSink(Outlet, Protocol):
     """Who hears which files are whole."""
 
     @property
@@ -52,48 +52,48 @@ class FileOutlet(Outlet, Protocol):
         """Wait for so long, or until the producer is to end; return whether it is to go on."""
 
 
-class FileProducer(TaskThread[FileOutlet]):
+class FileProducer(TaskThread[FileSink]):
     """Writes one task's elements on a thread of its own.
 
     Args:
         name: Of the task, for the thread and the log.
         open_plan: Makes the iterator, given what is to be called before units are waited for.
         outlet: Who hears which files are whole.
-        order: Where they are written.
+        destination: Where they are written.
         stream: Number of the stream of files.
-        patience: Seconds for which a disk may be full.
+        disk_full_seconds: Seconds for which a disk may be full.
     """
 
     def __init__(
         self,
         name: str,
         open_plan: Callable[[Callable[[], None]], ElementIterator],
-        outlet: FileOutlet,
+        outlet: FileSink,
         *,
-        order: SaveOrder,
+        destination: SaveDestination,
         stream: int,
-        patience: float = _PATIENCE_SECONDS,
+        disk_full_seconds: float = _DISK_FULL_SECONDS,
     ) -> None:
         super().__init__(name, open_plan, outlet)
-        self._patience = patience
-        self._order = order
+        self._disk_full_seconds = disk_full_seconds
+        self._destination = destination
         self._stream = stream
         self._writer: saved.writer.StreamWriter | None = None
         #: What is read, while it is.
         self._iterator: ElementIterator | None = None
         #: Units that were dealt before the last pause, or the end.
-        self._given = 0
+        self._num_assigned = 0
         #: Bytes in no file that was said to be whole.
-        self._bytes = 0
+        self._uncommitted_bytes = 0
         #: Units that are whole with what was said.
-        self._units_said = 0
+        self._num_reported = 0
         self._failure: BaseException | None = None
 
     def hand_over(self) -> None:
         try:
             with self._hand:
-                self._say_what_was_given()
-                self._say_what_is_whole()
+                self._commit_assigned()
+                self._commit_if_told_to_wait()
         except Exception as error:
             # The thread that reads raises it: this one may be the plan's own.
             self._failure = error
@@ -108,17 +108,17 @@ class FileProducer(TaskThread[FileOutlet]):
         return failure
 
     def _produce(self) -> str | None:
-        directory, order = SavedDirectory(self._order.path), self._order
+        directory, order = SavedDirectory(self._destination.path), self._destination
         spec = described_spec(json.loads(order.spec)) if order.spec else None
         self._chunk_bytes = order.chunk_bytes or saved.writer.CHUNK_BYTES
         writer = saved.writer.StreamWriter(
             directory,
-            order.save,
+            order.save_id,
             self._stream,
             spec=spec,
             # Cut at the end of a unit, unless one is very large.
             chunk_bytes=2 * self._chunk_bytes,
-            patience=Patience(self._patience, self._outlet.pause),
+            patience=Patience(self._disk_full_seconds, self._outlet.pause),
         )
         try:
             iterator = self._open()
@@ -126,7 +126,7 @@ class FileProducer(TaskThread[FileOutlet]):
             return f"its plan cannot be opened: {describe(error)}"
         self._writer, self._iterator = writer, iterator
         try:
-            return self._write_from(iterator, writer)
+            return self._write_all(iterator, writer)
         finally:
             try:
                 iterator.close()
@@ -135,7 +135,7 @@ class FileProducer(TaskThread[FileOutlet]):
                     self._writer = self._iterator = None
                     writer.close()
 
-    def _write_from(
+    def _write_all(
         self, iterator: ElementIterator, writer: saved.writer.StreamWriter
     ) -> str | None:
         limit = 1
@@ -145,15 +145,15 @@ class FileProducer(TaskThread[FileOutlet]):
                 raise self._failure
             if chunk is None:
                 with self._hand:
-                    self._say_what_was_given()
+                    self._commit_assigned()
                 return None
-            size = self._take(iterator, chunk, writer)
+            size = self._write(iterator, chunk, writer)
             # As many as make a batch, so that they are written from where they lie.
             affordable = writer.batch_bytes * chunk.size // (size + 1) + 1
-            limit = min(2 * limit, affordable, _MOST_ELEMENTS)
+            limit = min(2 * limit, affordable, _MAX_ELEMENTS)
         return None
 
-    def _take(
+    def _write(
         self, iterator: ElementIterator, chunk: Chunk, writer: saved.writer.StreamWriter
     ) -> int:
         """Write a chunk; return its bytes."""
@@ -162,30 +162,32 @@ class FileProducer(TaskThread[FileOutlet]):
         size = frame_bytes(chunk)
         with self._hand:
             writer.append(chunk)
-            self._bytes += size
+            self._uncommitted_bytes += size
             self._count(state, begun_at_most)
-            if self._bytes >= self._chunk_bytes:
-                self._cut_between_units(writer)
+            if self._uncommitted_bytes >= self._chunk_bytes:
+                self._commit_between_splits(writer)
             else:
-                self._say_what_is_whole()
+                self._commit_if_told_to_wait()
         return size
 
-    def _say_what_was_given(self) -> None:
+    def _commit_assigned(self) -> None:
         """Say after a pause, and at the end, what is whole: the steps have come to their ends."""
         given = 0 if self._iterator is None else units_given(self._iterator)
-        if given > self._given and self._writer is not None:
-            self._given = self._units = self._touched = given
-            self._cut(self._writer)
+        if given > self._num_assigned and self._writer is not None:
+            self._num_assigned = self._units = self._touched = given
+            self._commit(self._writer)
 
-    def _say_what_is_whole(self) -> None:
+    def _commit_if_told_to_wait(self) -> None:
         if self._writer is not None and self._outlet.is_told_to_wait:
-            self._cut_between_units(self._writer)
+            self._commit_between_splits(self._writer)
 
-    def _cut_between_units(self, writer: saved.writer.StreamWriter) -> None:
-        if self._units >= self._touched and (self._units > self._units_said or self._bytes):
-            self._cut(writer)
+    def _commit_between_splits(self, writer: saved.writer.StreamWriter) -> None:
+        if self._units >= self._touched and (
+            self._units > self._num_reported or self._uncommitted_bytes
+        ):
+            self._commit(writer)
 
-    def _cut(self, writer: saved.writer.StreamWriter) -> None:
+    def _commit(self, writer: saved.writer.StreamWriter) -> None:
         """Say that all that was written is whole."""
         assert self._units >= self._touched, "a unit is written in part"
         writer.cut()
@@ -193,10 +195,10 @@ class FileProducer(TaskThread[FileOutlet]):
             SavedFile(record.number, record.elements, record.bytes, record.form)
             for record in writer.take_whole()
         )
-        self._bytes = 0
-        if not files and self._units == self._units_said:
+        self._uncommitted_bytes = 0
+        if not files and self._units == self._num_reported:
             return
-        before, self._units_said = self._units_said, self._units
+        before, self._num_reported = self._num_reported, self._units
         self._outlet.put(
             Portion(
                 first=0,  # No client reads it.

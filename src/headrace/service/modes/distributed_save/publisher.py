@@ -25,54 +25,58 @@ import msgspec
 from headrace.errors import AbortedError, HeadraceError, UnavailableError
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.format import Begun, ChunkRecord
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.updates import Update
+from headrace.service.dispatcher import events as updates
+from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.modes.distributed_save.records import (
-    FilesSaved,
-    SaveBegun,
+    CommittedFile,
+    FilesCommitted,
     SaveFailed,
-    Stored,
+    SaveStarted,
 )
-from headrace.service.modes.distributed_save.saves import LookAtSaves, NoteSave, SaveWork
+from headrace.service.modes.distributed_save.requests import (
+    ListOpenSaves,
+    OpenSave,
+    ReportDirectory,
+)
 from headrace.serving.call import Question
 from headrace.transport.channel import Buffer, Request
 
-__all__ = ["Publisher", "ask_core"]
+__all__ = ["SavePublisher", "call_core"]
 
 _log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
-_LOOK_SECONDS = 1.0
-_PATIENCE_SECONDS = 30.0
-_ABOUT_SAVES = (
-    SaveBegun,
-    FilesSaved,
+_POLL_SECONDS = 1.0
+_RETRY_SECONDS = 30.0
+_SAVE_EVENTS = (
+    SaveStarted,
+    FilesCommitted,
     SaveFailed,
     updates.IterationFinished,
 )
 
 
-class Publisher:
+class SavePublisher:
     """Looks after the directories of saves, on a thread of its own.
 
     Args:
-        ask: Puts a question to the core; None: it is closed.
-        patience: How long what cannot be done now is tried again, in seconds.
+        call: Puts a question to the core; None: it is closed.
+        retry_seconds: How long what cannot be done now is tried again, in seconds.
     """
 
     def __init__(
-        self, ask: Callable[[Question[Any]], Any], patience: float = _PATIENCE_SECONDS
+        self, call: Callable[[Question[Any]], Any], retry_seconds: float = _RETRY_SECONDS
     ) -> None:
-        self._ask = ask
-        self._patience = patience
-        self._bell = threading.Event()
+        self._call = call
+        self._retry_seconds = retry_seconds
+        self._wake_up = threading.Event()
         self._is_closing = False
         #: Save -> its files, of which so many are published.
         self._files: dict[str, list[ChunkRecord]] = {}
         self._published: dict[str, int] = {}
         #: Save -> since when nothing can be done with its directory.
-        self._stuck: dict[str, float] = {}
+        self._failing_since: dict[str, float] = {}
         self._thread = threading.Thread(
             target=self._run, name="headrace-dispatcher-saves", daemon=True
         )
@@ -84,110 +88,116 @@ class Publisher:
     def close(self) -> None:
         """End; what is not done is done after the next start."""
         self._is_closing = True
-        self._bell.set()
+        self._wake_up.set()
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join()
 
-    def heard(self, facts: Sequence[Update]) -> None:
+    def observe(self, events: Sequence[AnyEvent]) -> None:
         """Look soon, if one of these facts, which are kept, is about a save."""
-        if any(isinstance(fact, _ABOUT_SAVES) for fact in facts):
-            self._bell.set()
+        if any(isinstance(fact, _SAVE_EVENTS) for fact in events):
+            self._wake_up.set()
 
     def _run(self) -> None:
         while not self._is_closing:
-            self._bell.clear()
+            self._wake_up.clear()
             try:
-                works = self._look()
+                works = self._poll()
             except UnavailableError:
                 works = 1  # the journal's, and in the log by now
             except Exception:
                 _log.exception("the directories of saves cannot be looked after now")
                 works = 1
-            self._bell.wait(_LOOK_SECONDS if works else None)
+            self._wake_up.wait(_POLL_SECONDS if works else None)
 
-    def _look(self) -> int:
+    def _poll(self) -> int:
         """Do what there is to do; return how many saves are not closed."""
-        found = self._ask(LookAtSaves({each: len(known) for each, known in self._files.items()}))
+        found = self._call(ListOpenSaves({each: len(known) for each, known in self._files.items()}))
         if found is None:
             return 0
-        at_work = {work.save for work in found.saves}
-        for known in (self._files, self._published, self._stuck):
+        at_work = {work.save_id for work in found.saves}
+        for known in (self._files, self._published, self._failing_since):
             for gone in set(known) - at_work:
                 del known[gone]
         for work in found.saves:
             if self._is_closing:
                 break
-            files = self._files.setdefault(work.save, [])
-            files += [_record(each, len(files) + place) for place, each in enumerate(work.stored)]
+            files = self._files.setdefault(work.save_id, [])
+            files += [
+                _chunk_record(each, len(files) + place) for place, each in enumerate(work.new_files)
+            ]
             try:
-                self._do(work, SavedDirectory(work.path))
-                self._stuck.pop(work.save, None)
+                self._update_directory(work, SavedDirectory(work.path))
+                self._failing_since.pop(work.save_id, None)
             except Exception as error:
-                self._failed(work, error)
+                self._handle_error(work, error)
         return len(at_work)
 
-    def _do(self, work: SaveWork, directory: SavedDirectory) -> None:
+    def _update_directory(self, work: OpenSave, directory: SavedDirectory) -> None:
         if not work.is_open and not work.error:
-            directory.begin(_begun(work))
-            self._note(work, "opened")
-        files, published = self._files[work.save], self._published.get(work.save, 0)
+            directory.begin(_directory_header(work))
+            self._report(work, "opened")
+        files, published = self._files[work.save_id], self._published.get(work.save_id, 0)
         if not work.error:
-            directory.publish(work.save, files[published:])
-            self._published[work.save] = len(files)
-        if not work.is_over:
+            directory.publish(work.save_id, files[published:])
+            self._published[work.save_id] = len(files)
+        if not work.is_finished:
             return
         if not work.error:
-            directory.finish(work.save, files)
-            directory.sweep(work.save)
+            directory.finish(work.save_id, files)
+            directory.sweep(work.save_id)
         else:
-            self._say_error(work, directory)
-        self._note(work, "closed")
+            self._write_error(work, directory)
+        self._report(work, "closed")
 
-    def _say_error(self, work: SaveWork, directory: SavedDirectory) -> None:
+    def _write_error(self, work: OpenSave, directory: SavedDirectory) -> None:
         """Let those who wait for the directory hear that the save failed, if it is its own."""
         try:
-            directory.fail(work.save, work.error)
+            directory.fail(work.save_id, work.error)
         except AbortedError:
             pass  # another save's by now, or it never was this one's
         except HeadraceError as error:
             _log.warning("%s cannot say that its save failed: %s", directory.url, error)
 
-    def _failed(self, work: SaveWork, error: Exception) -> None:
-        since = self._stuck.setdefault(work.save, time.monotonic())
+    def _handle_error(self, work: OpenSave, error: Exception) -> None:
+        since = self._failing_since.setdefault(work.save_id, time.monotonic())
         if not isinstance(error, HeadraceError):
             _log.error("the save into %r cannot go on", work.path, exc_info=error)
-        if isinstance(error, UnavailableError) and time.monotonic() - since < self._patience:
+        if isinstance(error, UnavailableError) and time.monotonic() - since < self._retry_seconds:
             return
-        self._note(work, "failed", str(error) or type(error).__name__, type(error).__name__)
+        self._report(work, "failed", str(error) or type(error).__name__, type(error).__name__)
 
-    def _note(self, work: SaveWork, what: str, error: str = "", kind: str = "") -> None:
-        self._ask(NoteSave(save=work.save, what=what, error=error, kind=kind))
+    def _report(self, work: OpenSave, outcome: str, error: str = "", error_class: str = "") -> None:
+        self._call(
+            ReportDirectory(
+                save_id=work.save_id, outcome=outcome, error=error, error_class=error_class
+            )
+        )
 
 
-def _begun(work: SaveWork) -> Begun:
-    return Begun(work.save, work.plan, json.loads(work.spec) if work.spec else None)
+def _directory_header(work: OpenSave) -> Begun:
+    return Begun(work.save_id, work.plan_digest, json.loads(work.spec) if work.spec else None)
 
 
-def _record(stored: Stored, order: int) -> ChunkRecord:
+def _chunk_record(stored: CommittedFile, order: int) -> ChunkRecord:
     return ChunkRecord(
         stored.stream, stored.number, stored.elements, stored.bytes, stored.form, order
     )
 
 
-def ask_core(handle: Callable[[Sequence[Request]], None], question: Question[A]) -> A | None:
+def call_core(handle: Callable[[Sequence[Request]], None], question: Question[A]) -> A | None:
     """Ask a core in this process; None: it is closed.
 
     Raises:
         HeadraceError: What it answers with.
     """
-    own = _Own(question)
+    own = _InProcessRequest(question)
     handle([own])
     if own.error is not None:
         raise own.error
     return own.answer  # type: ignore[return-value]
 
 
-class _Own(Request):
+class _InProcessRequest(Request):
     """A request of the process's own."""
 
     buffers: Sequence[Buffer] = ()

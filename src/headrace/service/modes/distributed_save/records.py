@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.service.dispatcher.fact import Fact
+from headrace.service.dispatcher.event import Event
 from headrace.service.dispatcher.mode_state import TaskModeState
 from headrace.service.messages import SavedFile
 
 __all__ = [
-    "SAVES_REMEMBERED",
-    "FilesSaved",
-    "Save",
-    "SaveBegun",
+    "MAX_CLOSED_SAVES",
+    "CommittedFile",
+    "FilesCommitted",
     "SaveClosed",
+    "SaveDirectoryCreated",
     "SaveFailed",
-    "SaveOpened",
-    "Stored",
+    "SaveStarted",
+    "SaveState",
     "TaskFiles",
     "files_of",
 ]
 
-SAVES_REMEMBERED = 100
+MAX_CLOSED_SAVES = 100
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk file that counts (`saved.ChunkRecord`); its place in `Save.stored` is its order."""
+class CommittedFile(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk file that counts (`saved.ChunkRecord`), in the order of `committed_files`."""
 
     stream: int
     number: int
@@ -34,15 +34,15 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     form: str
 
 
-class Save(msgspec.Struct):
+class SaveState(msgspec.Struct):
     """A dataset that workers write into a directory; its units are those of an iteration."""
 
-    save: str
+    save_id: str
     path: str
-    plan: str
+    plan_digest: str
     spec: bytes
     chunk_bytes: int | None
-    at_once: int
+    max_saves_per_worker: int
     """For how many saves one worker writes at a time."""
     #: They are there until it is closed; the iteration is the job's only one.
     job_id: int
@@ -50,13 +50,13 @@ class Save(msgspec.Struct):
     #: Whether its directory was begun; before that it has no tasks.
     is_open: bool = False
     #: All files that count, in their order, until it is closed; and how many they were.
-    stored: list[Stored] = msgspec.field(default_factory=list)
-    files: int = 0
-    elements: int = 0
-    size: int = 0
+    committed_files: list[CommittedFile] = msgspec.field(default_factory=list)
+    num_files: int = 0
+    num_elements: int = 0
+    num_bytes: int = 0
     #: Why it failed, as far as it is not its iteration that did; and the name of the error's class.
     error: str = ""
-    kind: str = ""
+    error_class: str = ""
     #: The directory says how it ended.
     is_closed: bool = False
 
@@ -65,8 +65,8 @@ class TaskFiles(TaskModeState):
     """The files that a task of a save has written."""
 
     #: How often it said that files are whole, and how many these were.
-    reports: int = 0
-    number: int = 0
+    num_reports: int = 0
+    num_files: int = 0
 
 
 def files_of(mode: TaskModeState | None) -> TaskFiles:
@@ -75,47 +75,47 @@ def files_of(mode: TaskModeState | None) -> TaskFiles:
     return mode
 
 
-class SaveBegun(Fact, frozen=True):
+class SaveStarted(Event, frozen=True):
     """Workers are to write a dataset into a directory; the job and the iteration come next."""
 
-    save: str
+    save_id: str
     path: str
-    plan: str
+    plan_digest: str
     spec: bytes
     chunk_bytes: int | None
-    at_once: int
+    max_saves_per_worker: int
     """For how many saves one worker writes at a time."""
     job_id: int
     iteration_id: int
 
 
-class SaveOpened(Fact, frozen=True):
+class SaveDirectoryCreated(Event, frozen=True):
     """The directory of a save was begun."""
 
-    save: str
+    save_id: str
 
 
-class FilesSaved(Fact, frozen=True):
+class FilesCommitted(Event, frozen=True):
     """Files of a task count from now on, in this order after all of its save before.
 
-    They hold, with those of the task before them, its units before `done`, in dealt order.
+    They hold, with those of the task before them, its units before `num_done`, in dealt order.
     """
 
     task_id: int
-    number: int
+    report_number: int
     files: tuple[SavedFile, ...]
-    done: int
+    num_done: int
 
 
-class SaveFailed(Fact, frozen=True):
+class SaveFailed(Event, frozen=True):
     """A save cannot go on: its directory is lost, or was never free."""
 
-    save: str
+    save_id: str
     error: str
-    kind: str = ""
+    error_class: str = ""
 
 
-class SaveClosed(Fact, frozen=True):
+class SaveClosed(Event, frozen=True):
     """The directory says how a save ended."""
 
-    save: str
+    save_id: str

@@ -24,18 +24,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.losses import lost_units
-from headrace.service.dispatcher.policy import Policy, Post, staying
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.losses import lost_splits
+from headrace.service.dispatcher.policy import IterationPolicy, TaskAssignment, eligible_workers
 from headrace.service.dispatcher.state import (
-    Dataset,
     DispatcherState,
-    Iteration,
-    Task,
+    DispatcherTask,
+    JobIteration,
+    RegisteredDataset,
     TaskPhase,
 )
-from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import GetSplit, LostUnits, OpenIteration
+from headrace.service.messages import GetSplit, LostSplits, OpenIteration
 from headrace.service.ranges import (
     Ranges,
     at_least,
@@ -45,29 +45,31 @@ from headrace.service.ranges import (
     united,
 )
 
-__all__ = ["Dealing", "ExactDealing", "holds_suspects", "next_units"]
+__all__ = ["DynamicSharding", "ExactlyOnceSharding", "choose_splits", "holds_poison_candidates"]
 
 
-_SLOW = "it was slow, and another worker gave what it held"
+_SUPERSEDED = "it was slow, and another worker gave what it held"
 
-_MOST_DEATHS = 3
+_MAX_DEATHS = 3
 """Of a unit that was dealt alone: then it is given up."""
 
 
-class Dealing(Policy):
+class DynamicSharding(IterationPolicy):
     """Units are dealt to tasks, first come, first served (`shares`)."""
 
-    deals = True
+    assigns_splits = True
     #: Whether who reads is told of units that are whole, without elements (`must_flush`).
-    says_what_is_whole = True
+    reports_complete_splits = True
 
-    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
+    def check_dataset(
+        self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
+    ) -> None:
         """Refuse a dataset without units.
 
         Raises:
             FailedPreconditionError: It has none.
         """
-        if dataset.positions is not None:
+        if dataset.num_splits is not None:
             return
         raise FailedPreconditionError(
             f"dataset {dataset.dataset_id} cannot be read with ShardingPolicy.DYNAMIC: it has no "
@@ -76,87 +78,112 @@ class Dealing(Policy):
             "range, Dataset.from_source"
         )
 
-    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+    def tasks_to_create(
+        self, state: DispatcherState, iteration: JobIteration
+    ) -> list[TaskAssignment]:
         """Return a task for each worker without one; for all if no other can take the rest."""
         tasks = [task for task in state.tasks_of(iteration) if task.phase is not TaskPhase.LOST]
         running = {task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING}
-        if _has_rest(iteration) and not running & set(staying(state, iteration)):
-            without = _able(state, iteration)
+        if _has_unassigned(iteration) and not running & set(eligible_workers(state, iteration)):
+            without = _capable_workers(state, iteration)
         else:
             served = {task.worker_id for task in tasks}
-            without = [each for each in staying(state, iteration) if each not in served]
-        return [Post(worker_id=each) for each in without]
+            without = [each for each in eligible_workers(state, iteration) if each not in served]
+        return [TaskAssignment(worker_id=each) for each in without]
 
-    def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
+    def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
         """Return what becomes of units of a task that is gone, or the end of an idle task."""
         for task in state.tasks_of(iteration):
-            if task.gone and not task.unsettled and iteration.left_of(task):
-                return _recovery(iteration, task)
-        idle = _idle(state, iteration)
+            if (
+                task.is_unavailable
+                and not task.awaiting_reports
+                and iteration.recoverable_splits(task)
+            ):
+                return _recovery_event(iteration, task)
+        idle = _idle_task(state, iteration)
         if idle is None:
             return None
-        if idle.splits.returned and not state.workers[idle.worker_id].leaving:
+        if idle.assigned.returned and not state.workers[idle.worker_id].draining:
             # It is still at what another one gave (`backups`): nobody waits for it.
-            return updates.TaskLost(task_id=idle.task_id, reason=_SLOW)
-        return updates.TaskFinished(task_id=idle.task_id)
+            return events.TaskLost(task_id=idle.task_id, reason=_SUPERSEDED)
+        return events.TaskFinished(task_id=idle.task_id)
 
-    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+    def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
         """Whether no task runs and nothing can be dealt, now or later."""
         phases = {task.phase for task in state.tasks_of(iteration)}
-        if not phases or TaskPhase.RUNNING in phases or state.may_recover(iteration):
+        if not phases or TaskPhase.RUNNING in phases or state.may_return_splits(iteration):
             return False
         if phases == {TaskPhase.LOST}:
-            return iteration.splits.rest == 0
+            return iteration.pool.num_unassigned == 0
         # Where every worker that could go on has failed at it, what is left would wait for ever.
-        given_up = TaskPhase.FAILED in phases and not _able(state, iteration)
-        return not _has_rest(iteration) or given_up
+        given_up = TaskPhase.FAILED in phases and not _capable_workers(state, iteration)
+        return not _has_unassigned(iteration) or given_up
 
-    def waits_for(
-        self, state: DispatcherState, iteration: Iteration, is_silent: Callable[[str, int], bool]
+    def awaited_clients(
+        self,
+        state: DispatcherState,
+        iteration: JobIteration,
+        is_unheard: Callable[[str, int], bool],
     ) -> list[str]:
         """Return silent clients where others read too: what they did not use is dealt again."""
         if len(iteration.clients) < 2:
             return []
-        return sorted(each for each in iteration.clients if is_silent(each, iteration.iteration_id))
+        return sorted(
+            each for each in iteration.clients if is_unheard(each, iteration.iteration_id)
+        )
 
-    def next_units(
+    def choose_splits(
         self,
         state: DispatcherState,
-        iteration: Iteration,
-        task: Task,
+        iteration: JobIteration,
+        task: DispatcherTask,
         request: GetSplit,
         *,
-        is_impatient: bool,
+        is_stalled: bool,
     ) -> tuple[int, int] | None:
         """Return the task's share, first come, first served."""
-        return next_units(iteration, task, request.want, request.done, is_impatient=is_impatient)
+        return choose_splits(
+            iteration, task, request.max_splits, request.num_done, is_stalled=is_stalled
+        )
 
     def must_flush(
-        self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit
+        self,
+        state: DispatcherState,
+        iteration: JobIteration,
+        task: DispatcherTask,
+        request: GetSplit,
     ) -> bool:
         """Whether it holds suspects: it is dealt nothing more before they are done.
 
         Not where a step works on the whole stream: to begin it again would change what comes.
         """
-        if not (self.says_what_is_whole and _goes_by_units(state, iteration)):
+        if not (self.reports_complete_splits and _processes_splits_separately(state, iteration)):
             return False
-        return holds_suspects(iteration, task, request.done)
+        return holds_poison_candidates(iteration, task, request.num_done)
 
-    def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
+    def lost_splits(
+        self, state: DispatcherState, iteration: JobIteration
+    ) -> tuple[LostSplits, ...]:
         """Return the units that are missing."""
-        return lost_units(iteration, state.tasks_of(iteration))
+        return lost_splits(iteration, state.tasks_of(iteration))
 
-    def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
+    def is_redeliverable(
+        self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
+    ) -> bool:
         """Whether units are with it which it has delivered, as far as its worker knows."""
-        return task.phase is TaskPhase.FINISHED and not task.gone and bool(task.splits.held)
+        return (
+            task.phase is TaskPhase.FINISHED
+            and not task.is_unavailable
+            and bool(task.assigned.num_held)
+        )
 
 
-class ExactDealing(Dealing):
+class ExactlyOnceSharding(DynamicSharding):
     """The same, and each element comes once: what nobody has of a unit is dealt again in part."""
 
     exactly_once = True
 
-    def goes_on(self, state: DispatcherState, iteration: Iteration) -> bool:
+    def must_reopen(self, state: DispatcherState, iteration: JobIteration) -> bool:
         """Whether a worker was lost with what one of the clients has not got.
 
         A slow client keeps the others from nothing: an iteration is over though its last elements
@@ -164,32 +191,40 @@ class ExactDealing(Dealing):
         """
         return (
             bool(iteration.clients)
-            and not iteration.failed
+            and not iteration.failure_reason
             and any(
-                task.gone and not task.unsettled and iteration.left_of(task)
+                task.is_unavailable
+                and not task.awaiting_reports
+                and iteration.recoverable_splits(task)
                 for task in state.tasks_of(iteration)
             )
         )
 
     def must_flush(
-        self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit
+        self,
+        state: DispatcherState,
+        iteration: JobIteration,
+        task: DispatcherTask,
+        request: GetSplit,
     ) -> bool:
         """Whether it holds suspects, or waits for what a death brings, which it might outlive.
 
         Where workers die again and again, that nothing can come back any more may never be.
         """
-        if iteration.splits.rest == 0:
-            return state.may_recover(iteration)
+        if iteration.pool.num_unassigned == 0:
+            return state.may_return_splits(iteration)
         return super().must_flush(state, iteration, task, request)
 
-    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
+    def check_dataset(
+        self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
+    ) -> None:
         """Refuse a dataset whose elements cannot be told apart.
 
         Raises:
             FailedPreconditionError: It says why.
         """
-        super().check(state, dataset, opening)
-        if not (dataset.origins or opening.terms.half):
+        super().check_dataset(state, dataset, request)
+        if not (dataset.has_element_ids or request.options.partition_mode):
             raise FailedPreconditionError(
                 f"dataset {dataset.dataset_id} cannot be visited exactly once: a step works on the "
                 "whole stream, so that its elements are of no one unit. Put that step after "
@@ -197,53 +232,61 @@ class ExactDealing(Dealing):
             )
 
 
-def _recovery(iteration: Iteration, task: Task) -> Update:
+def _recovery_event(iteration: JobIteration, task: DispatcherTask) -> AnyEvent:
     """Return what becomes of units of a task that is gone."""
-    splits = task.splits
-    pool = iteration.splits
-    left = iteration.left_of(task)
-    if pool.suspects and pool.suspects_at_once == 1 and iteration.may_be_poison(task):
-        held = splits.located(left)
-        deadly = splits.numbered(common(held, pool.suspects))
+    splits = task.assigned
+    pool = iteration.pool
+    left = iteration.recoverable_splits(task)
+    if (
+        pool.poison_candidates
+        and pool.max_candidates_per_task == 1
+        and iteration.may_be_poison(task)
+    ):
+        held = splits.to_split_indices(left)
+        deadly = splits.to_assignment_order(common(held, pool.poison_candidates))
         deadly = common(deadly, left)
         if pool.exactly_once:
             # A worker that got on with a unit did not die of it; and others may have had a hand in
             # what happens once.
-            deadly = subtracted(deadly, splits.touched)
+            deadly = subtracted(deadly, splits.partially_delivered)
             often = (
                 (unit, unit + 1)
-                for unit, addresses in pool.deaths.items()
-                if len(addresses) + 1 >= _MOST_DEATHS
+                for unit, addresses in pool.died_workers.items()
+                if len(addresses) + 1 >= _MAX_DEATHS
             )
-            deadly = common(deadly, splits.numbered(united(often)))
+            deadly = common(deadly, splits.to_assignment_order(united(often)))
         if deadly:
-            return updates.UnitsGivenUp(task_id=task.task_id, units=deadly)
-    return updates.UnitsReturned(task_id=task.task_id, units=left)
+            return events.SplitsAbandoned(task_id=task.task_id, splits=deadly)
+    return events.SplitsReturned(task_id=task.task_id, splits=left)
 
 
-def _goes_by_units(state: DispatcherState, iteration: Iteration) -> bool:
+def _processes_splits_separately(state: DispatcherState, iteration: JobIteration) -> bool:
     """Whether what workers run of the plan works on units, one by one or some together."""
     job = state.jobs[iteration.job_id]
-    return bool(job.terms.half) or state.datasets[job.dataset_id].origins
+    return bool(job.options.partition_mode) or state.datasets[job.dataset_id].has_element_ids
 
 
-def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:
+def _idle_task(state: DispatcherState, iteration: JobIteration) -> DispatcherTask | None:
     """Return a running task of an iteration of which every unit is done, or lost for good."""
-    if iteration.splits.rest != 0 or state.may_recover(iteration):
+    if iteration.pool.num_unassigned != 0 or state.may_return_splits(iteration):
         return None
     running = state.running_tasks(iteration)
-    return None if any(task.splits.held for task in running) else next(iter(running), None)
+    return None if any(task.assigned.num_held for task in running) else next(iter(running), None)
 
 
-def _has_rest(iteration: Iteration) -> bool:
-    pool = iteration.splits
-    return bool(pool.returned or pool.parts) or (not iteration.ended and pool.rest != 0)
+def _has_unassigned(iteration: JobIteration) -> bool:
+    pool = iteration.pool
+    return bool(pool.returned or pool.partial_splits) or (
+        not iteration.reached_end and pool.num_unassigned != 0
+    )
 
 
-def _able(state: DispatcherState, iteration: Iteration) -> list[str]:
+def _capable_workers(state: DispatcherState, iteration: JobIteration) -> list[str]:
     tasks = state.tasks_of(iteration)
     failed = {task.worker_id for task in tasks if task.phase is TaskPhase.FAILED}
-    return [worker_id for worker_id in staying(state, iteration) if worker_id not in failed]
+    return [
+        worker_id for worker_id in eligible_workers(state, iteration) if worker_id not in failed
+    ]
 
 
 # --- shares: which units a task is dealt next, where whoever asks first is served first -----------
@@ -258,93 +301,107 @@ def _able(state: DispatcherState, iteration: Iteration) -> list[str]:
 #         holds nothing and gets nothing else until they are done; what others hold does not die
 #         with them. As with rule 2, a task that gets nothing done meanwhile is dealt more all the
 #         same.
-# Rule 5. A task that waits because of rule 4 gives all that its steps hold (`holds_suspects`):
-#         above a shuffle of values its units would else be done only with many others, which it
-#         does not get. So does one that waits for what others may lose, where nothing is left to
-#         deal.
+# Rule 5. A task that waits because of rule 4 gives all that its steps hold
+#         (`holds_poison_candidates`): above a shuffle of values its units would else be done only
+#         with many others, which it does not get. So does one that waits for what others may lose,
+#         where nothing is left to deal.
 
-_MOST_WANTED = 1 << 32
+_MAX_REQUESTED = 1 << 32
 
 _INFINITE_SHARE = 1 << 16
 """Units of a stream without end that a task may hold in any case."""
 
 
-def next_units(
-    iteration: Iteration, task: Task, want: int, done: int, *, is_impatient: bool
+def choose_splits(
+    iteration: JobIteration,
+    task: DispatcherTask,
+    max_splits: int,
+    num_done: int,
+    *,
+    is_stalled: bool,
 ) -> tuple[int, int] | None:
     """Return a range of units for a task; None: nothing for this task now.
 
     Args:
         iteration: What is dealt, some of which is left.
         task: Who asks.
-        want: How many units it would like.
-        done: How many of its units, in dealt order, are done.
-        is_impatient: Nobody was dealt anything for a while.
+        max_splits: How many units it would like.
+        num_done: How many of its units, in dealt order, are done.
+        is_stalled: Nobody was dealt anything for a while.
     """
-    number = _size(iteration, task, min(want, _MOST_WANTED), done, is_impatient)
-    units = _choose(iteration, task, done, is_impatient) if number else None
+    number = _choose_size(iteration, task, min(max_splits, _MAX_REQUESTED), num_done, is_stalled)
+    units = _choose_range(iteration, task, num_done, is_stalled) if number else None
     return None if units is None else (units[0], min(units[1], units[0] + number))
 
 
-def _size(iteration: Iteration, task: Task, want: int, done: int, is_impatient: bool) -> int:
+def _choose_size(
+    iteration: JobIteration, task: DispatcherTask, max_splits: int, num_done: int, is_stalled: bool
+) -> int:
     """Return how many units to deal; 0: the task has its share."""
-    splits = task.splits
-    pool = iteration.splits
-    held = splits.dealt - done - count(at_least(splits.returned, done))
-    if pool.rest is None:
-        share = max(4 * want, _INFINITE_SHARE)
-        return want if is_impatient or held + want <= share else 0
-    left = pool.rest + pool.held - splits.held + held
-    room = -(-left // iteration.takers) - held
-    if room <= 0 and not is_impatient:
+    splits = task.assigned
+    pool = iteration.pool
+    held = splits.num_assigned - num_done - count(at_least(splits.returned, num_done))
+    if pool.num_unassigned is None:
+        share = max(4 * max_splits, _INFINITE_SHARE)
+        return max_splits if is_stalled or held + max_splits <= share else 0
+    left = pool.num_unassigned + pool.num_held - splits.num_held + held
+    room = -(-left // iteration.num_active_tasks) - held
+    if room <= 0 and not is_stalled:
         return 0
-    portion = min(want, -(-pool.rest // (2 * iteration.takers)))
-    return portion if is_impatient else min(portion, room)
+    portion = min(max_splits, -(-pool.num_unassigned // (2 * iteration.num_active_tasks)))
+    return portion if is_stalled else min(portion, room)
 
 
-def _choose(
-    iteration: Iteration, task: Task, done: int, is_impatient: bool
+def _choose_range(
+    iteration: JobIteration, task: DispatcherTask, num_done: int, is_stalled: bool
 ) -> tuple[int, int] | None:
     """Return a range of units to deal from; None: nothing for this task now."""
-    pool = iteration.splits
+    pool = iteration.pool
     back = pool.returned
-    if pool.parts:
-        back = united((*back, *((unit, unit + 1) for unit in pool.parts)))
-    suspects = common(back, pool.suspects)
+    if pool.partial_splits:
+        back = united((*back, *((unit, unit + 1) for unit in pool.partial_splits)))
+    suspects = common(back, pool.poison_candidates)
     others = subtracted(back, suspects)
     group: tuple[int, int] | None = None
     if suspects:
         start, stop = suspects[0]
-        group = _apart(iteration, start, min(stop, start + pool.suspects_at_once))
-    if group is not None and not _held(task, done):
+        group = _exclude_partial(iteration, start, min(stop, start + pool.max_candidates_per_task))
+    if group is not None and not _unfinished_splits(task, num_done):
         return group
-    if not is_impatient and holds_suspects(iteration, task, done):
+    if not is_stalled and holds_poison_candidates(iteration, task, num_done):
         return None
     if others:
-        return _apart(iteration, *others[0])
-    if pool.positions != pool.next:
-        end = pool.positions or 0
-        return pool.next, end if end > 0 else pool.next + _MOST_WANTED
-    return group if is_impatient else None
+        return _exclude_partial(iteration, *others[0])
+    if pool.num_splits != pool.next_split:
+        end = pool.num_splits or 0
+        return pool.next_split, end if end > 0 else pool.next_split + _MAX_REQUESTED
+    return group if is_stalled else None
 
 
-def holds_suspects(iteration: Iteration, task: Task, done: int) -> bool:
+def holds_poison_candidates(iteration: JobIteration, task: DispatcherTask, num_done: int) -> bool:
     """Whether units of a task that are not done are suspected to kill workers."""
-    if not iteration.splits.suspects:
+    if not iteration.pool.poison_candidates:
         return False
-    return bool(common(task.splits.located(_held(task, done)), iteration.splits.suspects))
+    return bool(
+        common(
+            task.assigned.to_split_indices(_unfinished_splits(task, num_done)),
+            iteration.pool.poison_candidates,
+        )
+    )
 
 
-def _held(task: Task, done: int) -> Ranges:
+def _unfinished_splits(task: DispatcherTask, num_done: int) -> Ranges:
     """Return the units of a task, in dealt order, that are not done."""
-    return subtracted(((done, task.splits.dealt),), at_least(task.splits.returned, done))
+    return subtracted(
+        ((num_done, task.assigned.num_assigned),), at_least(task.assigned.returned, num_done)
+    )
 
 
-def _apart(iteration: Iteration, start: int, stop: int) -> tuple[int, int]:
+def _exclude_partial(iteration: JobIteration, start: int, stop: int) -> tuple[int, int]:
     """Return the first of these units: one in part by itself, or those before one."""
-    pool = iteration.splits
-    if not pool.parts:
+    pool = iteration.pool
+    if not pool.partial_splits:
         return start, stop
-    if start in pool.parts:
+    if start in pool.partial_splits:
         return start, start + 1
-    return start, min((unit for unit in pool.parts if start < unit < stop), default=stop)
+    return start, min((unit for unit in pool.partial_splits if start < unit < stop), default=stop)

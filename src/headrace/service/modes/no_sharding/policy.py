@@ -16,33 +16,35 @@ from __future__ import annotations
 import hashlib
 
 from headrace.service.dispatcher.losses import lost_copies
-from headrace.service.dispatcher.policy import Policy, Post, staying
+from headrace.service.dispatcher.policy import IterationPolicy, TaskAssignment, eligible_workers
 from headrace.service.dispatcher.state import (
-    LEFT,
+    WORKER_LEFT,
     DispatcherState,
-    Iteration,
-    Task,
+    DispatcherTask,
+    JobIteration,
     TaskPhase,
 )
-from headrace.service.messages import LostUnits
+from headrace.service.messages import LostSplits
 
-__all__ = ["Copies"]
+__all__ = ["NoSharding"]
 
-_MOST_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 
 
-class Copies(Policy):
+class NoSharding(IterationPolicy):
     """Nothing is dealt, and each task is a whole copy."""
 
-    deals = False
+    assigns_splits = False
 
-    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+    def tasks_to_create(
+        self, state: DispatcherState, iteration: JobIteration
+    ) -> list[TaskAssignment]:
         """Return a copy for each worker that may begin one."""
         tasks = state.tasks_of(iteration)
-        if _is_deadly(tasks):
+        if _keeps_killing_workers(tasks):
             return []
         attempt = max((task.attempt for task in tasks), default=-1)
-        workers = staying(state, iteration)
+        workers = eligible_workers(state, iteration)
         if _all_lost(tasks):
             attempt += 1
         else:
@@ -54,21 +56,21 @@ class Copies(Policy):
                 for each in workers
                 if each not in had and state.workers[each].address not in taken
             ]
-        replaced = sum(task.replaces for task in tasks)
+        replaced = sum(task.is_replacement for task in tasks)
         to_replace = sum(map(_is_cut_short, tasks)) - replaced
         return [
-            Post(worker_id=each, attempt=attempt, replaces=number < to_replace)
+            TaskAssignment(worker_id=each, attempt=attempt, is_replacement=number < to_replace)
             for number, each in enumerate(workers)
         ]
 
-    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+    def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
         """Whether every copy ended; where all were lost, whether workers die again and again."""
         tasks = state.tasks_of(iteration)
         if not tasks or any(task.phase is TaskPhase.RUNNING for task in tasks):
             return False
-        return not _all_lost(tasks) or _is_deadly(tasks)
+        return not _all_lost(tasks) or _keeps_killing_workers(tasks)
 
-    def failure(self, state: DispatcherState, iteration: Iteration) -> str:
+    def failure_reason(self, state: DispatcherState, iteration: JobIteration) -> str:
         """Return that all copies were lost, if they were."""
         tasks = state.tasks_of(iteration)
         if not _all_lost(tasks):
@@ -80,35 +82,43 @@ class Copies(Policy):
             "function of the dataset may kill or block its process; the workers' logs may say more"
         )
 
-    def seed(self, state: DispatcherState, iteration: Iteration, task: Task) -> int:
+    def seed(self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask) -> int:
         """Return another number for each worker: whole copies are shuffled differently."""
         digest = hashlib.sha256(f"{iteration.seed} {task.worker_id}".encode()).digest()
         return int.from_bytes(digest[:8]) >> 12
 
-    def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
+    def lost_splits(
+        self, state: DispatcherState, iteration: JobIteration
+    ) -> tuple[LostSplits, ...]:
         """Return the copies that ended early."""
         return lost_copies(iteration, state.tasks_of(iteration))
 
-    def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
+    def is_redeliverable(
+        self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
+    ) -> bool:
         """Whether it ended on its worker, where the last answers may be asked for again."""
         return task.phase in (TaskPhase.FINISHED, TaskPhase.FAILED)
 
 
-def _all_lost(tasks: list[Task]) -> bool:
+def _all_lost(tasks: list[DispatcherTask]) -> bool:
     return all(task.phase is TaskPhase.LOST for task in tasks)
 
 
-def _is_cut_short(task: Task) -> bool:
-    return task.phase is TaskPhase.LOST or task.cut
+def _is_cut_short(task: DispatcherTask) -> bool:
+    return task.phase is TaskPhase.LOST or task.cut_short
 
 
-def _is_deadly(tasks: list[Task]) -> bool:
+def _keeps_killing_workers(tasks: list[DispatcherTask]) -> bool:
     """Whether as many workers died soon as would if all died three times."""
-    workers = sum(not task.replaces for task in tasks)
-    return len(_early_deaths(tasks)) >= _MOST_ATTEMPTS * max(1, workers)
+    workers = sum(not task.is_replacement for task in tasks)
+    return len(_early_deaths(tasks)) >= _MAX_ATTEMPTS * max(1, workers)
 
 
-def _early_deaths(tasks: list[Task]) -> list[Task]:
+def _early_deaths(tasks: list[DispatcherTask]) -> list[DispatcherTask]:
     """Return the copies whose workers died soon, of those begun after the last that lasted."""
-    lasted = max((number for number, task in enumerate(tasks, 1) if task.lasted), default=0)
-    return [task for task in tasks[lasted:] if task.phase is TaskPhase.LOST and task.reason != LEFT]
+    lasted = max((number for number, task in enumerate(tasks, 1) if task.is_stable), default=0)
+    return [
+        task
+        for task in tasks[lasted:]
+        if task.phase is TaskPhase.LOST and task.reason != WORKER_LEFT
+    ]

@@ -1,72 +1,74 @@
 """Ordered reading: each element comes once, in the order of the plan.
 
-Splits are assigned as by `ExactDealing`. A slow worker delays every element after its split, so
-such a split is assigned to a second worker as well (`backups`).
+Splits are assigned as by `ExactlyOnceSharding`. A slow worker delays every element after its split,
+so such a split is assigned to a second worker as well (`backups`).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.presence import Dismissed, GotOn
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Task
-from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import ClientHeartbeat, ClientUpdate, GetSplit, SplitGranted
-from headrace.service.modes.dynamic.policy import ExactDealing
+from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.soft_state import NoMoreWork, ProgressReported
+from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, JobIteration
+from headrace.service.messages import ClientHeartbeat, ClientHeartbeatReply, GetSplit, GetSplitReply
+from headrace.service.modes.dynamic.policy import ExactlyOnceSharding
 from headrace.service.modes.ordered.backups import helpers, others_hold, overdue, overdue_for_client
 
 __all__ = ["OrderedDealing"]
 
 
-class OrderedDealing(ExactDealing):
+class OrderedDealing(ExactlyOnceSharding):
     """Dynamic sharding in which splits of a slow task are assigned a second time."""
 
-    def heartbeat(
+    def events_after_heartbeat(
         self,
         state: DispatcherState,
-        iteration: Iteration,
+        iteration: JobIteration,
         request: ClientHeartbeat,
-        moment: Moment,
-    ) -> tuple[Update, ...]:
+        context: DecisionContext,
+    ) -> tuple[AnyEvent, ...]:
         """Assign the split that this client waits for a second time, if its task is slow."""
-        taken = overdue_for_client(state, iteration, request.wanted, moment)
+        taken = overdue_for_client(state, iteration, request.wanted_split, context)
         return () if taken is None else (taken,)
 
-    def update(
+    def extend_heartbeat_reply(
         self,
-        update: ClientUpdate,
+        reply: ClientHeartbeatReply,
         state: DispatcherState,
-        iteration: Iteration,
+        iteration: JobIteration,
         request: ClientHeartbeat,
-        moment: Moment,
-    ) -> ClientUpdate:
+        context: DecisionContext,
+    ) -> ClientHeartbeatReply:
         """Add the tasks to ask for the split that the client waits for, and splits given up."""
         return msgspec.structs.replace(
-            update,
-            helpers=helpers(state, iteration, request.wanted, moment),
-            given_up=() if update.same else iteration.splits.given_up,
+            reply,
+            urgent_tasks=helpers(state, iteration, request.wanted_split, context),
+            abandoned_splits=() if reply.unchanged else iteration.pool.abandoned,
         )
 
-    def while_idle(
+    def on_no_splits(
         self,
-        decision: Decision,
+        decision: DispatcherDecision,
         state: DispatcherState,
-        task: Task,
+        task: DispatcherTask,
         request: GetSplit,
-        moment: Moment,
-    ) -> Decision:
+        context: DecisionContext,
+    ) -> DispatcherDecision:
         """Assign splits of a slow task to an idle one."""
         iteration = state.iterations[task.iteration_id]
-        taken = overdue(state, iteration, task, request.done, moment)
-        got_on = GotOn(task.task_id, request.done)
-        assert isinstance(decision.reply, SplitGranted)
-        if not decision.reply.wait and not others_hold(state, iteration, task, moment):
-            notes = (got_on, Dismissed(task.task_id))
-            return Decision(
-                updates=() if taken is None else (taken,), notes=notes, reply=decision.reply
+        taken = overdue(state, iteration, task, request.num_done, context)
+        got_on = ProgressReported(task.task_id, request.num_done)
+        assert isinstance(decision.reply, GetSplitReply)
+        if not decision.reply.wait and not others_hold(state, iteration, task, context):
+            notes = (got_on, NoMoreWork(task.task_id))
+            return DispatcherDecision(
+                events=() if taken is None else (taken,), soft_events=notes, reply=decision.reply
             )
         # Of some plans the last unit is known to be whole only when its steps have ended: before
         # that, tasks which wait would wait for each other.
-        wait = SplitGranted(start=0, stop=0, wait=True, flush=True)
-        return Decision(updates=() if taken is None else (taken,), notes=(got_on,), reply=wait)
+        wait = GetSplitReply(start=0, stop=0, wait=True, flush=True)
+        return DispatcherDecision(
+            events=() if taken is None else (taken,), soft_events=(got_on,), reply=wait
+        )

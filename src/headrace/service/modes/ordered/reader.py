@@ -25,7 +25,7 @@ from headrace.service.client.actions import Delivery, content_of
 from headrace.service.client.schedule import MOST_REQUESTS
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
-from headrace.service.messages import IterationOpened, LostUnits
+from headrace.service.messages import LostSplits, OpenIterationReply
 from headrace.service.modes.ordered.units import Found, Units
 from headrace.transport import address as addresses
 
@@ -120,7 +120,7 @@ class ArrivingUnits:
         self,
         session: Session,
         make_shell: Callable[[Session], Shell],
-        join: Callable[[Shell], IterationOpened],
+        join: Callable[[Shell], OpenIterationReply],
         units: int,
     ) -> None:
         self._shell = make_shell(session)
@@ -142,7 +142,7 @@ class ArrivingUnits:
         #: Elements that each worker, by address, sent.
         self._delivered: dict[str, int] = {}
 
-    def join(self) -> IterationOpened:
+    def join(self) -> OpenIterationReply:
         """Open the iteration."""
         self._is_joining = True
         opened = self._join(self._shell)
@@ -177,7 +177,7 @@ class ArrivingUnits:
         return 0
 
     @property
-    def lost(self) -> tuple[LostUnits, ...]:
+    def lost(self) -> tuple[LostSplits, ...]:
         """What was lost, once the iteration is over."""
         return self._shell.lost
 
@@ -253,7 +253,9 @@ class ArrivingUnits:
             if isinstance(content, Exception):
                 self._broken = self._broken or content
                 return
-        if isinstance(content, Exception) and (answer is None or answer.origins.failed < 0):
+        if isinstance(content, Exception) and (
+            answer is None or answer.element_ids.failed_split < 0
+        ):
             self._errors.append(content)
         if delivery.count:
             address = task.worker_address

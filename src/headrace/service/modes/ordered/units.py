@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from headrace.element.chunk import Chunk
 from headrace.execution.origins import ErrorOrigin, give_origin
-from headrace.service.messages import Elements
+from headrace.service.messages import GetElementsReply
 from headrace.service.ranges import Ranges, subtracted, united
 from headrace.service.rows import END, OriginRun
 
@@ -74,7 +74,7 @@ class _Unit:
     upto: int = 0
     """Everything before this ordinal came, or was left out."""
     failed: int = 0
-    """The number of the last error that came and stands there (`Elements.failed_at`)."""
+    """The number of the last error that came and stands there (`GetElementsReply.failed_at`)."""
     elements: int | None = None
     """How many it has at the root, once that is known."""
 
@@ -84,7 +84,7 @@ class _Task:
     """Where a task stands."""
 
     dealt: tuple[tuple[int, int, int, int], ...] = ()
-    """As in `Elements.dealt`."""
+    """As in `GetElementsReply.dealt`."""
 
     def place(self, number: int) -> tuple[int, int]:
         """Return the unit of the stream with a number in dealt order, and for how many it goes.
@@ -127,7 +127,7 @@ class Units:
     # --- what arrives ---------------------------------------------------------------------------
 
     def take(
-        self, task_id: int, answer: Elements, content: Chunk | Exception | None, size: int
+        self, task_id: int, answer: GetElementsReply, content: Chunk | Exception | None, size: int
     ) -> None:
         """Take an answer; those of one task are taken in the order of their numbers.
 
@@ -138,15 +138,15 @@ class Units:
             size: Its bytes.
         """
         task = self._tasks.setdefault(task_id, _Task())
-        origins = answer.origins
-        task.dealt = origins.dealt
-        if isinstance(content, Exception) and origins.failed >= 0:
-            is_last = answer.done_from <= origins.failed < answer.done_to
-            unit, _ = task.place(origins.failed)
-            origin = ErrorOrigin(unit, *origins.failed_at, is_last=is_last)
+        origins = answer.element_ids
+        task.dealt = origins.assigned
+        if isinstance(content, Exception) and origins.failed_split >= 0:
+            is_last = answer.done_from <= origins.failed_split < answer.done_to
+            unit, _ = task.place(origins.failed_split)
+            origin = ErrorOrigin(unit, *origins.failed_position, is_last=is_last)
             self._fail(origin, content)
         ends = [run for run in origins.runs if run[2] + run[3] >= END]
-        row, each = 0, size // max(1, answer.count)
+        row, each = 0, size // max(1, answer.num_elements)
         for number, units, first, count in origins.runs:
             if first + count >= END or not isinstance(content, Chunk):
                 continue

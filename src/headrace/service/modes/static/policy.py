@@ -15,37 +15,39 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.errors import NotFoundError
-from headrace.service.dispatcher.policy import Policy, Post, staying
+from headrace.service.dispatcher.policy import IterationPolicy, TaskAssignment, eligible_workers
 from headrace.service.dispatcher.state import (
-    LEFT,
-    Dataset,
+    WORKER_LEFT,
     DispatcherState,
-    Iteration,
-    Task,
+    DispatcherTask,
+    JobIteration,
+    RegisteredDataset,
     TaskPhase,
 )
-from headrace.service.messages import LostUnits, OpenIteration, TaskDefinition
-from headrace.service.modes.static.records import Shard, shard_of
+from headrace.service.messages import LostSplits, OpenIteration, TaskDefinition
+from headrace.service.modes.static.records import DatasetShard, shard_of
 
-__all__ = ["Static"]
+__all__ = ["StaticSharding"]
 
-_MOST_ATTEMPTS = 3
-_OVER = (TaskPhase.FINISHED, TaskPhase.FAILED)
+_MAX_ATTEMPTS = 3
+_ENDED = (TaskPhase.FINISHED, TaskPhase.FAILED)
 
 
-class Static(Policy):
+class StaticSharding(IterationPolicy):
     """Nothing is dealt, and each task is a part that is fixed beforehand.
 
     Args:
-        part: Which (`messages.TaskDefinition.part`).
+        shard_kind: Which (`messages.TaskDefinition.shard_kind`).
     """
 
-    deals = False
+    assigns_splits = False
 
-    def __init__(self, part: str) -> None:
-        self.part = part
+    def __init__(self, shard_kind: str) -> None:
+        self.shard_kind = shard_kind
 
-    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
+    def check_dataset(
+        self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
+    ) -> None:
         """Refuse where no workers were named.
 
         Raises:
@@ -60,78 +62,88 @@ class Static(Policy):
                 "ShardingPolicy.DYNAMIC"
             )
 
-    def definition(
-        self, definition: TaskDefinition, state: DispatcherState, task: Task
+    def extend_definition(
+        self, definition: TaskDefinition, state: DispatcherState, task: DispatcherTask
     ) -> TaskDefinition:
         """Add which shard it is."""
-        assert isinstance(task.mode, Shard), task
-        return msgspec.structs.replace(definition, shard=task.mode.index, of=task.mode.of)
+        assert isinstance(task.mode_state, DatasetShard), task
+        return msgspec.structs.replace(
+            definition, shard_index=task.mode_state.index, num_shards=task.mode_state.num_shards
+        )
 
-    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+    def tasks_to_create(
+        self, state: DispatcherState, iteration: JobIteration
+    ) -> list[TaskAssignment]:
         """Return a task for each shard that nobody reads and somebody could."""
         tasks = state.tasks_of(iteration)
         taken = {
-            _shard(task) for task in tasks if task.phase is TaskPhase.RUNNING or _is_read(task)
+            _shard_index(task)
+            for task in tasks
+            if task.phase is TaskPhase.RUNNING or _is_read(task)
         }
-        taken.update(_given_up(tasks))
-        able = staying(state, iteration)
+        taken.update(_abandoned_shards(tasks))
+        able = eligible_workers(state, iteration)
         return [
-            Post(
+            TaskAssignment(
                 worker_id=slot.worker_id,
-                mode=Shard(index, len(state.slots)),
-                attempt=_attempts(tasks, index),
+                mode_state=DatasetShard(index, len(state.slots)),
+                attempt=_count_attempts(tasks, index),
             )
             for index, slot in enumerate(state.slots)
             if slot.worker_id in able and index not in taken
         ]
 
-    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+    def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
         """Whether every shard was read to its end, or failed, or was given up."""
         tasks = state.tasks_of(iteration)
         if any(task.phase is TaskPhase.RUNNING for task in tasks):
             return False
-        read = {_shard(task) for task in tasks if _is_read(task)}
-        return len(read.union(_given_up(tasks))) == len(state.slots)
+        read = {_shard_index(task) for task in tasks if _is_read(task)}
+        return len(read.union(_abandoned_shards(tasks))) == len(state.slots)
 
-    def failure(self, state: DispatcherState, iteration: Iteration) -> str:
+    def failure_reason(self, state: DispatcherState, iteration: JobIteration) -> str:
         """Return that shards were given up, if some were."""
         return " ".join(
-            f"Share {shard} was given up: its worker was lost {_MOST_ATTEMPTS} times in a row, "
+            f"Share {shard} was given up: its worker was lost {_MAX_ATTEMPTS} times in a row, "
             f"within a minute each, the last at {last.address} ({last.reason}). A function of the "
             "dataset may kill or block its process; the workers' logs may say more."
-            for shard, last in _given_up(state.tasks_of(iteration)).items()
+            for shard, last in _abandoned_shards(state.tasks_of(iteration)).items()
         )
 
-    def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
-        """Return nothing: what is missing, `failure` says."""
+    def lost_splits(
+        self, state: DispatcherState, iteration: JobIteration
+    ) -> tuple[LostSplits, ...]:
+        """Return nothing: what is missing, `failure_reason` says."""
         return ()
 
-    def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
+    def is_redeliverable(
+        self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
+    ) -> bool:
         """Whether it ended on its worker, where the last answers may be asked for again."""
-        return task.phase in _OVER
+        return task.phase in _ENDED
 
 
-def _shard(task: Task) -> int:
-    shard = shard_of(task.mode)
+def _shard_index(task: DispatcherTask) -> int:
+    shard = shard_of(task.mode_state)
     assert shard is not None, task
     return shard.index
 
 
-def _is_read(task: Task) -> bool:
+def _is_read(task: DispatcherTask) -> bool:
     """Whether a task went through its shard, as far as that can be read."""
-    return task.phase in _OVER and not task.cut
+    return task.phase in _ENDED and not task.cut_short
 
 
-def _given_up(tasks: Sequence[Task]) -> dict[int, Task]:
+def _abandoned_shards(tasks: Sequence[DispatcherTask]) -> dict[int, DispatcherTask]:
     """Return the shards whose workers died again and again, each with the last task of it."""
-    deaths: dict[int, list[Task]] = {}
+    deaths: dict[int, list[DispatcherTask]] = {}
     for task in tasks:
-        if task.phase is not TaskPhase.LOST or task.lasted:
-            deaths[_shard(task)] = []
-        elif task.reason != LEFT:
-            deaths.setdefault(_shard(task), []).append(task)
-    return {shard: lost[-1] for shard, lost in deaths.items() if len(lost) >= _MOST_ATTEMPTS}
+        if task.phase is not TaskPhase.LOST or task.is_stable:
+            deaths[_shard_index(task)] = []
+        elif task.reason != WORKER_LEFT:
+            deaths.setdefault(_shard_index(task), []).append(task)
+    return {shard: lost[-1] for shard, lost in deaths.items() if len(lost) >= _MAX_ATTEMPTS}
 
 
-def _attempts(tasks: Sequence[Task], shard: int) -> int:
-    return sum(_shard(task) == shard for task in tasks)
+def _count_attempts(tasks: Sequence[DispatcherTask], shard: int) -> int:
+    return sum(_shard_index(task) == shard for task in tasks)

@@ -7,20 +7,20 @@ import msgspec
 from headrace.service.dispatcher.mode_state import TaskModeState
 from headrace.service.messages import TaskAddress
 
-__all__ = ["Shard", "shard_of"]
+__all__ = ["DatasetShard", "shard_of"]
 
 
-class Shard(TaskModeState):
+class DatasetShard(TaskModeState):
     """The part of the dataset that a task reads."""
 
     index: int
-    of: int
+    num_shards: int
 
-    def address(self, address: TaskAddress) -> TaskAddress:
+    def extend_address(self, address: TaskAddress) -> TaskAddress:
         """Add which shard it is."""
-        return msgspec.structs.replace(address, shard=self.index)
+        return msgspec.structs.replace(address, shard_index=self.index)
 
 
-def shard_of(mode: TaskModeState | None) -> Shard | None:
+def shard_of(mode: TaskModeState | None) -> DatasetShard | None:
     """Return which shard a task reads; None: it reads none."""
-    return mode if isinstance(mode, Shard) else None
+    return mode if isinstance(mode, DatasetShard) else None

@@ -1,0 +1,50 @@
+"""Who may ask what: with keys, a client cannot do what is for workers.
+
+A key enters as a worker's or as a client's (`transport.security`). Without keys there are no roles,
+and everybody may ask everything. Workers may ask what clients may: their functions read services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.errors import UnauthenticatedError
+from headrace.service import messages
+from headrace.transport.channel import Request
+
+__all__ = ["filter_authorized"]
+
+_WORKER_REQUESTS = frozenset(
+    {
+        messages.RegisterWorker,
+        messages.WorkerHeartbeat,
+        messages.DrainWorker,
+        messages.UnregisterWorker,
+        messages.GetTask,
+        messages.GetSplit,
+        messages.FinishTask,
+        messages.FailTask,
+        messages.ReturnSplits,
+        messages.ReportDepartedClient,
+        messages.CommitFiles,
+    }
+)
+
+
+def filter_authorized(requests: Sequence[Request]) -> list[Request]:
+    """Return the requests that their senders may send; refuse the others."""
+    allowed = []
+    for request in requests:
+        if request.role == "client" and type(request.message) in _WORKER_REQUESTS:
+            request.fail(_refusal(type(request.message).__name__))
+        else:
+            allowed.append(request)
+    return allowed
+
+
+def _refusal(name: str) -> UnauthenticatedError:
+    return UnauthenticatedError(
+        f"{name} is for workers, and this connection has the keys of a client. Give workers the "
+        'keys of the servers (`--keys DIR`, or Security.load(DIR, "server")), or put their public '
+        "key into the folder authorized_workers of the dispatcher's keys"
+    )

@@ -1,0 +1,156 @@
+"""What is forgotten, so that a dispatcher that runs for months stays small.
+
+Iterations go when they had no client for `DispatcherLimits.gc_timeout`.
+
+Anonymous datasets, which `distribute` registers, are forgotten when nobody has used them for
+`DispatcherLimits.dataset_timeout`; those that somebody was given the id of (`register_dataset`)
+never are. A plan goes with its last dataset; one that no dataset has, and no job for its cost
+function, goes after `DispatcherLimits.client_timeout`. All plans together have
+`DispatcherLimits.max_plan_bytes`: for another one, anonymous datasets that nobody has used for
+`DispatcherLimits.client_timeout` are forgotten early, the longest unused first.
+
+Of the tasks that were lost, an iteration keeps the last ones; what was lost with the others is
+remembered without them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from headrace.errors import FailedPreconditionError
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.decision import DecisionContext
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.state import (
+    DispatcherState,
+    DispatcherTask,
+    JobIteration,
+    TaskPhase,
+)
+
+__all__ = ["discard_idle_iterations", "forget_lost_tasks", "forget_unused", "make_room_for_plan"]
+
+_MAX_LOST_TASKS = 200
+_MIN_FORGOTTEN_TASKS = 50
+
+
+def discard_idle_iterations(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
+    """Give up iterations that had no client for too long, and forget those that are finished.
+
+    A named DYNAMIC iteration is kept unless the configuration says otherwise: to begin it again
+    would deal its elements twice.
+    """
+    timeout = context.limits.gc_timeout
+    if timeout is None:
+        return []
+    return [
+        events.IterationForgotten(iteration_id=iteration.iteration_id)
+        if iteration.finished
+        else events.IterationDiscarded(iteration_id=iteration.iteration_id)
+        for iteration in _idle_iterations(state, context, timeout)
+        if iteration.finished or context.limits.gc_dynamic or not iteration.assigns_splits
+    ]
+
+
+def _idle_iterations(
+    state: DispatcherState, context: DecisionContext, timeout: float
+) -> Iterable[JobIteration]:
+    for iteration_id, since in context.soft_state.idle_since.items():
+        iteration = state.iterations[iteration_id]
+        is_read = not state.jobs[iteration.job_id].save_id  # that of a save goes with it
+        if is_read and not iteration.clients and context.now - since > timeout:
+            yield iteration
+
+
+def forget_unused(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
+    """Forget datasets and plans that nobody has used for long."""
+    timeout, last_use = context.limits.dataset_timeout, context.soft_state.idle_times
+    idle = _idle_datasets(state)
+    in_use = state.plans_in_use
+    loose = [digest for digest in state.plan_sizes if digest not in in_use]
+    last_use.watch([*idle, *loose], context.now)
+    facts: list[AnyEvent] = []
+    if timeout is not None:
+        facts += [
+            events.DatasetForgotten(dataset_id=dataset_id)
+            for dataset_id in idle
+            if last_use.idle_seconds(dataset_id, context.now) > timeout
+        ]
+    facts += [
+        events.PlanForgotten(digest=digest)
+        for digest in loose
+        if last_use.idle_seconds(digest, context.now) > context.limits.client_timeout
+    ]
+    return facts
+
+
+def _idle_datasets(state: DispatcherState) -> list[str]:
+    used = {job.dataset_id for job in state.jobs.values()}
+    return [
+        dataset_id
+        for dataset_id, dataset in state.datasets.items()
+        if dataset.anonymous and dataset_id not in used
+    ]
+
+
+def make_room_for_plan(
+    state: DispatcherState, digest: bytes, size: int, context: DecisionContext
+) -> list[events.DatasetForgotten]:
+    """Return what is forgotten for a plan of `size` bytes, which begins to arrive.
+
+    Raises:
+        FailedPreconditionError: There is no room for it beside the plans that are in use.
+    """
+    limits, last_use = context.limits, context.soft_state.idle_times
+    arriving = sum(
+        upload.total_bytes for each, upload in context.soft_state.uploads.items() if each != digest
+    )
+    excess = sum(state.plan_sizes.values()) + arriving + size - limits.max_plan_bytes
+    unused = {each: last_use.idle_seconds(each, context.now) for each in _idle_datasets(state)}
+    users = Counter(dataset.digest for dataset in state.datasets.values())
+    users.update(job.options.cost_fn_digest for job in state.jobs.values())
+    facts = []
+    for dataset_id in sorted(unused, key=unused.__getitem__, reverse=True):
+        if excess <= 0 or unused[dataset_id] <= limits.client_timeout:
+            break
+        facts.append(events.DatasetForgotten(dataset_id=dataset_id))
+        plan = state.datasets[dataset_id].digest
+        users[plan] -= 1
+        if not users[plan]:
+            excess -= state.plan_sizes[plan]
+    if excess > 0:
+        raise FailedPreconditionError(
+            f"there is no room for a plan of {size:,} bytes: the dispatcher keeps plans of "
+            f"{limits.max_plan_bytes:,} bytes together, and this is {excess:,} too much beside "
+            "those "
+            "of datasets that are registered by `register_dataset`, read, or were used in the last "
+            f"{limits.client_timeout:g} s. Read files on the workers in place of arrays in the "
+            "plan, or start the dispatcher with a larger `max_plan_bytes` (--max-plan-bytes)"
+        )
+    return facts
+
+
+def forget_lost_tasks(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
+    """Forget the oldest lost tasks of iterations that have had very many."""
+    facts: list[AnyEvent] = []
+    for iteration_id, iteration in state.iterations.items():
+        if len(iteration.tasks) <= _MAX_LOST_TASKS + _MIN_FORGOTTEN_TASKS or iteration.finished:
+            continue
+        lost = [
+            task.task_id for task in state.tasks_of(iteration) if _may_be_forgotten(iteration, task)
+        ]
+        if len(lost) > _MAX_LOST_TASKS:
+            facts.append(
+                events.TasksForgotten(
+                    iteration_id=iteration_id, task_ids=tuple(lost[:-_MAX_LOST_TASKS])
+                )
+            )
+    return facts
+
+
+def _may_be_forgotten(iteration: JobIteration, task: DispatcherTask) -> bool:
+    is_settled = task.phase is TaskPhase.LOST and not (
+        task.awaiting_reports or task.assigned.unacknowledged
+    )
+    return is_settled and not iteration.recoverable_splits(task)

@@ -1,0 +1,45 @@
+"""Contradictions: facts that do not fit the state, with the story of what they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.state import DispatcherState
+
+__all__ = ["InvalidEventError", "invalid_event_error"]
+
+
+class InvalidEventError(Exception):
+    """A fact does not fit the state; the message tells the story of what it names."""
+
+
+def invalid_event_error(
+    state: DispatcherState, event: AnyEvent, error: Exception
+) -> InvalidEventError:
+    """Return an error that tells the story of a fact at which `error` was met."""
+    return InvalidEventError(
+        f"{event} cannot be applied: {type(error).__name__}: "
+        f"{error}\n{_describe_named(state, event)}"
+    )
+
+
+def _describe_named(state: DispatcherState, event: AnyEvent) -> str:
+    lines = []
+    for name, known in _STATE_BY_FIELD.items():
+        key = getattr(event, name, None)
+        if key is not None:
+            lines.append(f"  {name} {key}: {known(state).get(key, 'not known')}")
+    return "\n".join(lines)
+
+
+_STATE_BY_FIELD: dict[str, Callable[[DispatcherState], dict[Any, Any]]] = {
+    "dataset_id": lambda state: state.datasets,
+    "job_id": lambda state: state.jobs,
+    "iteration_id": lambda state: state.iterations,
+    "task_id": lambda state: state.tasks,
+    "worker_id": lambda state: state.workers,
+    "client_id": lambda state: state.clients,
+    "save_id": lambda state: state.saves,
+}

@@ -1,0 +1,103 @@
+"""Which policy a job has: chosen here, and nowhere else, from all that its opener asks for."""
+
+from __future__ import annotations
+
+from headrace.errors import FailedPreconditionError
+from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher.policy import IterationPolicy
+from headrace.service.dispatcher.state import DispatcherState, JobIteration
+from headrace.service.dispatcher.unsupported_modes import UnsupportedMode
+from headrace.service.messages import JobOptions
+from headrace.service.modes.coordinated_reads.policy import RoundCopies, RoundDealing
+from headrace.service.modes.cross_trainer_cache.policy import shared_by_trainers
+from headrace.service.modes.distributed_save.policy import SaveSharding
+from headrace.service.modes.dynamic.policy import DynamicSharding, ExactlyOnceSharding
+from headrace.service.modes.no_sharding.policy import NoSharding
+from headrace.service.modes.ordered.policy import OrderedDealing
+from headrace.service.modes.static.policy import StaticSharding
+
+__all__ = ["POLICIES", "SAVE_POLICY", "mode_name", "policy_for", "policy_of"]
+
+POLICIES: dict[int, IterationPolicy] = {
+    ShardingPolicy.OFF: NoSharding(),
+    ShardingPolicy.DYNAMIC: DynamicSharding(),
+    ShardingPolicy.FILE: StaticSharding("files"),
+    ShardingPolicy.DATA: StaticSharding("elements"),
+    ShardingPolicy.FILE_OR_DATA: StaticSharding("files_or_elements"),
+    ShardingPolicy.HINT: StaticSharding("hints"),
+}
+"""The policy of each processing mode, where nothing else is asked for."""
+_COORDINATED: dict[int, IterationPolicy] = {
+    ShardingPolicy.OFF: RoundCopies(),
+    ShardingPolicy.DYNAMIC: RoundDealing(),
+}
+"""The policy of each mode whose elements several consumers may read together."""
+
+_EXACTLY_ONCE = ExactlyOnceSharding()
+_ORDERED = OrderedDealing()
+_SHARED = {mode: shared_by_trainers(policy) for mode, policy in POLICIES.items()}
+"""The same where trainers share what workers make."""
+
+_NAMES = {int(mode): mode.name for mode in ShardingPolicy}
+
+SAVE_POLICY = SaveSharding()
+"""How the iterations of saves are shared, whose mode is DYNAMIC."""
+
+
+def policy_for(options: JobOptions) -> IterationPolicy:
+    """Return how the iterations of a job with these terms are shared.
+
+    Raises:
+        FailedPreconditionError: This dispatcher does not offer that.
+    """
+    if options.cross_trainer_cache and options.num_consumers is not None:
+        raise FailedPreconditionError(
+            "a cross-trainer cache does not go with coordinated reads; got num_consumers="
+            f"{options.num_consumers}: consumers use a round together, trainers each read "
+            "everything"
+        )
+    offered = POLICIES if options.num_consumers is None else _COORDINATED
+    policies = _SHARED if options.cross_trainer_cache else offered
+    policy = policies.get(options.processing_mode)
+    if options.visitation == "exactly_once":
+        if options.processing_mode != ShardingPolicy.DYNAMIC or options.cross_trainer_cache:
+            cache = " and a cross-trainer cache" * options.cross_trainer_cache
+            raise FailedPreconditionError(
+                'visitation="exactly_once" goes with ShardingPolicy.DYNAMIC alone; got '
+                f"{mode_name(options.processing_mode)}{cache}"
+            )
+        if options.num_consumers is not None:
+            raise FailedPreconditionError(
+                'visitation="exactly_once" does not go with '
+                f"num_consumers={options.num_consumers}: "
+                "what only some consumers received of a round is used by none, and the batches of "
+                "rounds are composed otherwise when it is computed again"
+            )
+        policy = _ORDERED if options.ordered else _EXACTLY_ONCE
+    if policy is None:
+        *names, last = map(mode_name, offered)
+        together = "" if offered is POLICIES else f" for num_consumers={options.num_consumers}"
+        raise FailedPreconditionError(
+            f"this dispatcher offers the processing modes {', '.join(names)} and {last}{together}; "
+            f"got {mode_name(options.processing_mode)}"
+        )
+    return policy
+
+
+def policy_of(state: DispatcherState, iteration: JobIteration) -> IterationPolicy:
+    """Return how an iteration is shared.
+
+    What this dispatcher does not offer, one of another version began (`UnsupportedMode`).
+    """
+    job = state.jobs[iteration.job_id]
+    if job.save_id:
+        return SAVE_POLICY
+    try:
+        return policy_for(job.options)
+    except FailedPreconditionError as error:
+        return UnsupportedMode(str(error))
+
+
+def mode_name(mode: int) -> str:
+    """Return what a processing mode is called."""
+    return _NAMES.get(mode, str(mode))

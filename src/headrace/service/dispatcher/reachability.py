@@ -1,0 +1,67 @@
+"""Which clients cannot reach which tasks, and since when: for one run of the dispatcher's process.
+
+A client says so each time that it tried in vain, every few seconds. One that has said nothing for a
+while reaches the worker again, or gave up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["Reachability"]
+
+_REPORT_LIFETIME_SECONDS = 30.0
+
+
+class Reachability:
+    """Reports of clients that cannot reach the worker of a task."""
+
+    def __init__(self) -> None:
+        #: Task -> client -> when it said so first, and last.
+        self._reports: dict[int, dict[str, tuple[float, float]]] = {}
+
+    def report(self, task_id: int, client_id: str, now: float) -> None:
+        """Take note that a client tried in vain."""
+        reports = self._reports.setdefault(task_id, {})
+        first, last = reports.get(client_id, (now, now))
+        reports[client_id] = (first if now - last <= _REPORT_LIFETIME_SECONDS else now, now)
+
+    def reported_tasks(self) -> list[int]:
+        """Return the tasks of which somebody said so."""
+        return [*self._reports]
+
+    def is_unreachable_for_all(
+        self, task_id: int, clients: Iterable[str], seconds: float, now: float
+    ) -> bool:
+        """Whether all these clients, one at least, have been saying so for some seconds."""
+        reports = self._reports.get(task_id, {})
+        found = [reports.get(client_id) for client_id in clients]
+        return bool(found) and all(
+            each is not None
+            and now - each[0] > seconds
+            and now - each[1] <= _REPORT_LIFETIME_SECONDS
+            for each in found
+        )
+
+    def unreachable_tasks(self, client_id: str, seconds: float, now: float) -> set[int]:
+        """Return the tasks of which this client has been saying so for some seconds."""
+        return {
+            task_id
+            for task_id in self._reports
+            if self.is_unreachable_for_all(task_id, (client_id,), seconds, now)
+        }
+
+    def forget_old(self, now: float) -> None:
+        """Forget what nobody has repeated for a while."""
+        for task_id, reports in [*self._reports.items()]:
+            for client_id, (_, last) in [*reports.items()]:
+                if now - last > _REPORT_LIFETIME_SECONDS:
+                    del reports[client_id]
+            if not reports:
+                del self._reports[task_id]
+
+    def exclude_pause(self, pause: float, now: float) -> None:
+        """Leave out `pause` seconds in which nobody could be heard."""
+        for reports in self._reports.values():
+            for client_id, (first, last) in reports.items():
+                reports[client_id] = min(now, first + pause), min(now, last + pause)

@@ -1,0 +1,432 @@
+"""What one run of the dispatcher's process knows beside its facts: who was heard from when.
+
+Rule. Whatever holds a time is here, so that `exclude_pause` reaches it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from headrace.service import messages
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.activity import ServiceActivity
+from headrace.service.dispatcher.checkpoint_contributions import (
+    CheckpointCompleted,
+    CheckpointContribution,
+    CheckpointContributions,
+)
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.idle_times import IdleTimes
+from headrace.service.dispatcher.reachability import Reachability
+from headrace.service.dispatcher.state import DispatcherState, TaskPhase
+from headrace.service.dispatcher.worker_connections import WorkerConnections
+from headrace.service.ranges import Ranges, united
+from headrace.serving.presence import Stamps
+
+__all__ = [
+    "HeartbeatIntervalSet",
+    "NoMoreWork",
+    "PlanChunkReceived",
+    "PlanUpload",
+    "ProgressReported",
+    "SoftEvent",
+    "SoftState",
+    "TaskUnreachable",
+    "WorkerRefusedConnection",
+    "WorkerUnregistered",
+]
+
+
+@dataclass(frozen=True)
+class PlanUpload:
+    """A plan of which the first `received_bytes` bytes are here."""
+
+    received_bytes: int
+    total_bytes: int
+    digest: hashlib._Hash
+    """Of those bytes."""
+    updated_at: float
+    """When the last of them came."""
+
+
+class WorkerUnregistered(NamedTuple):
+    """A worker said that it has left: its id is used no more."""
+
+    worker_id: str
+
+
+class WorkerRefusedConnection(NamedTuple):
+    """A worker refuses connections."""
+
+    worker_id: str
+
+
+class TaskUnreachable(NamedTuple):
+    """A client cannot reach the worker of a task."""
+
+    task_id: int
+    client_id: str
+
+
+class HeartbeatIntervalSet(NamedTuple):
+    """A worker was asked for a heartbeat each so many seconds."""
+
+    worker_id: str
+    interval: float
+
+
+class PlanChunkReceived(NamedTuple):
+    """More of the plan with this digest has arrived."""
+
+    digest: bytes
+    upload: PlanUpload
+
+
+class ProgressReported(NamedTuple):
+    """Units of a task before a number, in dealt order, are done."""
+
+    task_id: int
+    num_done: int
+
+
+class NoMoreWork(NamedTuple):
+    """A task was told that nothing is left for it."""
+
+    task_id: int
+
+
+SoftEvent: TypeAlias = (
+    CheckpointCompleted
+    | NoMoreWork
+    | ProgressReported
+    | WorkerUnregistered
+    | HeartbeatIntervalSet
+    | WorkerRefusedConnection
+    | CheckpointContribution
+    | TaskUnreachable
+    | PlanChunkReceived
+)
+"""What a request says that this run of the process keeps in mind, and no other."""
+
+
+@dataclass
+class SoftState:
+    """Who was heard from when, and what else is not journaled (`serving.presence`)."""
+
+    worker_heartbeats: Stamps[str] = field(default_factory=Stamps)
+    client_heartbeats: Stamps[str] = field(default_factory=Stamps)
+    idle_since: Stamps[int] = field(default_factory=Stamps)
+    """Iteration -> when it was last made, left by a client or finished."""
+    last_assignments: Stamps[int] = field(default_factory=Stamps)
+    """Iteration -> when units of it were last dealt."""
+    last_progress: Stamps[int] = field(default_factory=Stamps)
+    """Task -> when more of its units were last done, or it was dealt some and held none."""
+    reported_done: dict[int, int] = field(default_factory=dict)
+    """Task -> units that it said are done."""
+    tasks_without_work: set[int] = field(default_factory=set)
+    """Tasks that run and were told that nothing is left: a request of theirs that comes after that
+    was late, and what it was dealt nobody would hear of."""
+    reassigned_splits: dict[int, Ranges] = field(default_factory=dict)
+    """Iteration -> units that were taken from tasks which run on, and are slow (`backups`)."""
+    last_task_ends: Stamps[int] = field(default_factory=Stamps)
+    """Iteration -> when a task of it last ended, or it was made."""
+    last_task_losses: Stamps[int] = field(default_factory=Stamps)
+    """Iteration -> when a task of it was last lost or failed, if one was."""
+    unregistered_workers: dict[str, float] = field(default_factory=dict)
+    """Workers that have said that they left, and when: a request of theirs that comes after that
+    was late."""
+    refusing_workers: set[str] = field(default_factory=set)
+    """Workers that refuse a client's connection, and that were not heard from since."""
+    last_late_warnings: Stamps[str] = field(default_factory=Stamps)
+    """Workers whose heartbeats are very late -> when that was last logged."""
+    heartbeat_intervals: dict[str, float] = field(default_factory=dict)
+    """Worker -> seconds between heartbeats that it was asked to keep, by this run."""
+    uploads: dict[bytes, PlanUpload] = field(default_factory=dict)
+    """Digest -> a plan that has not arrived whole."""
+    reachability: Reachability = field(default_factory=Reachability)
+    idle_times: IdleTimes = field(default_factory=IdleTimes)
+    """Of datasets and plans that are idle."""
+    copy_run_times: IdleTimes = field(default_factory=IdleTimes)
+    """Since when copies run."""
+    slot_waits: Stamps[str] = field(default_factory=Stamps)
+    """Address of a worker that waits for a slot -> since when."""
+    activity: ServiceActivity = field(default_factory=ServiceActivity)
+    connections: WorkerConnections = field(default_factory=WorkerConnections)
+    checkpoint_contributions: CheckpointContributions = field(
+        default_factory=CheckpointContributions
+    )
+    """Where clients said that they stand."""
+
+    @classmethod
+    def from_state(cls, state: DispatcherState, now: float) -> SoftState:
+        """Take everyone in the state as heard from at `now`."""
+        return cls(
+            worker_heartbeats=Stamps.of(state.workers, now),
+            client_heartbeats=Stamps.of(state.clients, now),
+            idle_since=Stamps.of(state.iterations, now),
+            last_assignments=Stamps.of(state.iterations, now),
+            last_task_ends=Stamps.of(state.iterations, now),
+            last_progress=Stamps.of(
+                (task.task_id for task in state.tasks.values() if task.phase is TaskPhase.RUNNING),
+                now,
+            ),
+            last_task_losses=Stamps.of(
+                (task.iteration_id for task in state.tasks.values() if task.is_unavailable), now
+            ),
+            activity=ServiceActivity.from_state(state, now),
+        )
+
+    def record_contact(self, request: messages.DispatcherRequest, now: float) -> None:
+        """Remember that the request's sender is alive, if it is somebody known."""
+        worker_id = getattr(request, "worker_id", None)
+        if self.worker_heartbeats.hear(worker_id, now):
+            self.refusing_workers.discard(worker_id)
+        self.client_heartbeats.hear(getattr(request, "client_id", None), now)
+        self.idle_times.record_use(getattr(request, "dataset_id", None), now)
+
+    def wait_for_slot(self, address: str, now: float) -> float:
+        """Return for how long a worker has waited for a slot, from now on if it had not."""
+        return now - self.slot_waits.setdefault(address, now)
+
+    def exclude_pause(self, pause: float, now: float) -> None:
+        """Take `pause` seconds, in which nobody could be heard, off everyone's silence."""
+        for stamps in (
+            self.worker_heartbeats,
+            self.client_heartbeats,
+            self.idle_since,
+            self.last_assignments,
+            self.last_progress,
+            self.last_task_ends,
+            self.last_task_losses,
+            self.slot_waits,
+            self.last_late_warnings,
+        ):
+            stamps.forgive(pause, now)
+        for digest, upload in self.uploads.items():
+            self.uploads[digest] = replace(upload, updated_at=min(now, upload.updated_at + pause))
+        self.reachability.exclude_pause(pause, now)
+        self.idle_times.exclude_pause(pause, now)
+        self.copy_run_times.exclude_pause(pause, now)
+
+    def forget_old(self, before: float, now: float) -> None:
+        """Forget what is older than `before`, and reports that nobody repeated.
+
+        That is plans of which nothing came since, and workers that left before.
+        """
+        self.reachability.forget_old(now)
+        self.connections.keep_only(self.worker_heartbeats)
+        for worker_id in [
+            each for each, since in self.unregistered_workers.items() if since < before
+        ]:
+            del self.unregistered_workers[worker_id]
+        for digest, upload in list(self.uploads.items()):
+            if upload.updated_at < before:
+                del self.uploads[digest]
+        for address in [each for each, since in self.slot_waits.items() if since < before]:
+            del self.slot_waits[address]
+
+    def apply(self, event: SoftEvent, now: float) -> None:
+        """Keep in mind what a request said."""
+        _APPLY[type(event)](self, event, now)
+
+    def observe(self, event: AnyEvent, state: DispatcherState, now: float) -> None:
+        """Follow a fact that is about to be applied to `state`."""
+        self.activity.observe(event, state, now)
+        follow = _OBSERVE.get(type(event))
+        if follow is not None:
+            follow(self, event, state, now)
+
+
+def _plan_stored(
+    presence: SoftState, event: events.PlanStored, state: DispatcherState, now: float
+) -> None:
+    presence.uploads.pop(event.digest, None)
+
+
+def _worker_registered(
+    presence: SoftState, event: events.WorkerRegistered, state: DispatcherState, now: float
+) -> None:
+    presence.worker_heartbeats[event.worker_id] = now
+    presence.slot_waits.pop(event.address, None)
+
+
+def _worker_removed(
+    presence: SoftState,
+    event: events.WorkerLost | events.WorkerLeft,
+    state: DispatcherState,
+    now: float,
+) -> None:
+    worker = state.workers[event.worker_id]
+    for task_id in worker.tasks | worker.finished_tasks:
+        presence.last_task_losses[state.tasks[task_id].iteration_id] = now
+    del presence.worker_heartbeats[event.worker_id]
+    presence.refusing_workers.discard(event.worker_id)
+    presence.last_late_warnings.pop(event.worker_id, None)
+    presence.heartbeat_intervals.pop(event.worker_id, None)
+
+
+def _client_joined(
+    presence: SoftState, event: events.ClientJoined, state: DispatcherState, now: float
+) -> None:
+    presence.client_heartbeats[event.client_id] = now
+
+
+def _client_left(
+    presence: SoftState, event: events.ClientLeft, state: DispatcherState, now: float
+) -> None:
+    del presence.client_heartbeats[event.client_id]
+    presence.idle_since[state.clients[event.client_id]] = now
+
+
+def _iteration_created(
+    presence: SoftState, event: events.IterationCreated, state: DispatcherState, now: float
+) -> None:
+    presence.idle_since[event.iteration_id] = presence.last_assignments[event.iteration_id] = now
+    presence.last_task_ends[event.iteration_id] = now
+
+
+def _iteration_finished(
+    presence: SoftState, event: events.IterationFinished, state: DispatcherState, now: float
+) -> None:
+    presence.idle_since[event.iteration_id] = now
+
+
+def _iteration_removed(
+    presence: SoftState,
+    event: events.IterationDiscarded | events.IterationForgotten,
+    state: DispatcherState,
+    now: float,
+) -> None:
+    del presence.idle_since[event.iteration_id], presence.last_assignments[event.iteration_id]
+    del presence.last_task_ends[event.iteration_id]
+    presence.last_task_losses.pop(event.iteration_id, None)
+    presence.checkpoint_contributions.forget(event.iteration_id)
+    presence.reassigned_splits.pop(event.iteration_id, None)
+    _forget_tasks(presence, state.iterations[event.iteration_id].tasks)
+
+
+def _tasks_forgotten(
+    presence: SoftState, event: events.TasksForgotten, state: DispatcherState, now: float
+) -> None:
+    _forget_tasks(presence, event.task_ids)
+
+
+def _forget_tasks(presence: SoftState, task_ids: Iterable[int]) -> None:
+    for task_id in task_ids:
+        presence.last_progress.pop(task_id, None)
+        presence.reported_done.pop(task_id, None)
+        presence.tasks_without_work.discard(task_id)
+
+
+def _task_finished(
+    presence: SoftState, event: events.TaskFinished, state: DispatcherState, now: float
+) -> None:
+    presence.last_task_ends[state.tasks[event.task_id].iteration_id] = now
+    presence.tasks_without_work.discard(event.task_id)
+
+
+def _task_failed(
+    presence: SoftState,
+    event: events.TaskFailed | events.TaskLost,
+    state: DispatcherState,
+    now: float,
+) -> None:
+    iteration_id = state.tasks[event.task_id].iteration_id
+    presence.last_task_losses[iteration_id] = presence.last_task_ends[iteration_id] = now
+    presence.tasks_without_work.discard(event.task_id)
+
+
+def _splits_assigned(
+    presence: SoftState, event: events.SplitsAssigned, state: DispatcherState, now: float
+) -> None:
+    task = state.tasks[event.task_id]
+    presence.last_assignments[task.iteration_id] = now
+    held = event.num_done < task.assigned.num_assigned
+    if event.num_done > presence.reported_done.get(event.task_id, -1) or not held:
+        presence.last_progress[event.task_id] = now
+    presence.reported_done[event.task_id] = event.num_done
+
+
+def _splits_reassigned(
+    presence: SoftState, event: events.SplitsReassigned, state: DispatcherState, now: float
+) -> None:
+    task = state.tasks[event.task_id]
+    known = presence.reassigned_splits.get(task.iteration_id, ())
+    places = task.assigned.to_split_indices(event.splits)
+    presence.reassigned_splits[task.iteration_id] = united((*known, *places))
+
+
+_OBSERVE: dict[type, Callable[[SoftState, Any, DispatcherState, float], None]] = {
+    events.PlanStored: _plan_stored,
+    events.WorkerRegistered: _worker_registered,
+    events.WorkerLost: _worker_removed,
+    events.WorkerLeft: _worker_removed,
+    events.ClientJoined: _client_joined,
+    events.ClientLeft: _client_left,
+    events.IterationCreated: _iteration_created,
+    events.IterationFinished: _iteration_finished,
+    events.IterationDiscarded: _iteration_removed,
+    events.IterationForgotten: _iteration_removed,
+    events.TaskFinished: _task_finished,
+    events.TaskFailed: _task_failed,
+    events.TaskLost: _task_failed,
+    events.SplitsAssigned: _splits_assigned,
+    events.SplitsReassigned: _splits_reassigned,
+    events.TasksForgotten: _tasks_forgotten,
+}
+
+
+def _worker_unregistered(presence: SoftState, note: WorkerUnregistered, now: float) -> None:
+    presence.unregistered_workers[note.worker_id] = now
+
+
+def _heartbeat_interval_set(presence: SoftState, note: HeartbeatIntervalSet, now: float) -> None:
+    presence.heartbeat_intervals[note.worker_id] = note.interval
+
+
+def _worker_refused_connection(
+    presence: SoftState, note: WorkerRefusedConnection, now: float
+) -> None:
+    presence.refusing_workers.add(note.worker_id)
+
+
+def _task_unreachable(presence: SoftState, note: TaskUnreachable, now: float) -> None:
+    presence.reachability.report(note.task_id, note.client_id, now)
+
+
+def _no_more_work(presence: SoftState, note: NoMoreWork, now: float) -> None:
+    presence.tasks_without_work.add(note.task_id)
+
+
+def _progress_reported(presence: SoftState, note: ProgressReported, now: float) -> None:
+    if note.num_done > presence.reported_done.get(note.task_id, -1):
+        presence.last_progress[note.task_id] = now
+        presence.reported_done[note.task_id] = note.num_done
+
+
+def _plan_chunk_received(presence: SoftState, note: PlanChunkReceived, now: float) -> None:
+    presence.uploads[note.digest] = note.upload
+
+
+def _checkpoint_contribution(presence: SoftState, note: CheckpointContribution, now: float) -> None:
+    presence.checkpoint_contributions.add(note, now)
+
+
+def _checkpoint_completed(presence: SoftState, note: CheckpointCompleted, now: float) -> None:
+    presence.checkpoint_contributions.complete(note)
+
+
+_APPLY: dict[type, Callable[[SoftState, Any, float], None]] = {
+    CheckpointCompleted: _checkpoint_completed,
+    WorkerUnregistered: _worker_unregistered,
+    HeartbeatIntervalSet: _heartbeat_interval_set,
+    CheckpointContribution: _checkpoint_contribution,
+    WorkerRefusedConnection: _worker_refused_connection,
+    TaskUnreachable: _task_unreachable,
+    PlanChunkReceived: _plan_chunk_received,
+    NoMoreWork: _no_more_work,
+    ProgressReported: _progress_reported,
+}

@@ -1,0 +1,322 @@
+"""Deciders: saves begin, their files count, and their directories are looked after.
+
+The dispatcher's core never touches a directory. Its shell asks what is to be done with those of
+all saves (`ListOpenSaves`), does it, and says so (`ReportDirectory`); both are requests that nobody
+else can send.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from headrace.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from headrace.service import messages
+from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher import events
+from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
+from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.python_versions import (
+    check_iteration_can_run,
+    check_workers_can_run,
+)
+from headrace.service.dispatcher.state import DispatcherState, TaskPhase
+from headrace.service.dispatcher.tasks import get_worker_task
+from headrace.service.modes.distributed_save.policy import SaveSharding
+from headrace.service.modes.distributed_save.records import (
+    CommittedFile,
+    FilesCommitted,
+    SaveClosed,
+    SaveDirectoryCreated,
+    SaveFailed,
+    SaveStarted,
+    SaveState,
+    files_of,
+)
+from headrace.serving.call import Done, Message, Question
+
+__all__ = [
+    "ListOpenSaves",
+    "ListOpenSavesReply",
+    "OpenSave",
+    "ReportDirectory",
+    "commit_files",
+    "get_save_status",
+    "list_open_saves",
+    "report_directory",
+    "start_save",
+]
+
+_OPTIONS = messages.JobOptions(processing_mode=int(ShardingPolicy.DYNAMIC), target_workers="ANY")
+_POLICY = SaveSharding()
+_INFINITE = -1
+_SAVE_ID = re.compile(r"[0-9a-f]{16}")
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class OpenSave(msgspec.Struct, frozen=True):
+    """A save that is not closed: what its directory is to be."""
+
+    save_id: str
+    path: str
+    plan_digest: str
+    spec: bytes
+    is_open: bool
+    new_files: tuple[CommittedFile, ...]
+    """Its files, in their order, without those that the shell knows of."""
+    is_finished: bool
+    """No more files come."""
+    error: str
+
+
+class ListOpenSavesReply(Message, frozen=True):
+    """The reply to `ListOpenSaves`."""
+
+    saves: tuple[OpenSave, ...]
+
+
+class ListOpenSaves(Question[ListOpenSavesReply], frozen=True):
+    """Ask what is to be done with the directories of all saves that are not closed."""
+
+    known_files: dict[str, int]
+    """Save -> how many of its files the shell knows."""
+
+
+class ReportDirectory(Question[Done], frozen=True):
+    """Say what became of a directory."""
+
+    save_id: str
+    outcome: str
+    """"opened", "failed" or "closed"."""
+    error: str = ""
+    """Why it failed."""
+    error_class: str = ""
+    """The name of the error's class."""
+
+
+def start_save(
+    state: DispatcherState, request: messages.StartSave, context: DecisionContext
+) -> DispatcherDecision:
+    """Begin a save.
+
+    Raises:
+        AlreadyExistsError: One into this directory was begun before, and has not failed.
+        FailedPreconditionError: The dataset cannot be dealt, or the workers run another minor
+            version of Python than whoever registered it.
+        InvalidArgumentError: It is infinite, or the dispatcher keeps no journal.
+        NotFoundError: It is not registered.
+        ValueError: The request makes no sense.
+    """
+    _validate(request)
+    known = state.saves.get(request.save_id)
+    if known is not None:
+        if known.path != request.path:
+            raise ValueError(f"the save {request.save_id} was begun in {known.path!r}")
+        return DispatcherDecision(reply=_save_status(state, known))
+    if not context.limits.keeps_journal:
+        raise InvalidArgumentError(
+            "saving a dataset with a data service requires running the dispatcher in the fault "
+            "tolerant mode: it must remember which elements are in the files. Start it with "
+            "DispatcherConfig(work_dir=..., fault_tolerant_mode=True), `headrace dispatcher "
+            "--work-dir DIR`, or LocalCluster(work_dir=...)"
+        )
+    for other in state.saves.values():
+        if other.path == request.path and not other.error:
+            raise AlreadyExistsError(
+                f"a save into {request.path!r} is already started or completed; name another "
+                "directory"
+            )
+    dataset = state.dataset(request.dataset_id)
+    if dataset.num_splits == _INFINITE:
+        raise InvalidArgumentError(
+            "Saving an infinite dataset is not allowed: choose how many elements with take(n)"
+        )
+    _POLICY.check_dataset(state, dataset)
+    check_workers_can_run(state, dataset)
+    facts: tuple[AnyEvent, ...] = (
+        SaveStarted(
+            save_id=request.save_id,
+            path=request.path,
+            plan_digest=request.plan_digest,
+            spec=request.spec,
+            chunk_bytes=request.chunk_bytes,
+            max_saves_per_worker=context.limits.max_saves_per_worker,
+            job_id=state.next_job_id,
+            iteration_id=state.next_iteration_id,
+        ),
+        events.JobCreated(
+            job_id=state.next_job_id,
+            name=None,
+            owner=None,
+            dataset_id=request.dataset_id,
+            options=_OPTIONS,
+            save_id=request.save_id,
+        ),
+        events.IterationCreated(
+            iteration_id=state.next_iteration_id,
+            job_id=state.next_job_id,
+            epoch=(0,),
+            seed=request.seed,
+            num_splits=_POLICY.num_splits(dataset, None),
+        ),
+    )
+    return DispatcherDecision(
+        events=facts, compose_reply=lambda after: _save_status(after, after.saves[request.save_id])
+    )
+
+
+def get_save_status(
+    state: DispatcherState, request: messages.GetSaveStatus, context: DecisionContext
+) -> DispatcherDecision:
+    """Say how far a save is.
+
+    Raises:
+        FailedPreconditionError: The workers that are there run another minor version of Python.
+        NotFoundError: It is not known.
+    """
+    save = state.saves.get(request.save_id)
+    if save is None:
+        raise NotFoundError(
+            f"the save {request.save_id} is not known here: it was over long ago, or the "
+            "dispatcher "
+            "was restarted without its journal. The directory says what became of it"
+        )
+    if not save.is_closed:
+        check_iteration_can_run(state, state.iterations[save.iteration_id])
+    return DispatcherDecision(reply=_save_status(state, save))
+
+
+def _save_status(state: DispatcherState, save: SaveState) -> messages.SaveStatus:
+    return messages.SaveStatus(
+        is_open=save.is_open,
+        is_closed=save.is_closed,
+        error=_error_message(state, save),
+        error_class=save.error_class,
+        elements=save.num_elements,
+        files=save.num_files,
+        bytes=save.num_bytes,
+    )
+
+
+def _error_message(state: DispatcherState, save: SaveState) -> str:
+    iteration = state.iterations.get(save.iteration_id)
+    return save.error or ("" if iteration is None else iteration.failure_reason)
+
+
+def commit_files(
+    state: DispatcherState, request: messages.CommitFiles, context: DecisionContext
+) -> DispatcherDecision:
+    """Let files of a task count.
+
+    Raises:
+        AbortedError: The task has said something later already.
+        FailedPreconditionError: The task is over, or writes no files.
+        ValueError: The request makes no sense.
+    """
+    task = get_worker_task(state, request)
+    splits = task.assigned
+    iteration = state.iterations[task.iteration_id]
+    job = state.jobs[iteration.job_id]
+    if not job.save_id:
+        raise FailedPreconditionError(f"task {task.task_id} writes no files: clients read it")
+    files = files_of(task.mode_state)
+    if request.report_number < files.num_reports:
+        return DispatcherDecision()
+    if task.phase is not TaskPhase.RUNNING:
+        raise FailedPreconditionError(
+            f"task {task.task_id} is {task.phase.name.lower()}: what it wrote since counts no more"
+        )
+    if request.report_number > files.num_reports:
+        raise ValueError(
+            f"task {task.task_id} sent report {request.report_number + 1} of finished files; "
+            f"{files.num_reports} were heard"
+        )
+    if not splits.num_done <= request.num_done <= splits.num_assigned:
+        raise ValueError(
+            f"task {task.task_id} says that units before {request.num_done} are in files: it was "
+            f"dealt {splits.num_assigned}, of which {splits.num_done} were so before"
+        )
+    for place, file in enumerate(request.files, start=files.num_files):
+        if file.number != place or file.elements < 1 or file.bytes < 1:
+            raise ValueError(f"task {task.task_id} cannot have written {file} as file {place}")
+    saved = FilesCommitted(
+        task_id=task.task_id,
+        report_number=request.report_number,
+        files=request.files,
+        num_done=request.num_done,
+    )
+    return DispatcherDecision(events=(saved,))
+
+
+def list_open_saves(
+    state: DispatcherState, request: ListOpenSaves, context: DecisionContext
+) -> DispatcherDecision:
+    """Say what the directories of all saves are to be."""
+    return DispatcherDecision(
+        reply=ListOpenSavesReply(  # type: ignore[arg-type]  # sent within the process
+            saves=tuple(
+                OpenSave(
+                    save_id=save.save_id,
+                    path=save.path,
+                    plan_digest=save.plan_digest,
+                    spec=save.spec,
+                    is_open=save.is_open,
+                    new_files=tuple(
+                        save.committed_files[request.known_files.get(save.save_id, 0) :]
+                    ),
+                    is_finished=state.iterations[save.iteration_id].finished,
+                    error=_error_message(state, save),
+                )
+                for save in state.saves.values()
+                if not save.is_closed
+            )
+        )
+    )
+
+
+def report_directory(
+    state: DispatcherState, request: ReportDirectory, context: DecisionContext
+) -> DispatcherDecision:
+    """Take note of what became of a directory."""
+    save = state.saves.get(request.save_id)
+    if save is None or save.is_closed:
+        return DispatcherDecision()
+    return DispatcherDecision(events=_OUTCOMES[request.outcome](save, request))
+
+
+def _directory_created(save: SaveState, request: ReportDirectory) -> tuple[AnyEvent, ...]:
+    return () if save.is_open else (SaveDirectoryCreated(save_id=save.save_id),)
+
+
+def _directory_failed(save: SaveState, request: ReportDirectory) -> tuple[AnyEvent, ...]:
+    if save.error:
+        return ()
+    return (SaveFailed(save_id=save.save_id, error=request.error, error_class=request.error_class),)
+
+
+def _directory_closed(save: SaveState, request: ReportDirectory) -> tuple[AnyEvent, ...]:
+    return (
+        SaveClosed(save_id=save.save_id),
+        events.IterationForgotten(iteration_id=save.iteration_id),
+        events.JobForgotten(job_id=save.job_id),
+    )
+
+
+_OUTCOMES = {"opened": _directory_created, "failed": _directory_failed, "closed": _directory_closed}
+
+
+def _validate(request: messages.StartSave) -> None:
+    if not _SAVE_ID.fullmatch(request.save_id):
+        raise ValueError(f"a save's id is 16 hexadecimal digits; got save={request.save_id!r}")
+    if not request.path:
+        raise ValueError("a save needs a directory; got path=''")
+    if request.seed not in _INT64:
+        raise ValueError(f"seed={request.seed} must fit into 64 bits with a sign")
+    if request.chunk_bytes is not None and request.chunk_bytes < 1:
+        raise ValueError(f"chunk_bytes={request.chunk_bytes} must be at least 1")
