@@ -13,8 +13,8 @@ One file a question; each lists its contenders: Headrace, the peers, and the phy
     contender     what runs inside such a process
     cpu_time      what a contender and the processes that it started have used
     inputs        synthetic files, from a seed
-    served        a service of worker processes on this host; dispatcher_process, tfdata_server
-    light_peers   a thousand peers of a dispatcher in one thread, those that ask for splits by
-                  bare_wire; held_requests: without sockets
+    local_service  a service of worker processes on this host; dispatcher_process, tfdata_server
+    simulated_peers  a thousand peers of a dispatcher in one thread, those that ask for splits by
+                  raw_connection; held_requests: without sockets
     report        the machine, the table, RESULTS.md
 """

@@ -36,7 +36,7 @@ QUESTIONS = (
     "trainers",
     "adapters_torch",
     "latencies",
-    "killed_workers",
+    "worker_kills",
     "parameter_store",
     "parameter_servers",
     "dense_variable",

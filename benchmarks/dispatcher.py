@@ -1,7 +1,7 @@
 """How much does one dispatcher bear, and does it matter how many peers it has?
 
-The real dispatcher in a process of its own, with connections to light peers (`light_peers`): they
-send over real sockets what real workers and clients send, and do nothing else.
+The real dispatcher in a process of its own, with connections to light peers (`simulated_peers`):
+they send over real sockets what real workers and clients send, and do nothing else.
 
 Splits: 256 workers ask for one unit each, and for the next as soon as they have it; each grant is
 in the journal on a disk before it is answered. The core is the same without sockets: batches of 256
@@ -39,11 +39,11 @@ def granted(asking: int) -> Callable[[Path, ExitStack], Pipeline]:
     """Return what builds a stream of grants, which so many workers ask for over sockets."""
 
     def build(_: Path, stack: ExitStack) -> Pipeline:
-        from benchmarks.light_peers import Crowd
+        from benchmarks.simulated_peers import SimulatedPeers
 
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         _process, address = start_dispatcher(stack, directory)
-        crowd = Crowd(stack, address, asking)
+        crowd = SimulatedPeers(stack, address, asking)
         return crowd.splits
 
     return build
@@ -53,10 +53,10 @@ def idle_seconds(count: int, seconds: float = 1.0) -> Callable[[Path, ExitStack]
     """Return what builds a stream of seconds in which so many of each only send heartbeats."""
 
     def build(_: Path, stack: ExitStack) -> Pipeline:
-        from benchmarks.light_peers import Crowd
+        from benchmarks.simulated_peers import SimulatedPeers
 
         process, address = start_dispatcher(stack)
-        crowd = Crowd(stack, address, count)
+        crowd = SimulatedPeers(stack, address, count)
         # Until each was told by a heartbeat when to send the next one.
         crowd.idle(crowd.longest_interval)
 
@@ -75,10 +75,10 @@ def heartbeats(count: int) -> Callable[[Path, ExitStack], Pipeline]:
     """Return what builds a stream of heartbeats where there are so many of each."""
 
     def build(_: Path, stack: ExitStack) -> Pipeline:
-        from benchmarks.light_peers import Crowd
+        from benchmarks.simulated_peers import SimulatedPeers
 
         process, address = start_dispatcher(stack)
-        crowd = Crowd(stack, address, count)
+        crowd = SimulatedPeers(stack, address, count)
 
         def measured() -> Iterator[Any]:
             while True:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.served import served
+from benchmarks.local_service import local_service
 from benchmarks.workload import Check, Consume, Contender, Elements, Target, Workload, expect
 
 __all__ = ["WORKLOADS", "in_both_visitations"]
@@ -92,7 +92,7 @@ def in_both_visitations(
         contenders=tuple(
             Contender(
                 name=contender,
-                build=served(dataset, visitation=visitation),
+                build=local_service(dataset, visitation=visitation),
                 needs=needs,
                 role="headrace" if contender == "headrace" else "peer",
             )

@@ -116,7 +116,7 @@ WORKLOADS = (
         targets=tuple(Bound(at_most=0.010, by=f"headrace, {mode}") for mode in ("OFF", "DYNAMIC")),
     ),
     Workload(
-        name="the dispatcher is killed, wait after its restart",
+        name="dispatcher killed, wait after restart",
         unit="kills",
         check=_check_waits,
         reopen=False,

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.inputs import write_tfrecord
 from benchmarks.jpeg import decode, one_threaded_cv2, photographs
-from benchmarks.served import served
+from benchmarks.local_service import local_service
 from benchmarks.workload import Check, Contender, Elements, Target, Workload, expect
 
 __all__ = ["WORKLOADS", "beside_any_order", "check_images", "decoded", "write_inputs"]
@@ -97,7 +97,7 @@ def beside_any_order(
         Contender(
             name=("headrace" if is_ordered else "headrace, any order")
             + (", 1 worker" if workers == 1 else ""),
-            build=served(dataset, workers=workers, ordered=is_ordered),
+            build=local_service(dataset, workers=workers, ordered=is_ordered),
             needs=("headrace", "cv2") if one_worker else ("headrace",),
             # Each is compared with the same of one worker.
             role="headrace" if workers == 2 and (is_ordered or one_worker) else "peer",

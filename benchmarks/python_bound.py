@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.served import served
+from benchmarks.local_service import local_service
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
 __all__ = ["WORKLOADS"]
@@ -92,11 +92,13 @@ WORKLOADS = (
         contenders=(
             Contender(
                 name="headrace",
-                build=served(_dataset, workers=2),
+                build=local_service(_dataset, workers=2),
                 needs=("headrace",),
                 role="headrace",
             ),
-            Contender(name="headrace, 1 worker", build=served(_dataset), needs=("headrace",)),
+            Contender(
+                name="headrace, 1 worker", build=local_service(_dataset), needs=("headrace",)
+            ),
             Contender(name="2 bare processes", build=_bare(2), check=_check_bare),
             Contender(name="1 bare process", build=_bare(1), check=_check_bare),
         ),

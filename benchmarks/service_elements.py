@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.served import served
+from benchmarks.local_service import local_service
 from benchmarks.tfdata_server import start_tf_data_service
 from benchmarks.workload import Check, Contender, Elements, Pipeline, Target, Workload, expect
 
@@ -50,7 +50,7 @@ def _headrace(size: int, protocol: str) -> Any:
 
         return hr.Dataset.from_tensor_slices(_rows(size)).repeat()
 
-    return served(dataset, mode="OFF", data_transfer_protocol=protocol)
+    return local_service(dataset, mode="OFF", data_transfer_protocol=protocol)
 
 
 def _tf_data(size: int) -> Any:

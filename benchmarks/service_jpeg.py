@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.inputs import encode_example, write_tfrecord
 from benchmarks.jpeg import BATCH, SIDE, decode, one_threaded_cv2, photographs
-from benchmarks.served import served
+from benchmarks.local_service import local_service
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
 __all__ = ["WORKLOADS", "write_inputs"]
@@ -81,7 +81,7 @@ WORKLOADS = (
         contenders=(
             Contender(
                 name="headrace",
-                build=served(_decoded),
+                build=local_service(_decoded),
                 needs=("headrace", "cv2"),
                 role="headrace",
             ),

@@ -22,7 +22,7 @@ import numpy as np
 import zmq
 
 from benchmarks.dispatcher_process import start_worker
-from benchmarks.served import served
+from benchmarks.local_service import local_service
 from benchmarks.service_batches import BYTES, SHAPE, batch, loopback, memcpy, touch
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
@@ -129,14 +129,14 @@ def _workload(
 WORKLOADS = (
     _workload(
         "made in shared memory",
-        served(_made_of_rows, mode="OFF", data_transfer_protocol="shm"),
+        local_service(_made_of_rows, mode="OFF", data_transfer_protocol="shm"),
         Contender(name="memcpy", build=memcpy, role="limit"),
         at_least=0.5,
         or_rate=10e9 / BYTES,
     ),
     _workload(
         "tcp",
-        served(_ready, mode="OFF", data_transfer_protocol="tcp", compression=None),
+        local_service(_ready, mode="OFF", data_transfer_protocol="tcp", compression=None),
         Contender(name="bare Python socket, recv_into", build=loopback),
         at_least=0.95,
     ),

@@ -61,9 +61,9 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The contender `by` is to reach `at_least` times the rate of the contender(s) called `of`.
+    """The contender `by` is to reach `drop_below` times the rate of the contender(s) called `of`.
 
-    Several names mean the fastest of them in each round; none means that `at_least` is itself a
+    Several names mean the fastest of them in each round; none means that `drop_below` is itself a
     rate, in items per second. Where `or_rate` is given, that rate will do as well.
     """
 

@@ -58,7 +58,7 @@ def draw() -> str:
         "<rect width='920' height='430' fill='white'/>",
         box(20, 20, 250, 110, "your training process", [
             "Dataset: a plan with methods",
-            "rewrites: to the normal form",
+            "rewrites: to the canonical form",
             "service/client: a Source again",
         ], "client"),
         box(335, 20, 250, 110, "dispatcher", [

@@ -360,8 +360,8 @@ def _run(seed: int, console: Console, folder: Path, files: int, rows: int, pause
             killed = 0
             differing = []
             for title, ordered, expected, got in (
-                ("in order", True, sequence, SequenceHash()),
-                ("in any order", False, elements, ElementsHash()),
+                ("ordered", True, sequence, SequenceHash()),
+                ("any order", False, elements, ElementsHash()),
             ):
                 servers.await_all()
                 console.print(f"over the service, {title}:")

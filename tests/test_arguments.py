@@ -18,7 +18,7 @@ from headrace import arguments
         ("int", True, {"minimum": 0}, "`x` must be an integer, but got True"),
         ("int", None, {"minimum": 0}, "`x` must be an integer, but got None"),
         ("int", 0, {"minimum": 1}, "`x` must be at least 1, but got 0"),
-        ("int", -2, {"minimum": 0, "also": (-1,)}, "`x` must be at least 0 or -1, but got -2"),
+        ("int", -2, {"minimum": 0, "or_one_of": (-1,)}, "`x` must be at least 0 or -1, but got -2"),
         (
             "int",
             70000,
@@ -48,7 +48,7 @@ def test_a_wrong_argument_is_named_with_what_would_do(
 
 def test_what_would_do_passes() -> None:
     assert arguments.check_int("x", np.int32(3), minimum=1) == 3
-    assert arguments.check_int("x", -1, minimum=1, also=(-1,)) == -1
+    assert arguments.check_int("x", -1, minimum=1, or_one_of=(-1,)) == -1
     arguments.check_flag("x", np.True_, or_none=False)
     arguments.check_strings("x", ("a", "b"))
     arguments.check_path("x", Path("a"))

@@ -10,27 +10,27 @@ import sys
 
 import pytest
 
-from headrace.open_files import check_room, in_words
+from headrace.open_files import check_available, explain_open_error
 
 
 def test_an_error_for_lack_of_files_says_what_would_do():
-    assert in_words(OSError(errno.EMFILE, "Too many open files")) == (
+    assert explain_open_error(OSError(errno.EMFILE, "Too many open files")) == (
         "Too many open files; raise the limit (ulimit -n 4096)"
     )
-    assert in_words(OSError(errno.EACCES, "Permission denied")) == "Permission denied"
-    assert in_words(ValueError("x")) == "x"
+    assert explain_open_error(OSError(errno.EACCES, "Permission denied")) == "Permission denied"
+    assert explain_open_error(ValueError("x")) == "x"
 
 
 def test_room_is_checked_without_taking_it():
     before = len(os.listdir("/dev/fd"))
-    check_room(30)
+    check_available(30)
     assert len(os.listdir("/dev/fd")) == before
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(number) for number in os.listdir("/dev/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
     try:
         with pytest.raises(OSError, match=r"500 more are needed, and \d+ can be.*ulimit -n"):
-            check_room(500)
+            check_available(500)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -75,8 +75,8 @@ def test_a_process_that_cannot_be_started_for_lack_of_files_is_an_error_that_say
         "            try: held.append(os.open('/dev/null', 0))\n"
         "            except OSError: break\n"
         "        for number in held[:5]: os.close(number)\n"
-        "        from headrace.process.child import Child, Command\n"
-        "        Child(Command(arguments=('-c', ''), environment={}))\n"
+        "        from headrace.process.child import ChildProcess, ChildCommand\n"
+        "        ChildProcess(ChildCommand(arguments=('-c', ''), environment={}))\n"
         "main()\n"
     )
     code, words = limited(64, sys.executable, "-c", script)

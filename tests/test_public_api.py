@@ -127,7 +127,7 @@ def test_arguments_are_those_of_tf_data():
 
 def test_the_testing_package_is_loaded_when_it_is_asked_for():
     assert set(hr.testing.__all__) == {
-        "ManualClock", "Resources", "assert_no_leaks", "check_source",
+        "ManualClock", "HeldResources", "assert_no_leaks", "check_source",
     }  # fmt: skip
     code = "import sys, headrace; assert not {'pytest', 'headrace.testing'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

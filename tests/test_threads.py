@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace import threads
-from headrace.threads import run_aside, start_thread
+from headrace.threads import run_in_thread, start_thread
 
 
 class Alarm(BaseException):
@@ -92,12 +92,12 @@ def test_what_the_system_refuses_is_raised_where_the_thread_is_started(
 
 def test_what_runs_aside_is_waited_for_but_not_without_end() -> None:
     done = threading.Event()
-    run_aside(done.set)
+    run_in_thread(done.set)
     assert done.is_set()
     lock = threading.Lock()
     with lock:
         # Would wait for this very thread, if it was waited for to the end.
-        run_aside(lambda: (lock.acquire(), lock.release(), done.clear()), wait_seconds=0.01)
+        run_in_thread(lambda: (lock.acquire(), lock.release(), done.clear()), wait_seconds=0.01)
         assert done.is_set()
     while done.is_set():
         pass

@@ -16,7 +16,7 @@ from headrace.errors import (
 )
 from headrace.testing import ManualClock
 from headrace.transport.address import find_stable_port
-from headrace.waiting import Backoff, WaitWarnings, retry
+from headrace.waiting import Backoff, WaitWarningLimiter, retry
 
 
 class ScriptedPeer:
@@ -41,7 +41,7 @@ def call(peer, deadline=30.0, **options):
     return retry(
         peer.ask,
         deadline=deadline,
-        whom="the dispatcher at 127.0.0.1:5050",
+        peer="the dispatcher at 127.0.0.1:5050",
         attempt_timeout=5.0,
         clock=clock,
         sleep=clock.advance,
@@ -85,7 +85,7 @@ def test_waiting_leaves_the_random_state_of_the_program(clock: ManualClock):
     state = random.getstate()
     peer = ScriptedPeer(clock, (0, UnavailableError("connection refused")), (0, "yes"))
     waits = {"clock": clock, "sleep": clock.advance}
-    assert retry(peer.ask, deadline=30.0, whom="it", attempt_timeout=5.0, **waits) == "yes"
+    assert retry(peer.ask, deadline=30.0, peer="it", attempt_timeout=5.0, **waits) == "yes"
     assert find_stable_port()
     assert random.getstate() == state
 
@@ -166,23 +166,23 @@ def test_a_wait_of_less_is_not_worth_a_word(clock: ManualClock):
     assert said == []
 
 
-def warned(warnings: WaitWarnings, until: int) -> list[int]:
+def warned(warnings: WaitWarningLimiter, until: int) -> list[int]:
     """Return after which seconds of a wait there is a warning."""
-    return [waited for waited in range(until) if warnings.is_due(waited)]
+    return [waited for waited in range(until) if warnings.should_warn(waited)]
 
 
 def test_the_first_warning_is_due_after_ten_seconds_and_the_others_a_minute_apart() -> None:
-    assert warned(WaitWarnings(), 200) == [10, 70, 130, 190]
+    assert warned(WaitWarningLimiter(), 200) == [10, 70, 130, 190]
 
 
 def test_a_wait_that_is_looked_at_late_has_its_next_warning_a_minute_after_that() -> None:
-    warnings = WaitWarnings()
-    assert warnings.is_due(45.0)
-    assert warnings.due_after == 105.0
+    warnings = WaitWarningLimiter()
+    assert warnings.should_warn(45.0)
+    assert warnings.next_warning_after == 105.0
 
 
 def test_another_wait_begins_from_the_start() -> None:
-    warnings = WaitWarnings()
+    warnings = WaitWarningLimiter()
     assert warned(warnings, 30) == [10]
     warnings.reset()
     assert warned(warnings, 30) == [10]

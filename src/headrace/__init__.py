@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.lazy import lazily
+from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from headrace import coordinator, distribute, errors, io, service, testing
     from headrace.adapters import jax, keras, torch
     from headrace.data.dataset import Dataset
-    from headrace.data.files import TextLineDataset, TFRecordDataset
+    from headrace.data.file_datasets import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
     from headrace.data.optional import Optional
     from headrace.distribute import metrics
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.plan.source import UNKNOWN as UNKNOWN_CARDINALITY
     from headrace.plan.source import IndexedSource, Reader, Source
 else:
-    __getattr__, __dir__ = lazily(
+    __getattr__, __dir__ = lazy_attributes(
         __name__,
         {
             "AUTOTUNE": "headrace.plan.node",
@@ -50,8 +50,8 @@ else:
             "Options": "headrace.plan.options",
             "Reader": "headrace.plan.source",
             "Source": "headrace.plan.source",
-            "TFRecordDataset": "headrace.data.files",
-            "TextLineDataset": "headrace.data.files",
+            "TFRecordDataset": "headrace.data.file_datasets",
+            "TextLineDataset": "headrace.data.file_datasets",
             "Variable": "headrace.distribute.variable",
             "checkpoints_iterator": "headrace.parameter_server.checkpoints",
             "coordinator": "headrace.coordinator:",
@@ -67,7 +67,7 @@ else:
             "testing": "headrace.testing:",
             "torch": "headrace.adapters.torch:",
         },
-        absent="headrace.data.absent:no_such_name",
+        missing="headrace.data.missing_names:missing_name_message",
     )
 
 __all__ = [

@@ -1,6 +1,6 @@
 """The `headrace` command, also as `python -m headrace`.
 
-Signals come first: what the commands need takes a while to import, and Ctrl-C may come meanwhile.
+Signal handling is set up first: imports take a while, and Ctrl-C may come during them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from types import FrameType
 __all__ = ["main"]
 
 _INTERRUPTED = 130
-"""Exit code of what Ctrl-C ended, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 
 def _leave_quietly(number: int, frame: FrameType | None) -> None:
-    # At once: an exception would be reported by whatever is being imported, or torn down.
+    # Exit at once: an exception would be reported by code that is being imported or torn down.
     os._exit(_INTERRUPTED)
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
+    """Run the command given by the arguments."""
     from headrace.cli.main import app  # noqa: PLC0415 - after signals are seen to
 
     try:
@@ -36,7 +36,7 @@ def main() -> None:
             signal.signal(signal.SIGINT, _leave_quietly)
 
 
-#: Whether Ctrl-C is for this process: one that was started in the background may ignore it.
+#: Whether this process handles Ctrl-C: one started in the background may ignore it.
 _is_heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _is_heeded:
     signal.signal(signal.SIGINT, _leave_quietly)

@@ -1,6 +1,6 @@
-"""Checks of arguments: one wording for all that users pass, from `batch` to a server's port.
+"""Checks of arguments with uniform messages, from `batch` to a server's port.
 
-A message reads: `name` must be this, but got that.
+A message reads: `name` must be X, but got Y.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def check_int(
     *,
     minimum: int,
     maximum: int | None = None,
-    also: Sequence[int] = (),
+    or_one_of: Sequence[int] = (),
 ) -> int:
-    """Return `value` as an int of at least `minimum` (or one of `also`).
+    """Return `value` as an int of at least `minimum` (or one of `or_one_of`).
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is too small, or larger than `maximum`.
+        TypeError: If it is not an integer.
+        ValueError: If it is less than `minimum` or greater than `maximum`.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"`{name}` must be an integer, but got {_shown(value)}")
-    if value < minimum and value not in also:
-        allowed = "".join(f" or {other}" for other in also)
+        raise TypeError(f"`{name}` must be an integer, but got {_format_value(value)}")
+    if value < minimum and value not in or_one_of:
+        allowed = "".join(f" or {other}" for other in or_one_of)
         raise ValueError(f"`{name}` must be at least {minimum}{allowed}, but got {value}")
     if maximum is not None and value > maximum:
         raise ValueError(f"`{name}` must be at most {maximum}, but got {value}")
@@ -55,7 +55,7 @@ def check_flag(name: str, value: object, *, or_none: bool = True) -> None:
     if isinstance(value, bool | np.bool_) or (or_none and value is None):
         return
     raise TypeError(
-        f"`{name}` must be a bool{' or None' if or_none else ''}, but got {_shown(value)}"
+        f"`{name}` must be a bool{' or None' if or_none else ''}, but got {_format_value(value)}"
     )
 
 
@@ -63,26 +63,26 @@ def check_string(name: str, value: object, *, empty: bool = True) -> None:
     """Check that `value` is a string.
 
     Args:
-        name: Of the argument.
-        value: What was passed.
+        name: Name of the argument.
+        value: Value of the argument.
         empty: Whether it may be empty.
 
     Raises:
-        TypeError: It is none.
-        ValueError: It is empty and may not be.
+        TypeError: If it is not a string.
+        ValueError: If it is empty and may not be.
     """
     if not isinstance(value, str):
-        raise TypeError(f"`{name}` must be a string, but got {_shown(value)}")
+        raise TypeError(f"`{name}` must be a string, but got {_format_value(value)}")
     if not value and not empty:
         raise ValueError(f"`{name}` must not be empty, but got ''")
 
 
 def check_metrics(port: object, host: object) -> None:
-    """Check where metrics are served: `metrics_port`, which may be None, and `metrics_host`.
+    """Check the address of metrics: `metrics_port`, which may be None, and `metrics_host`.
 
     Raises:
-        TypeError: One is of another type.
-        ValueError: It is no port, or the host is empty.
+        TypeError: If one has the wrong type.
+        ValueError: If the port is invalid, or the host is empty.
     """
     if port is not None:
         check_int("metrics_port", port, minimum=0, maximum=65535)
@@ -93,46 +93,46 @@ def check_strings(name: str, values: object) -> None:
     """Check that `values` is a sequence of strings, none of them empty.
 
     Raises:
-        TypeError: It is no sequence, a string by itself, or holds something else.
-        ValueError: One of them is empty.
+        TypeError: If it is not a sequence, is a single string, or holds other values.
+        ValueError: If one of them is empty.
     """
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"`{name}` must be a list of strings, but got {_shown(values)}")
+        raise TypeError(f"`{name}` must be a list of strings, but got {_format_value(values)}")
     for position, value in enumerate(values):
         check_string(f"{name}[{position}]", value, empty=False)
 
 
 def check_path(name: str, value: object) -> None:
-    """Check that `value` is a path, as a string or an object.
+    """Check that `value` is a path, as a string or a path object.
 
     Raises:
-        TypeError: It is none.
-        ValueError: It is empty.
+        TypeError: If it is not.
+        ValueError: If it is empty.
     """
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"`{name}` must be a path, but got {_shown(value)}")
+        raise TypeError(f"`{name}` must be a path, but got {_format_value(value)}")
     if not os.fspath(value):
         raise ValueError(f"`{name}` must not be empty, but got {value!r}")
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Refuse what is no number of seconds above 0.
+    """Check that `value` is a positive number of seconds.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is 0, negative, or not a number (NaN).
+        TypeError: If it is not a number.
+        ValueError: If it is 0, negative or NaN.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"`{name}` must be a number of seconds, but got {_shown(value)}")
+        raise TypeError(f"`{name}` must be a number of seconds, but got {_format_value(value)}")
     if not value > 0:
         raise ValueError(f"`{name}` must be more than 0 seconds, but got {value}")
 
 
 def check_state_version(found: object, version: int) -> None:
-    """Refuse a `state` of another version than the one that is read.
+    """Check that a state has the supported version.
 
     Raises:
-        FailedPreconditionError: It is of another.
+        FailedPreconditionError: If it has another version.
     """
     if found != version:
         raise FailedPreconditionError(
@@ -141,29 +141,29 @@ def check_state_version(found: object, version: int) -> None:
         )
 
 
-def check_instance(name: str, value: object, kind: type, *, cure: str = "") -> None:
-    """Raise TypeError unless `value` is a `kind`; `cure` says how to get one."""
+def check_instance(name: str, value: object, kind: type, *, fix: str = "") -> None:
+    """Raise TypeError unless `value` is a `kind`; `fix` says how to get one."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise TypeError(
-            f"`{name}` must be {article} {kind.__name__}, but got {_shown(value)}"
-            f"{f'; {cure}' if cure else ''}"
+            f"`{name}` must be {article} {kind.__name__}, but got {_format_value(value)}"
+            f"{f'; {fix}' if fix else ''}"
         )
 
 
 def check_callable(name: str, value: object) -> None:
     """Raise TypeError unless `value` can be called."""
     if not callable(value):
-        raise TypeError(f"`{name}` must be a function, but got {_shown(value)}")
+        raise TypeError(f"`{name}` must be a function, but got {_format_value(value)}")
 
 
-def _shown(value: object) -> str:
-    """Return a value and its type, short enough for a line."""
+def _format_value(value: object) -> str:
+    """Return a value and its type, shortened to fit on a line."""
     kind = type(value).__name__
     text = repr(value)
-    if "\n" in text or len(text) > _LONGEST_REPR:
+    if "\n" in text or len(text) > _MAX_REPR_LENGTH:
         return f"a value of type {kind}"
     return text if value is None or isinstance(value, bool) else f"{text} of type {kind}"
 
 
-_LONGEST_REPR = 120
+_MAX_REPR_LENGTH = 120

@@ -1,24 +1,24 @@
 """Every error that Headrace raises at run time, in one tree.
 
     HeadraceError
-    ├── OutOfRangeError        (StopIteration)      nothing is left to read
-    ├── UnavailableError       (ConnectionError)    a peer cannot be reached; try again later
+    ├── OutOfRangeError        (StopIteration)      no elements are left
+    ├── UnavailableError       (ConnectionError)    a peer is unreachable; retry later
     │   └── JournalUnavailableError (ConnectionError) a server cannot write its journal
-    ├── DeadlineExceededError  (TimeoutError)       no answer came in the time allowed
-    ├── CancelledError         (RuntimeError)       the work was called off
-    ├── AbortedError           (RuntimeError)       the work was overtaken by something else
-    ├── DataLossError          (ValueError)         a record is corrupt, or lost
-    ├── FailedPreconditionError (RuntimeError)      the system is not in a state that allows this
-    ├── NotFoundError          (LookupError)        the thing that was named does not exist
-    ├── AlreadyExistsError     (ValueError)         the name is taken by something else
-    ├── InvalidArgumentError   (ValueError)         data does not fit what was asked of it
+    ├── DeadlineExceededError  (TimeoutError)       no answer within the timeout
+    ├── CancelledError         (RuntimeError)       the operation was cancelled
+    ├── AbortedError           (RuntimeError)       the operation was superseded by another
+    ├── DataLossError          (ValueError)         a record is corrupt or lost
+    ├── FailedPreconditionError (RuntimeError)      the state of the system does not allow this
+    ├── NotFoundError          (LookupError)        the named object does not exist
+    ├── AlreadyExistsError     (ValueError)         the name is in use by another object
+    ├── InvalidArgumentError   (ValueError)         an argument does not match the data
     │   └── InvalidElementError (ValueError)        an element cannot be batched, described or sent
-    ├── UnauthenticatedError   (PermissionError)    the peer did not prove who it is
-    └── UserFunctionError      (RuntimeError)       a function of the user's raised
+    ├── UnauthenticatedError   (PermissionError)    the peer is not authenticated
+    └── UserFunctionError      (RuntimeError)       a user's function raised an error
 
-Each also derives from the builtin that a Python user would catch. Wrong arguments are plain
-`ValueError` and `TypeError`, raised where they are written. Errors carry plain values only, so that
-they cross process boundaries as text.
+Each also derives from the builtin that a Python user would catch. Wrong arguments raise plain
+`ValueError` and `TypeError` in the call that passes them. Errors carry plain values only, so that
+they can be sent between processes as text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def __dir__() -> list[str]:
 
 
 class HeadraceError(Exception):
-    """What every run-time error of Headrace derives from.
+    """Base class of all run-time errors of Headrace.
 
     >>> try:
     ...     next(iter(hr.Dataset.range(3).map(lambda x: 1 // 0)))
@@ -59,7 +59,7 @@ class HeadraceError(Exception):
 
 
 class OutOfRangeError(HeadraceError, StopIteration):
-    """Nothing is left to read; a `for` loop takes it for its end.
+    """No elements are left; ends a `for` loop.
 
     >>> iter(hr.Dataset.range(0)).get_next()
     Traceback (most recent call last):
@@ -68,7 +68,7 @@ class OutOfRangeError(HeadraceError, StopIteration):
 
 
 class UnavailableError(HeadraceError, ConnectionError):
-    """A peer cannot be reached now; another try may succeed.
+    """A peer is unreachable now; a retry may succeed.
 
     >>> error = hr.errors.UnavailableError("the dispatcher does not answer")
     >>> isinstance(error, ConnectionError), error.refused
@@ -76,10 +76,10 @@ class UnavailableError(HeadraceError, ConnectionError):
 
     Attributes:
         refused: Whether the peer refused or reset the connection, as the kernel does for a process
-            that ended. False where it is only silent, or where that is not known; an error that
-            crossed the wire says False.
-        unsent: Whether it is known that nothing of what was asked has reached the peer, so that
-            even what may be done only once may be asked again.
+            that ended. False if it is only silent, or if that is unknown, as in errors that were
+            sent between processes.
+        unsent: Whether the request is known not to have reached the peer, so that even requests
+            that must not be executed twice may be repeated.
     """
 
     refused: bool = False
@@ -87,7 +87,7 @@ class UnavailableError(HeadraceError, ConnectionError):
 
 
 class JournalUnavailableError(UnavailableError):
-    """A server answers, but cannot write its journal: its disk is full, perhaps.
+    """A server answers, but cannot write its journal, possibly because its disk is full.
 
     >>> issubclass(hr.errors.JournalUnavailableError, hr.errors.UnavailableError)
     True
@@ -95,7 +95,7 @@ class JournalUnavailableError(UnavailableError):
 
 
 class DeadlineExceededError(HeadraceError, TimeoutError):
-    """No answer came in the time allowed.
+    """No answer arrived within the timeout.
 
     >>> issubclass(hr.errors.DeadlineExceededError, TimeoutError)
     True
@@ -103,7 +103,7 @@ class DeadlineExceededError(HeadraceError, TimeoutError):
 
 
 class CancelledError(HeadraceError, RuntimeError):
-    """The work was called off before it was done.
+    """The operation was cancelled before it was complete.
 
     >>> issubclass(hr.errors.CancelledError, RuntimeError)
     True
@@ -111,7 +111,7 @@ class CancelledError(HeadraceError, RuntimeError):
 
 
 class AbortedError(HeadraceError, RuntimeError):
-    """The work was overtaken by something else and may be tried again.
+    """The operation was superseded by another and may be retried.
 
     >>> issubclass(hr.errors.AbortedError, RuntimeError)
     True
@@ -130,7 +130,7 @@ class DataLossError(HeadraceError, ValueError):
 
 
 class FailedPreconditionError(HeadraceError, RuntimeError):
-    """The system is not in a state that allows this; trying again does not help.
+    """The state of the system does not allow this; a retry does not help.
 
     >>> state = iter(hr.Dataset.range(5)).get_state()
     >>> iter(hr.Dataset.range(6)).set_state(state)
@@ -140,7 +140,7 @@ class FailedPreconditionError(HeadraceError, RuntimeError):
 
 
 class NotFoundError(HeadraceError, LookupError):
-    """The thing that was named does not exist.
+    """The named object does not exist.
 
     >>> hr.Dataset.list_files("missing/*.tfrecord")
     Traceback (most recent call last):
@@ -149,7 +149,7 @@ class NotFoundError(HeadraceError, LookupError):
 
 
 class AlreadyExistsError(HeadraceError, ValueError):
-    """The name is taken by something that differs.
+    """The name is in use by a different object.
 
     >>> hr.Dataset.range(3).save("numbers")
     >>> hr.Dataset.range(3).save("numbers")
@@ -159,7 +159,7 @@ class AlreadyExistsError(HeadraceError, ValueError):
 
 
 class InvalidArgumentError(HeadraceError, ValueError):
-    """What was asked does not fit the data; it shows only while reading.
+    """An argument does not match the data, which shows only while reading.
 
     >>> hr.Lookup.from_vocabulary(["red", "green"], num_oov=0)(["blue"])
     Traceback (most recent call last):
@@ -177,7 +177,7 @@ class InvalidElementError(InvalidArgumentError):
 
 
 class UnauthenticatedError(HeadraceError, PermissionError):
-    """The peer did not prove who it is.
+    """The peer is not authenticated.
 
     >>> issubclass(hr.errors.UnauthenticatedError, PermissionError)
     True
@@ -185,7 +185,7 @@ class UnauthenticatedError(HeadraceError, PermissionError):
 
 
 class UserFunctionError(HeadraceError, RuntimeError):
-    """A function of the user's raised while it produced an element.
+    """A user's function raised an error while it produced an element.
 
     >>> iterator = iter(hr.Dataset.range(3).map(lambda x: ["a"][int(x)]))
     >>> _ = next(iterator)
@@ -197,10 +197,10 @@ class UserFunctionError(HeadraceError, RuntimeError):
 
     Attributes:
         position: Index of the element in the stage that called the function, counted from 0 in
-            this pass over the data; -1 where it is not known. After a restore, stages above files,
-            an interleave or a generator count from there on.
+            this epoch; -1 if unknown. After a restore, stages above files, an interleave or a
+            generator count from there on.
         original_type: Name of the exception's class, as in `"ValueError"`.
-        original_traceback: The formatted traceback of the exception, also in the message.
+        original_traceback: Formatted traceback of the exception, also in the message.
     """
 
     def __init__(
@@ -225,23 +225,23 @@ class UserFunctionError(HeadraceError, RuntimeError):
         )
 
 
-def missing_module_hint(error_type: str, cures: str) -> str:
-    """Return what to add to the message of a user function's error on a worker.
+def missing_module_hint(error_type: str, fixes: str) -> str:
+    """Return an addition to the message of a user function's error on a worker.
 
     Args:
         error_type: Name of the exception's class.
-        cures: Ways to have a module on the worker.
+        fixes: Ways to make a module available on the worker.
 
     Returns:
-        Words that begin with "; "; empty unless a module was missing.
+        Text that begins with "; "; empty unless a module was missing.
     """
     if error_type != "ModuleNotFoundError":
         return ""
-    return f"; the worker lacks it: {cures}"
+    return f"; the worker lacks it: {fixes}"
 
 
 def describe_error(error: BaseException) -> str:
-    """Return "Type: text" of an exception, whatever its `__str__` does.
+    """Return "Type: text" of an exception, even if its `__str__` fails.
 
     >>> hr.errors.describe_error(ValueError("no such color"))
     'ValueError: no such color'

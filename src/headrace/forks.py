@@ -1,12 +1,12 @@
-"""What must not live on in a process that is forked from this one.
+"""Handling of forks: resources and threads that must not survive in a forked child.
 
-Nor may a thread: a child that a user's function forked on a thread of this package has that thread
-alone, and once the function returns, nobody is there for whom it would go on. Inside the function
-the child may do what it likes (`exec`, `os._exit`); one that returns ends with an error that says
-so, in place of waiting for ever.
+A child that a user's function forks on a thread of this package has that thread only, and nothing
+that the thread could continue for once the function returns. Inside the function the child may do
+anything (`exec`, `os._exit`); a child whose function returns ends with an error that says so,
+instead of waiting forever.
 
-A signal that asks to leave waits while a process forks: in the child it would else be taken by the
-parent's handler, which is there until the calls below are done, and nobody would heed it.
+SIGINT and SIGTERM are blocked during a fork: until the calls below are done, the child has the
+parent's signal handler, which would swallow the signal.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-__all__ = ["StaysWithParent", "in_each_child", "stays_with_parent"]
+__all__ = ["ForkSensitive", "call_in_children", "register_fork_sensitive"]
 
-_OURS = "headrace."
+_PACKAGE_PREFIX = "headrace."
 
 
-class StaysWithParent(Protocol):
-    """What has sockets or threads, which a forked child must not use."""
+class ForkSensitive(Protocol):
+    """Object with sockets or threads, which a forked child must not use."""
 
     def leave_to_parent(self) -> None:
-        """Close the child's copies of all sockets and refuse further use. Must not wait."""
+        """Close the child's copies of all sockets and refuse further use. Must not block."""
 
 
-def in_each_child(call: Callable[[], None]) -> Callable[[], None]:
-    """Have `call` called in each process that is forked from this one; return what ends that."""
+def call_in_children(call: Callable[[], None]) -> Callable[[], None]:
+    """Call `call` in each process forked from this one; return a function that ends that."""
     _calls.append(call)
     return functools.partial(_calls.remove, call)
 
 
 _calls: list[Callable[[], None]] = []
 _here = threading.local()
-"""The signals that were held back already where a thread forks."""
+"""Signal mask from before the fork, by thread."""
 
 
-def _hold_signals_back() -> None:
+def _block_signals() -> None:
     _here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
-def _let_signals_through() -> None:
+def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _here.mask)
 
 
@@ -59,42 +59,42 @@ def _call_in_child() -> None:
             call()
         except Exception:
             traceback.print_exc()
-    _let_signals_through()
+    _unblock_signals()
 
 
 os.register_at_fork(
-    before=_hold_signals_back,
-    after_in_parent=_let_signals_through,
+    before=_block_signals,
+    after_in_parent=_unblock_signals,
     after_in_child=_call_in_child,
 )
 
 
-_owners: weakref.WeakSet[StaysWithParent] = weakref.WeakSet()
+_owners: weakref.WeakSet[ForkSensitive] = weakref.WeakSet()
 
 
-def stays_with_parent(owner: StaysWithParent) -> None:
-    """Have `owner.leave_to_parent` called in each process that is forked from this one."""
+def register_fork_sensitive(owner: ForkSensitive) -> None:
+    """Call `owner.leave_to_parent` in each process forked from this one."""
     _owners.add(owner)
 
 
 def _leave_all_to_parent() -> None:
-    # A child that outlives its parent must not keep ports open that nobody listens at, nor
-    # connections that look alive to their other ends.
+    # A child that outlives its parent must not keep ports open on which no thread listens, nor
+    # connections that look alive to their peers.
     for owner in list(_owners):
         owner.leave_to_parent()
     _owners.clear()
 
 
-def _end_where_nobody_is_left() -> None:
-    function = _function_on_a_thread_of_ours(sys._getframe(1))
+def _end_on_forked_thread() -> None:
+    function = _find_thread_function(sys._getframe(1))
     if function is not None:
-        # Traced here, in the child alone, so that no thread has to ask whether it was forked.
+        # Traced in the child only, so that threads need not check whether they were forked.
         function.f_trace, function.f_trace_lines = _end_at_return, False
         sys.settrace(_trace_nothing)
 
 
-def _function_on_a_thread_of_ours(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that returns to a thread of this package's; None: the thread is another's.
+def _find_thread_function(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that returns to a thread of this package; None for other threads.
 
     Args:
         frame: The innermost frame.
@@ -105,9 +105,9 @@ def _function_on_a_thread_of_ours(frame: FrameType | None) -> FrameType | None:
         frame = frame.f_back
     while frames and _module_of(frames[-1]) == "threading":
         frames.pop()
-    if not frames or not _module_of(frames[-1]).startswith(_OURS):
+    if not frames or not _module_of(frames[-1]).startswith(_PACKAGE_PREFIX):
         return None
-    while frames and _module_of(frames[-1]).startswith(_OURS):
+    while frames and _module_of(frames[-1]).startswith(_PACKAGE_PREFIX):
         frames.pop()
     return frames[-1] if frames else None
 
@@ -134,5 +134,5 @@ def _end_at_return(frame: FrameType, event: str, value: object) -> object:
     os._exit(1)
 
 
-in_each_child(_leave_all_to_parent)
-in_each_child(_end_where_nobody_is_left)
+call_in_children(_leave_all_to_parent)
+call_in_children(_end_on_forked_thread)

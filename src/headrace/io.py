@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.data.absent import no_such_name
+from headrace.data.missing_names import missing_name_message
 from headrace.sources.example import parse_example
 from headrace.sources.features import FixedLenFeature, VarLenFeature, encode_example
 from headrace.sources.tfrecord import TFRecordWriter
@@ -25,4 +25,4 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # or every name would pass for a function
 
     def __getattr__(name: str) -> Any:
-        raise AttributeError(no_such_name(__name__, name, __all__), name=name)
+        raise AttributeError(missing_name_message(__name__, name, __all__), name=name)

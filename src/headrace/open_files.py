@@ -1,4 +1,4 @@
-"""What to say where no more files can be opened, and how to find out before it hurts."""
+"""Error messages for exhausted file descriptors, and a check for available ones."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import contextlib
 import errno
 import os
 
-__all__ = ["check_room", "in_words"]
+__all__ = ["check_available", "explain_open_error"]
 
-_NONE_LEFT = (errno.EMFILE, errno.ENFILE)
+_LIMIT_ERRORS = (errno.EMFILE, errno.ENFILE)
 _ADVICE = "raise the limit (ulimit -n 4096)"
 
 
-def in_words(error: Exception) -> str:
-    """Return what an error says, and what would do if it is that no file can be opened."""
+def explain_open_error(error: Exception) -> str:
+    """Return an error's message, with advice if the limit of open files was reached."""
     words = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
         words = error.strerror  # without its number
-    if getattr(error, "errno", None) in _NONE_LEFT and "ulimit" not in words:
+    if getattr(error, "errno", None) in _LIMIT_ERRORS and "ulimit" not in words:
         words += f"; {_ADVICE}"
     return words
 
 
-def check_room(count: int) -> None:
+def check_available(count: int) -> None:
     """Check that `count` more files can be opened.
 
     Raises:
-        OSError: They cannot.
+        OSError: If they cannot.
     """
     with contextlib.ExitStack() as stack:
         opened = 0
@@ -34,7 +34,7 @@ def check_room(count: int) -> None:
             for opened in range(count):  # noqa: B007 - read after it
                 stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
-            if error.errno not in _NONE_LEFT:
+            if error.errno not in _LIMIT_ERRORS:
                 raise
             raise OSError(
                 error.errno,

@@ -1,4 +1,4 @@
-"""Starting threads so that Ctrl-C, at any instant, leaves them started or not: nothing between."""
+"""Thread starts that an interruption (Ctrl-C) leaves either done or not done."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["run_aside", "start_thread"]
+__all__ = ["run_in_thread", "start_thread"]
 
 
 def start_thread(thread: threading.Thread) -> None:
     """Start a thread, and wait until it runs.
 
-    Signals' handlers run in the main thread and may raise between any two of its instructions,
-    those of `Thread.start` included. Python then counts the thread as starting for ever, with all
-    that it holds. So another thread, which nothing interrupts, does it for the main one. Where the
-    wait for that is interrupted, the thread starts all the same, a moment later: whoever may end it
-    is to know of it before.
+    Signal handlers run in the main thread and may raise between any two of its instructions,
+    including those of `Thread.start`. Python would then keep the thread in the starting state
+    forever, with everything that it references. So another thread, which no signal interrupts,
+    starts it for the main one. If the wait for that is interrupted, the thread starts nevertheless,
+    a moment later: the code that ends the thread must know of it before this call.
 
     Raises:
-        RuntimeError: The system has no thread left.
+        RuntimeError: If the system cannot start another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         thread.start()
@@ -41,16 +41,16 @@ def _start(thread: threading.Thread, outcome: SimpleQueue[Exception | None]) -> 
         outcome.put(None)
 
 
-def run_aside(work: Callable[[], object], wait_seconds: float = 1.0) -> None:
-    """Run something on another thread, and return when it is done, or after some seconds.
+def run_in_thread(work: Callable[[], object], wait_seconds: float = 1.0) -> None:
+    """Run a function on another thread, and wait for it, at most `wait_seconds`.
 
-    It is for finalizers that wait for other threads. The garbage collector calls finalizers at any
-    instant, also while this thread holds a lock that those threads need: waiting for them without
-    end would be a deadlock.
+    For finalizers that wait for other threads. The garbage collector calls finalizers at any
+    instant, even while this thread holds a lock that those threads need: waiting without a limit
+    could deadlock.
 
     Args:
-        work: What to run; its errors are its own.
-        wait_seconds: After so many it goes on by itself.
+        work: Function to run; its errors are not passed on.
+        wait_seconds: Seconds to wait; after that it continues in the background.
     """
     is_done = _thread.allocate_lock()
     is_done.acquire()
@@ -62,12 +62,12 @@ def run_aside(work: Callable[[], object], wait_seconds: float = 1.0) -> None:
             is_done.release()
 
     def start() -> None:
-        # Here, for it takes locks of `threading`, which the caller's thread may hold just now.
+        # On the new thread, since it takes locks of `threading` that the caller may hold.
         threading.Thread(target=run, name="headrace-finalizer", daemon=True).start()
 
     try:
         _thread.start_new_thread(start, ())
-    except RuntimeError:  # at the interpreter's exit, or none is left
+    except RuntimeError:  # at interpreter exit, or without a free thread
         work()
     else:
         is_done.acquire(timeout=wait_seconds)

@@ -3,8 +3,8 @@
 Three things decide whether two processes can work together:
 
 * The wire format. Every request carries its number; a server refuses requests of another format.
-* The Python minor version, wherever one process runs functions that another one pickled. Functions
-  travel as bytecode, and each minor version of Python has its own.
+* The Python minor version, if one process runs functions that another one pickled. Functions are
+  sent as bytecode, which differs between minor versions of Python.
 * The plan format: the first line of each pickled plan, with the Python version that pickled it.
 
 Another release of Headrace with the same formats is allowed, with a warning.
@@ -25,19 +25,19 @@ __all__ = [
     "release_mismatch",
 ]
 
-WIRE_FORMAT = 1
-"""Number of the format of messages between processes. To be raised with each change after which
-older processes cannot read them."""
-PLAN_FORMAT = 1
-"""Number of the format of pickled plans."""
+WIRE_FORMAT = 3
+"""Version of the message format between processes. Raise it with each change after which older
+processes cannot read messages."""
+PLAN_FORMAT = 3
+"""Version of the format of pickled plans."""
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """The versions of one process.
+    """Versions of one process.
 
     Attributes:
-        headrace: Its release of Headrace; empty: not known.
-        python: The minor version of Python, as "3.11"; empty: not known.
+        headrace: Release of Headrace; empty if unknown.
+        python: Minor version of Python, such as "3.11"; empty if unknown.
     """
 
     headrace: str = ""
@@ -58,13 +58,13 @@ def own_versions() -> Versions:
 
 
 def python_mismatch(one: str, other: str) -> bool:
-    """Return whether functions cannot travel between two minor versions of Python.
+    """Return whether functions cannot be exchanged between two minor versions of Python.
 
-    A version that is not known (empty) is taken to match.
+    An unknown (empty) version matches any.
     """
     return bool(one and other) and one != other
 
 
 def release_mismatch(one: Versions, other: Versions) -> bool:
-    """Return whether two processes run different releases of Headrace, as far as is known."""
+    """Return whether two processes are known to run different releases of Headrace."""
     return bool(one.headrace and other.headrace) and one.headrace != other.headrace

@@ -1,8 +1,8 @@
-"""Waiting for something that may take long: pauses between tries, a deadline, warnings.
+"""Waiting for events that may take long: backoff, deadlines and rate-limited warnings.
 
 backoff = Backoff(0.05, longest=2.0)      # next(backoff) -> 0.05, 0.1, 0.2, ... seconds
-warnings = WaitWarnings()                 # warnings.is_due(waited): after 10 s, then each minute
-retry(call, deadline=30.0, whom="the dispatcher at 127.0.0.1:5050", attempt_timeout=5.0)
+warnings = WaitWarningLimiter()          # warnings.should_warn(waited): after 10 s, then once a
+                                         #     minute
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Self, TypeVar
 
 from headrace.errors import CancelledError, DeadlineExceededError, UnavailableError
 
-__all__ = ["FIRST_WARNING", "Backoff", "WaitWarnings", "random_chance", "retry"]
+__all__ = ["FIRST_WARNING_SECONDS", "Backoff", "WaitWarningLimiter", "random_chance", "retry"]
 
 T = TypeVar("T")
 
-FIRST_WARNING = 10.0
+FIRST_WARNING_SECONDS = 10.0
 """Seconds of waiting after which a warning is logged."""
-_NEXT_WARNING = 60.0
+_REPEAT_WARNING_SECONDS = 60.0
 
 random_chance = random.SystemRandom().random
-"""A number in [0, 1) that leaves Python's random state, which is the program's, as it is."""
+"""Return a number in [0, 1) without changing the program's random state."""
 
 
-class WaitWarnings:
-    """Decides when a wait is logged: after ten seconds, then once a minute.
+class WaitWarningLimiter:
+    """Limits warnings about a wait: the first after ten seconds, then one per minute.
 
     Args:
         first: Seconds of waiting before the first warning; None: ten.
 
     Attributes:
-        due_after: Seconds of waiting after which the next warning is due.
+        next_warning_after: Seconds of waiting after which the next warning is due.
     """
 
     def __init__(self, first: float | None = None) -> None:
@@ -42,26 +42,26 @@ class WaitWarnings:
         self.reset()
 
     def reset(self) -> None:
-        """Start over, for another wait."""
-        self.due_after = FIRST_WARNING if self._first is None else self._first
+        """Start a new wait."""
+        self.next_warning_after = FIRST_WARNING_SECONDS if self._first is None else self._first
 
-    def is_due(self, waited: float) -> bool:
+    def should_warn(self, waited: float) -> bool:
         """Return whether a warning is due; if so, the next one is due a minute later."""
-        if waited < self.due_after:
+        if waited < self.next_warning_after:
             return False
-        self.due_after = waited + _NEXT_WARNING
+        self.next_warning_after = waited + _REPEAT_WARNING_SECONDS
         return True
 
 
 class Backoff(Iterator[float]):
-    """The pauses between tries, in seconds: each is longer than the one before.
+    """Growing pauses between tries, in seconds.
 
     Args:
         first: The first pause.
-        longest: The pause that is not exceeded.
-        factor: How many times longer each pause is than the one before.
-        jitter: Each pause is shortened by a random part of itself, at most this part, so that many
-            clients of one server do not come back at the same instant.
+        longest: Upper bound of pauses.
+        factor: Ratio of each pause to the previous one.
+        jitter: Maximum fraction by which each pause is randomly shortened, so that many clients
+            of one server do not return at the same instant.
         chance: Returns a random number of 0 <= x < 1.
     """
 
@@ -79,7 +79,7 @@ class Backoff(Iterator[float]):
         self.reset()
 
     def reset(self) -> None:
-        """Begin with the first pause again."""
+        """Restart with the first pause."""
         self._next = min(self._first, self._longest)
 
     def __iter__(self) -> Self:
@@ -95,7 +95,7 @@ def retry(
     call: Callable[[float], T],
     *,
     deadline: float,
-    whom: str,
+    peer: str,
     attempt_timeout: float,
     stop: Callable[[float], bool] | None = None,
     warn: Callable[[str], object] | None = None,
@@ -103,32 +103,32 @@ def retry(
     sleep: Callable[[float], object] = time.sleep,
     chance: Callable[[], float] = random_chance,
 ) -> T:
-    """Call a server, and call again while it cannot be reached or does not answer.
+    """Call a server, and repeat the call while the server is unreachable or does not answer.
 
     Args:
-        call: Makes one try, which may be repeated, within the seconds that it is given.
-        deadline: Seconds from the first try after which no other begins.
-        whom: The server, for messages: "the dispatcher at 127.0.0.1:5050".
+        call: Makes one try, which may be repeated, within the seconds passed to it.
+        deadline: Seconds after the first try during which another may start.
+        peer: The server, for messages: "the dispatcher at 127.0.0.1:5050".
         attempt_timeout: Seconds for one try, at most the rest of the deadline.
         stop: Waits for a number of seconds, or until the caller gives up; returns whether it has.
             None: only the deadline ends the tries.
-        warn: Takes a warning after 1.5 seconds without an answer, and once a minute from then on.
-            None: no warnings.
+        warn: Called with a warning after 1.5 seconds without an answer, then once a minute. None
+            disables warnings.
         clock: Returns the time in seconds.
-        sleep: Waits for a number of seconds, if there is no `stop`.
-        chance: As for `Backoff`.
+        sleep: Sleeps for a number of seconds, if there is no `stop`.
+        chance: As in `Backoff`.
 
     Raises:
-        UnavailableError: No answer by the deadline; the message names the server.
-        CancelledError: `stop` returned True.
-        Exception: Whatever else `call` raises; it is not repeated.
+        UnavailableError: If there is no answer by the deadline; the message names the server.
+        CancelledError: If `stop` returned True.
+        Exception: Any other error of `call`, which is not repeated.
     """
     began = clock()
     backoff = Backoff(0.05, longest=2.0, factor=1.3, jitter=0.2, chance=chance)
-    warnings = WaitWarnings(_QUIET_SECONDS)
+    warnings = WaitWarningLimiter(_SILENT_SECONDS)
     for tries in itertools.count(1):
         if stop is not None and stop(0.0):
-            raise CancelledError(f"{whom}: called off after {tries - 1} tries")
+            raise CancelledError(f"{peer}: called off after {tries - 1} tries")
         left = deadline - (clock() - began)
         try:
             return call(max(0.0, min(attempt_timeout, left)))
@@ -137,12 +137,12 @@ def retry(
             waited = clock() - began
             if waited + pause >= deadline:
                 raise UnavailableError(
-                    f"{whom} did not answer for {deadline:g} s ({tries} tries): is it running, and "
+                    f"{peer} did not answer for {deadline:g} s ({tries} tries): is it running, and "
                     f"is this its address? The last try: {error}"
                 ) from error
-            if warn is not None and warnings.is_due(waited):
+            if warn is not None and warnings.should_warn(waited):
                 warn(
-                    f"{whom} has not answered for {waited:.0f} s, and is called for "
+                    f"{peer} has not answered for {waited:.0f} s, and is called for "
                     f"{deadline:g} s in all: is it running, and is this its address? "
                     f"The last try: {error}"
                 )
@@ -153,4 +153,4 @@ def retry(
     raise AssertionError("unreachable")
 
 
-_QUIET_SECONDS = 1.5
+_SILENT_SECONDS = 1.5

@@ -157,7 +157,7 @@ def strategy_of_both() -> list[Any]:
     (batch,) = strategy.distribute_dataset(hr.Dataset.range(8).batch(8), options)
     total = strategy.reduce("SUM", strategy.run(lambda: jax.numpy.ones(1 << 18)))
     found = [[int(each) for each in ids.values], shown(batch), float(total[-1])]
-    return [*found, len(total.devices()), strategy._direct._sums is not None]
+    return [*found, len(total.devices()), strategy._direct_allreduce._all_reduce is not None]
 
 
 SCENARIOS = {

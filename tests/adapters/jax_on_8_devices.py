@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import headrace as hr
-from headrace.adapters import jax_iterator, jax_placement, jax_sharing
-from headrace.adapters.jax_steps import DatasetSteps
-from headrace.element.spec import check
+from headrace.adapters import jax_iterator, jax_placement, jax_process_input
+from headrace.adapters.jax_input_steps import DatasetInputSteps
+from headrace.element.spec import check_element
 from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UserFunctionError
@@ -76,7 +76,7 @@ def test_arrays_are_those_of_the_dataset_whatever_the_mesh(sharding, prefetch):
         np.testing.assert_array_equal(batch["y"], expected["y"])
         if sharding is not None:
             assert batch["x"].sharding.is_equivalent_to(sharding, 2)
-        check(iterator.element_spec, map_leaves(np.asarray, batch))
+        check_element(iterator.element_spec, map_leaves(np.asarray, batch))
     assert next(iterator, None) is None
 
 
@@ -144,7 +144,7 @@ def test_padding_fills_batches_up_so_that_all_have_one_shape_and_the_mask_tells(
         mask = np.asarray(batch["mask"])
         seen += np.asarray(batch["y"])[mask].tolist()
         assert not np.asarray(batch["x"])[~mask].any()
-        check(iterator.element_spec, map_leaves(np.asarray, batch))
+        check_element(iterator.element_spec, map_leaves(np.asarray, batch))
     assert seen == list(range(count))
 
 
@@ -412,7 +412,7 @@ def test_no_more_is_read_than_prefetch_says():
         iterator.close()
 
 
-class Batches(DatasetSteps):
+class Batches(DatasetInputSteps):
     """Says of the next batch whether it is there already, whatever the reader says."""
 
     is_ready = False
@@ -427,7 +427,7 @@ class Batches(DatasetSteps):
 def test_a_batch_that_was_waited_for_is_given_before_the_one_after_it_is_there(
     is_ready, monkeypatch
 ):
-    monkeypatch.setattr(jax_sharing, "DatasetSteps", Batches)
+    monkeypatch.setattr(jax_process_input, "DatasetInputSteps", Batches)
     with hr.jax.device_iterator(images(64, 8), over(8), 2) as iterator:
         iterator._steps.is_ready = is_ready
         counts = []
@@ -529,7 +529,7 @@ def test_wrong_arguments_are_refused_where_they_are_written():
 
 
 def test_that_64_bits_become_32_is_said_once(caplog, monkeypatch):
-    monkeypatch.setattr(jax_placement, "_has_said_what_is_narrowed", False)
+    monkeypatch.setattr(jax_placement, "_has_warned_about_narrowing", False)
     with caplog.at_level(logging.WARNING, "headrace"):
         for _ in range(2):
             for batch in hr.jax.device_iterator(hr.Dataset.range(16).batch(8)):

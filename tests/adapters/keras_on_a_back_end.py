@@ -258,7 +258,7 @@ def test_other_dtypes_are_taken(dtype):
 def test_arrays_are_handed_over_without_a_copy():
     data = hr.keras.dataset(lines(4).batch(4))
     batch = (np.ones((4, 1), np.float32), np.ones(4, np.float32))
-    assert data._prepared(batch) is batch
+    assert data._prepare_batch(batch) is batch
     data._batches = lambda: iter([batch])
     assert next(data.get_jax_iterator())[0] is batch[0]
     tensors = next(data.get_torch_dataloader())

@@ -25,7 +25,7 @@ X, Y = np.ones((8, 1), np.float32), np.zeros((8, 1), np.float32)
 
 @pytest.fixture(autouse=True)
 def settle_soon(monkeypatch):
-    monkeypatch.setattr(training_checkpoints, "_SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(training_checkpoints, "_UNCHANGED_SECONDS", 0.05)
 
 
 def model(weight: float = 0.0, optimizer: str = "adam") -> keras.Model:
@@ -184,7 +184,7 @@ def test_a_complete_file_of_another_model_is_an_error_that_names_it(tmp_path, mo
 
 
 def test_a_long_wait_is_logged_and_ends_after_the_timeout(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.1)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.1)
     with caplog.at_level(logging.WARNING, "headrace"):
         assert evaluated(tmp_path / "later", timeout=0.3) == []
     waiting, stopped = caplog.messages

@@ -49,7 +49,7 @@ def train(reduction, devices):
     keras.utils.set_random_seed(strategy.first_replica)  # workers begin with other weights
     with strategy.scope():
         model = make_model()
-    first = [strategy.value_of_first(each, "weights") for each in model.get_weights()]
+    first = [strategy.broadcast_first(each, "weights") for each in model.get_weights()]
     alone = make_model()
     alone.set_weights(first)
     found = []

@@ -18,7 +18,7 @@ from headrace.adapters.keras_training.server_optimizers import (
     SERVER_OPTIMIZERS,
     WHOLE_VARIABLE_OPTIMIZERS,
     check_optimizer,
-    decays,
+    has_weight_decay,
     server_optimizer,
 )
 from headrace.errors import FailedPreconditionError
@@ -220,18 +220,22 @@ def test_variables_excluded_from_weight_decay_are_excluded_on_servers(by):
     optimizer, variables = keras_optimizers.AdamW(0.01, weight_decay=0.5), keras_variables()
     chosen = {"var_list": [variables["bias"]], "var_names": ["bi.s"]}[by]
     optimizer.exclude_from_weight_decay(**{by: chosen})
-    assert [decays(optimizer, each) for each in variables.values()] == [True, False]
+    assert [has_weight_decay(optimizer, each) for each in variables.values()] == [True, False]
     converted = server_optimizer(optimizer, "o")
     with cluster(2, FixedShardsPartitioner(2)) as strategy:
         placed = placed_like(variables, strategy)
         converted.exclude_from_weight_decay(
-            [placed[name] for name, each in variables.items() if not decays(optimizer, each)]
+            [
+                placed[name]
+                for name, each in variables.items()
+                if not has_weight_decay(optimizer, each)
+            ]
         )
         train_on_servers(converted, placed)
         train_by_keras(optimizer, variables)
         for name, each in variables.items():
             assert_close(placed[name].read(), values_of(each))
-    assert not decays(keras_optimizers.SGD(0.1), variables["kernel"])
+    assert not has_weight_decay(keras_optimizers.SGD(0.1), variables["kernel"])
 
 
 def test_wrappers_that_scale_the_loss_become_steps_that_are_skipped():
@@ -243,7 +247,7 @@ def test_wrappers_that_scale_the_loss_become_steps_that_are_skipped():
     assert isinstance(converted, hr.optimizers.Adam)
     assert (converted.non_finite, converted.learning_rate) == ("skip", 0.125)
     assert converted.clipnorm == 2.0
-    assert [decays(wrapper, each) for each in variables.values()] == [True, False]
+    assert [has_weight_decay(wrapper, each) for each in variables.values()] == [True, False]
     with cluster(1) as strategy:
         placed = placed_like(variables, strategy)
         before = placed["bias"].read()

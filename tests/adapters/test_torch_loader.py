@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import headrace as hr
 from headrace.adapters import torch_iterator
-from headrace.adapters.torch_device import Sideways
+from headrace.adapters.torch_device_transfer import StreamTransfer
 from headrace.adapters.torch_tensors import to_tensors
 from headrace.distribute import PerReplica
 from headrace.errors import FailedPreconditionError, InvalidElementError
@@ -406,36 +406,36 @@ class RecordedStreams:
         self.log: list[Any] = []
         self.now = "main"
 
-    def new(self, device: Any) -> Any:
+    def new_stream(self, device: Any) -> Any:
         return "side"
 
     @contextlib.contextmanager
-    def using(self, stream: Any) -> Iterator[None]:
+    def use_stream(self, stream: Any) -> Iterator[None]:
         self.now, before = stream, self.now
         yield
         self.now = before
 
-    def pinned(self, tensor: Any) -> Any:
+    def pin_memory(self, tensor: Any) -> Any:
         assert self.now == "side"
         self.log.append(("pin", tensor.tolist()))
         return tensor.clone()
 
-    def mark(self, stream: Any) -> Any:
+    def record_event(self, stream: Any) -> Any:
         self.log.append(("mark", stream))
         return len(self.log)
 
-    def wait(self, device: Any, mark: Any) -> Any:
+    def wait_event(self, device: Any, mark: Any) -> Any:
         self.log.append(("wait", mark))
         return "main"
 
-    def keep(self, tensor: Any, stream: Any) -> None:
+    def record_stream(self, tensor: Any, stream: Any) -> None:
         self.log.append(("keep", tensor.tolist(), stream))
 
 
 def test_copies_are_started_ahead_and_waited_for_by_the_stream_that_computes(monkeypatch: Any):
     streams = RecordedStreams()
-    way = Sideways(torch.device("cpu"), streams)
-    monkeypatch.setattr("headrace.adapters.torch_loader.way_to", lambda device: way)
+    way = StreamTransfer(torch.device("cpu"), streams)
+    monkeypatch.setattr("headrace.adapters.torch_loader.make_transfer", lambda device: way)
     dataset = hr.Dataset.range(4).map(lambda x: {"x": x[None], "name": "n"})
     loader = hr.torch.loader(dataset, "cuda", prefetch=2)
     assert streams.log == []

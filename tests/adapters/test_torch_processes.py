@@ -212,7 +212,7 @@ def test_a_dataloader_batches_and_collates_what_a_loader_gives():
 
 def test_what_a_process_cannot_read_is_refused_in_words(monkeypatch: pytest.MonkeyPatch):
     info = SimpleNamespace(id=1, num_workers=2, seed=8)
-    for room in ("torch_passes", "torch_loader"):
+    for room in ("torch_loader_epochs", "torch_loader"):
         monkeypatch.setattr(f"headrace.adapters.{room}.get_worker_info", lambda: info)
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     steps = strategy.distribute_dataset(hr.Dataset.range(8).batch(4))
@@ -352,7 +352,7 @@ def test_a_process_that_would_read_all_of_a_service_for_itself_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ):
     info = SimpleNamespace(id=1, num_workers=2, seed=8)
-    monkeypatch.setattr("headrace.adapters.torch_passes.get_worker_info", lambda: info)
+    monkeypatch.setattr("headrace.adapters.torch_loader_epochs.get_worker_info", lambda: info)
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
         alone = dataset().apply(hr.service.distribute("distributed_epoch", cluster.target))
         with pytest.raises(FailedPreconditionError, match="give `distribute` a job_name"):

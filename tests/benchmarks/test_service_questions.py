@@ -20,7 +20,7 @@ QUESTIONS = (
     "dispatcher",
     "exactly_once",
     "exactly_once_bytes",
-    "killed_workers",
+    "worker_kills",
     "latencies",
     "ordered",
     "ordered_shuffled",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.frame import bound_of, bound_of_save
+from headrace.cli.dispatcher_frame import find_bottleneck, find_save_bottleneck
 from headrace.service.messages import ClientStatus, IterationStatus, StepStatus, TaskStatus
 
 
@@ -52,8 +52,8 @@ def reading(clients=(0.0,), tasks=(0.0,), units=(), **fields):
     ],
 )
 def test_the_bound_and_what_would_help(given, by, advice):
-    found = bound_of(given)
-    assert by in found.by
+    found = find_bottleneck(given)
+    assert by in found.location
     assert advice in found.advice
 
 
@@ -68,11 +68,11 @@ def test_the_bound_and_what_would_help(given, by, advice):
     ],
 )
 def test_a_save_is_not_bound_by_nobody_who_reads(given, by):
-    assert by in bound_of_save(given).by
+    assert by in find_save_bottleneck(given).location
 
 
 def test_of_a_pass_that_is_over_or_has_just_begun_nothing_is_said():
-    assert bound_of(reading(finished=True)) is None
-    assert bound_of(reading(clients=(1.0,), elapsed_seconds=1.0)) is None
-    assert bound_of_save(reading(clients=(), finished=True)) is None
-    assert bound_of_save(reading(clients=(), elapsed_seconds=1.0)) is None
+    assert find_bottleneck(reading(finished=True)) is None
+    assert find_bottleneck(reading(clients=(1.0,), elapsed_seconds=1.0)) is None
+    assert find_save_bottleneck(reading(clients=(), finished=True)) is None
+    assert find_save_bottleneck(reading(clients=(), elapsed_seconds=1.0)) is None

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.cli.asking import Look, SeenServer
-from headrace.cli.inspect import render_look
-from headrace.coordinator.status import CoordinatorStatus, RunningFunction, WorkerStatus
+from headrace.cli.inspect import render_snapshot
+from headrace.cli.status_client import ServerSnapshot, StatusSnapshot
+from headrace.coordinator.status import CoordinatorStatus, RunningFunction, TrainingWorkerStatus
 from headrace.parameter_server.messages import ServerStatus
 
 FRAMES = Path(__file__).parent / "frames"
@@ -34,54 +34,60 @@ SERVER = ServerStatus(
 )
 
 BUSY = CoordinatorStatus(
-    waiting=1200,
-    unsettled=1206,
-    finished=45_678,
-    gap=5,
+    num_waiting=1200,
+    num_unfinished=1206,
+    num_finished=45_678,
+    staleness_gap=5,
     failure="ValueError: the loss is not finite\nand more",
     workers=(
-        WorkerStatus(
+        TrainingWorkerStatus(
             worker=0,
             address="10.0.0.1:2222",
-            is_there=True,
-            seconds=7990.0,
-            in_flight=4,
+            is_connected=True,
+            seconds_in_state=7990.0,
+            num_in_flight=4,
             running=(("train_step", 0.32), ("evaluate", 12.0), ("train_step", 0.1)),
-            finished=30_000,
+            num_finished=30_000,
         ),
-        WorkerStatus(
+        TrainingWorkerStatus(
             worker=1,
             address="10.0.0.2:2222",
-            is_there=False,
-            seconds=12.0,
+            is_connected=False,
+            seconds_in_state=12.0,
             reason="10.0.0.2:2222 refuses connections\nfor now",
-            finished=15_678,
-            losses=2,
+            num_finished=15_678,
+            num_losses=2,
         ),
-        WorkerStatus(worker=2, address="10.0.0.3:2222", is_there=True, seconds=3.0, in_flight=2),
+        TrainingWorkerStatus(
+            worker=2,
+            address="10.0.0.3:2222",
+            is_connected=True,
+            seconds_in_state=3.0,
+            num_in_flight=2,
+        ),
     ),
-    seconds_up=8000.0,
-    in_flight=6,
+    uptime_seconds=8000.0,
+    num_in_flight=6,
     finished_per_second=482.0,
-    returned=45_680,
-    failed=1,
-    retried=3,
-    workers_lost=2,
-    largest_gap=8,
+    num_returned=45_680,
+    num_failed=1,
+    num_retried=3,
+    num_workers_lost=2,
+    max_staleness_gap=8,
     staleness=8,
-    longest=RunningFunction(name="evaluate", worker=0, seconds=12.0, usual=0.9),
+    longest_running=RunningFunction(name="evaluate", worker=0, seconds=12.0, median_seconds=0.9),
     servers=("10.0.0.9:2222", "10.0.0.8:2222"),
 )
 SERVERS = (
-    SeenServer("10.0.0.9:2222", SERVER),
-    SeenServer("10.0.0.8:2222", None, "10.0.0.8:2222 refuses connections"),
+    ServerSnapshot("10.0.0.9:2222", SERVER),
+    ServerSnapshot("10.0.0.8:2222", None, "10.0.0.8:2222 refuses connections"),
 )
-NOW = Look(BUSY, 50.0, SERVERS)
-BEFORE = Look(
+NOW = StatusSnapshot(BUSY, 50.0, SERVERS)
+BEFORE = StatusSnapshot(
     msgspec.structs.replace(BUSY, finished_per_second=600.0),
     48.0,
     (
-        SeenServer(
+        ServerSnapshot(
             "10.0.0.9:2222",
             msgspec.structs.replace(
                 SERVER,
@@ -94,10 +100,12 @@ BEFORE = Look(
         SERVERS[1],
     ),
 )
-QUIET = Look(CoordinatorStatus(waiting=0, unsettled=0, finished=0, gap=0), 1.0)
+QUIET = StatusSnapshot(
+    CoordinatorStatus(num_waiting=0, num_unfinished=0, num_finished=0, staleness_gap=0), 1.0
+)
 
 
-def another_life(look: Look) -> Look:
+def another_life(look: StatusSnapshot) -> StatusSnapshot:
     first = look.servers[0]
     assert first.status is not None
     status = msgspec.structs.replace(first.status, state_id="b", requests=10**6)
@@ -111,44 +119,52 @@ def another_life(look: Look) -> Look:
         ("coordinator_busy", NOW, None, 120),
         ("coordinator_falling", NOW, BEFORE, 120),
         ("coordinator_narrow", NOW, BEFORE, 50),
-        ("server", Look(SERVER, 50.0), Look(SERVER, 48.0), 120),
+        ("server", StatusSnapshot(SERVER, 50.0), StatusSnapshot(SERVER, 48.0), 120),
     ],
 )
-def test_a_status_looks_as_it_did(name: str, look: Look, previous: Look | None, width: int):
+def test_a_status_looks_as_it_did(
+    name: str, look: StatusSnapshot, previous: StatusSnapshot | None, width: int
+):
     path = FRAMES / f"{name}.txt"
-    frame = render_look(look, previous, width)
+    frame = render_snapshot(look, previous, width)
     if os.environ.get("UPDATE_FRAMES"):
         path.write_text(frame)
     assert frame == path.read_text()
 
 
 def test_rates_of_a_server_that_was_started_again_are_those_since_then():
-    assert render_look(NOW, another_life(BEFORE), 200) == render_look(
+    assert render_snapshot(NOW, another_life(BEFORE), 200) == render_snapshot(
         NOW, replace(BEFORE, servers=()), 200
     )
 
 
 @pytest.mark.parametrize("width", [1, 20, 79, 200])
 def test_no_line_is_wider_than_the_terminal(width: int):
-    frame = render_look(NOW, BEFORE, width)
+    frame = render_snapshot(NOW, BEFORE, width)
     assert all(len(line) <= max(3, width) for line in frame.splitlines())
 
 
 def test_short_medians_are_milliseconds():
-    longest = RunningFunction(name="step", worker=0, seconds=1.0, usual=0.00042)
-    frame = render_look(Look(msgspec.structs.replace(BUSY, longest=longest), 0.0), None, 120)
+    longest = RunningFunction(name="step", worker=0, seconds=1.0, median_seconds=0.00042)
+    frame = render_snapshot(
+        StatusSnapshot(msgspec.structs.replace(BUSY, longest_running=longest), 0.0), None, 120
+    )
     assert "step on worker 0 for 1.0 s; 0.42 ms in the median" in frame
 
 
 def test_a_long_reason_hides_no_column():
     worker = msgspec.structs.replace(BUSY.workers[1], reason="it was not heard of, " * 10)
-    frame = render_look(Look(msgspec.structs.replace(BUSY, workers=(worker,)), 0.0), None, 120)
+    frame = render_snapshot(
+        StatusSnapshot(msgspec.structs.replace(BUSY, workers=(worker,)), 0.0), None, 120
+    )
     [line] = [line for line in frame.splitlines() if line.startswith("1 at ")]
     assert line.endswith("...    0  15,678     2   12 s")
 
 
 def test_names_that_users_chose_move_no_cursor():
     longest = RunningFunction(name="evil\x1b[2Jname", worker=0, seconds=1.0)
-    frame = render_look(Look(msgspec.structs.replace(BUSY, longest=longest), 0.0), None, 120)
+    frame = render_snapshot(
+        StatusSnapshot(msgspec.structs.replace(BUSY, longest_running=longest), 0.0), None, 120
+    )
     assert "\x1b" not in frame
     assert "evil?[2Jname" in frame

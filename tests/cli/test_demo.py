@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.cli.demo import _BATCHES_BEFORE_KILL, Epoch, Kill, _ending
+from headrace.cli.demo import _BATCHES_BEFORE_KILL, EpochStats, WorkerKill, _summarize
 from headrace.cli.digits_data import BATCH_SIZE
 
 
@@ -34,7 +34,7 @@ def test_the_demo_trains_survives_a_kill_and_says_so():
 
 
 def epoch(visits, by_worker, batches=_BATCHES_BEFORE_KILL):
-    return Epoch(visits=Counter(visits), batches=batches, by_worker=by_worker)
+    return EpochStats(visits=Counter(visits), batches=batches, by_worker=by_worker)
 
 
 class Cluster:
@@ -50,30 +50,30 @@ class Cluster:
 
 def test_a_worker_is_killed_once_and_only_when_both_have_delivered_a_batch():
     cluster = Cluster()
-    kill = Kill(cluster)
-    assert not kill.consider(epoch({}, {"a:1": 512, "b:1": BATCH_SIZE - 1}))
-    assert not kill.consider(epoch({}, {"a:1": 256, "b:1": 256}, _BATCHES_BEFORE_KILL - 1))
-    assert not kill.was_done
-    assert kill.consider(epoch({}, {"a:1": 256, "b:1": 256}))
-    assert not kill.consider(epoch({}, {"a:1": 512, "b:1": 512}))
-    assert kill.was_done
+    kill = WorkerKill(cluster)
+    assert not kill.kill_if_due(epoch({}, {"a:1": 512, "b:1": BATCH_SIZE - 1}))
+    assert not kill.kill_if_due(epoch({}, {"a:1": 256, "b:1": 256}, _BATCHES_BEFORE_KILL - 1))
+    assert not kill.is_done
+    assert kill.kill_if_due(epoch({}, {"a:1": 256, "b:1": 256}))
+    assert not kill.kill_if_due(epoch({}, {"a:1": 512, "b:1": 512}))
+    assert kill.is_done
     assert cluster.killed == [0]
 
 
 def test_what_the_other_worker_delivered_after_the_kill_is_counted():
-    kill = Kill(Cluster())
+    kill = WorkerKill(Cluster())
     assert kill.delivered_since(epoch({}, {"b:1": 9})) == 0
-    kill.consider(epoch({}, {"a:1": 256, "b:1": 256}))
+    kill.kill_if_due(epoch({}, {"a:1": 256, "b:1": 256}))
     assert kill.delivered_since(epoch({}, {"a:1": 300, "b:1": 256})) == 0
     assert kill.delivered_since(epoch({}, {"a:1": 300, "b:1": 700})) == 444
 
 
 def test_only_what_was_lost_is_explained():
     whole, less = Counter(range(4)), Counter(range(3))
-    assert _ending(epoch(whole, {}), 4) == (
+    assert _summarize(epoch(whole, {}), 4) == (
         "training went on, and the epoch ended: 0 of 4 lost (nothing comes twice)"
     )
-    assert _ending(epoch(less, {}), 4).endswith(
+    assert _summarize(epoch(less, {}), 4).endswith(
         "1 of 4 examples were lost with worker w0 (what it had taken and not delivered; nothing "
         "comes twice)"
     )

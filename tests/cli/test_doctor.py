@@ -15,24 +15,24 @@ from headrace.transport.security import Security, new_keys
 
 
 def finding(subject):
-    [found] = [found for found in doctor.findings() if found.subject == subject]
+    [found] = [found for found in doctor.check_host() if found.subject == subject]
     return found
 
 
 def test_on_a_machine_that_can_run_headrace_nothing_is_broken():
-    assert [f for f in doctor.findings() if f.verdict is doctor.Verdict.BROKEN] == []
+    assert [f for f in doctor.check_host() if f.severity is doctor.Severity.ERROR] == []
 
 
 def test_every_finding_that_is_not_fine_says_what_to_do():
     assert [
-        f for f in doctor.findings() if f.verdict is not doctor.Verdict.FINE and not f.remedy
+        f for f in doctor.check_host() if f.severity is not doctor.Severity.OK and not f.remedy
     ] == []
 
 
 def test_a_low_limit_on_open_files_would_hurt(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
     found = finding("open files")
-    assert found.verdict is doctor.Verdict.SLOW
+    assert found.severity is doctor.Severity.WARNING
     assert "256" in found.found
     assert "ulimit -n" in found.remedy
 
@@ -43,7 +43,7 @@ def test_a_machine_without_memory_files_is_told_how_data_goes_instead(monkeypatc
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     found = finding("memory between processes")
-    assert found.verdict is doctor.Verdict.SLOW
+    assert found.severity is doctor.Severity.WARNING
     assert "sockets" in found.remedy
 
 
@@ -56,7 +56,7 @@ def no_loopback(monkeypatch):
 
 
 def test_a_machine_without_loopback_cannot_run_headrace(no_loopback):
-    assert finding("ports on loopback").verdict is doctor.Verdict.BROKEN
+    assert finding("ports on loopback").severity is doctor.Severity.ERROR
 
 
 def test_the_command_fails_when_something_is_broken(no_loopback):
@@ -80,22 +80,22 @@ def test_in_a_narrow_terminal_what_is_to_be_typed_is_not_cut(monkeypatch, column
 
 
 def test_keras_and_lz4_are_looked_for():
-    assert {"keras", "lz4"} <= {found.subject for found in doctor.findings()}
+    assert {"keras", "lz4"} <= {found.subject for found in doctor.check_host()}
 
 
 @pytest.mark.parametrize(
     ("text", "verdict", "words"),
     [
-        ("max 100000\n", doctor.Verdict.FINE, "no limit"),
-        ("50000 100000\n", doctor.Verdict.SLOW, "0.5 cores"),
-        ("unreadable", doctor.Verdict.FINE, "none is set"),
+        ("max 100000\n", doctor.Severity.OK, "no limit"),
+        ("50000 100000\n", doctor.Severity.WARNING, "0.5 cores"),
+        ("unreadable", doctor.Severity.OK, "none is set"),
     ],
 )
 def test_a_quota_below_the_cores_would_hurt(tmp_path, text, verdict, words):
     limits = tmp_path / "cpu.max"
     limits.write_text(text)
     found = doctor._quota(limits)
-    assert (found.verdict, words in found.found) == (verdict, True)
+    assert (found.severity, words in found.found) == (verdict, True)
 
 
 def test_a_dispatcher_that_is_not_there_is_broken_and_the_remedy_asks_the_right_questions():

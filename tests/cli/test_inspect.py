@@ -245,9 +245,9 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def is_over(ours: int, heard: Heard, seconds: float = 20.0) -> bool:
     found: list[bool] = []
-    with top._screen():
+    with top._open_screen():
         looking = threading.Thread(
-            target=lambda: found.append(top._is_over(heard, seconds))  # type: ignore[arg-type]
+            target=lambda: found.append(top._wait_for_quit(heard, seconds))  # type: ignore[arg-type]
         )
         looking.start()
         looking.join(10.0)
@@ -272,6 +272,6 @@ def test_the_end_of_the_terminal_is_the_end(ours: int, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("key", "leaves"), [(b"q", True), (b"\x04", True), (b"x", False)])
 def test_some_keys_leave_and_others_do_nothing(ours: int, key: bytes, leaves: bool) -> None:
-    with top._screen():
+    with top._open_screen():
         os.write(ours, key)
-        assert top._is_over(Heard(), 0.3) is leaves  # type: ignore[arg-type]
+        assert top._wait_for_quit(Heard(), 0.3) is leaves  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.tables import letters
+from headrace.cli.formatting import density_bar
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from headrace.cli.tables import letters
 def test_the_largest_is_the_darkest_and_only_nothing_is_empty(
     values: tuple[float, ...], shown: str
 ):
-    assert letters(values) == shown
+    assert density_bar(values) == shown

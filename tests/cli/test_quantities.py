@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.tables import bytes_of, duration, number, plural, printable, rate
+from headrace.cli.formatting import (
+    escape_controls,
+    format_bytes,
+    format_duration,
+    format_number,
+    format_rate,
+    pluralize,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,8 +24,8 @@ from headrace.cli.tables import bytes_of, duration, number, plural, printable, r
     ],
 )
 def test_numbers_have_as_many_places_as_matter(value, written):
-    assert number(value) == written
-    assert rate(value) == f"{written}/s"
+    assert format_number(value) == written
+    assert format_rate(value) == f"{written}/s"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +33,7 @@ def test_numbers_have_as_many_places_as_matter(value, written):
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (123_400_000, "123 MB"), (2e18, "2,000 PB")],
 )
 def test_bytes(value, written):
-    assert bytes_of(value) == written
+    assert format_bytes(value) == written
 
 
 @pytest.mark.parametrize(
@@ -42,14 +49,14 @@ def test_bytes(value, written):
     ],
 )
 def test_times_have_the_two_units_that_matter(seconds, written):
-    assert duration(seconds) == written
+    assert format_duration(seconds) == written
 
 
 def test_nouns():
-    assert plural(1, "pass", "passes") == "1 pass"
-    assert plural(1200, "pass", "passes") == "1,200 passes"
-    assert plural(0, "worker") == "0 workers"
+    assert pluralize(1, "pass", "passes") == "1 pass"
+    assert pluralize(1200, "pass", "passes") == "1,200 passes"
+    assert pluralize(0, "worker") == "0 workers"
 
 
 def test_what_would_move_the_cursor_is_not_printed():
-    assert printable("a\x1b[2Jb\nc\u202e") == "a?[2Jb?c?"
+    assert escape_controls("a\x1b[2Jb\nc\u202e") == "a?[2Jb?c?"

@@ -318,7 +318,7 @@ def test_metrics_are_served_when_asked_for(run):
     command = run("dispatcher", "--port", "0", "--metrics-port", "0")
     [at] = command.find(r"metrics at (http://\S+)")
     with urlopen(at[1]) as answer:
-        assert b"headrace_splits_granted_total" in answer.read()
+        assert b"headrace_splits_assigned_total" in answer.read()
     assert command.end(signal.SIGTERM) == 0
 
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from headrace.cli import running
-from headrace.cli.running import Signals
+from headrace.cli import run_server
+from headrace.cli.run_server import Signals
 from headrace.serving.life_cycle import LifeCycle
 
 
@@ -51,7 +51,7 @@ def test_the_handlers_from_before_are_back_afterwards():
 
 FORKING = """
 import os, signal, time
-from headrace.cli.running import Signals
+from headrace.cli.run_server import Signals
 
 with Signals() as signals:
     begun, begins = os.pipe()
@@ -83,7 +83,7 @@ def send():
 parent = os.getpid()
 os.register_at_fork(after_in_child=send)  # before anybody else's
 
-from headrace.cli.running import Signals
+from headrace.cli.run_server import Signals
 
 with Signals() as signals:
     child = os.fork()
@@ -205,7 +205,7 @@ class Late(LifeCycle):
         raise AssertionError("it was stopped before")
 
 
-class SignalThatCameAtOnce(running.Signals):
+class SignalThatCameAtOnce(run_server.Signals):
     def __enter__(self):
         super().__enter__()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -213,8 +213,8 @@ class SignalThatCameAtOnce(running.Signals):
 
 
 def test_a_signal_that_comes_before_the_server_starts_is_no_failure(monkeypatch, capsys):
-    monkeypatch.setattr(running, "Signals", SignalThatCameAtOnce)
+    monkeypatch.setattr(run_server, "Signals", SignalThatCameAtOnce)
     server = Late()
-    running.run_server("worker", server, lambda: server.address)
+    run_server.run_server("worker", server, lambda: server.address)
     assert capsys.readouterr().out == "worker stopped\n"
     assert server.is_stopped

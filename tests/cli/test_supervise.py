@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from headrace.cli import running
-from headrace.cli.running import run_children
+from headrace.cli import run_server
+from headrace.cli.run_server import run_children
 
 pytestmark = pytest.mark.heavy
 
@@ -25,14 +25,14 @@ def test_a_child_that_fails_by_itself_is_reported_and_the_command_fails(capfd):
 
 @pytest.mark.timeout(120)
 def test_a_stop_signal_stops_the_children(monkeypatch, capfd):
-    class SignalThatCameAtOnce(running.Signals):
+    class SignalThatCameAtOnce(run_server.Signals):
         def __enter__(self):
             super().__enter__()
             os.kill(os.getpid(), signal.SIGTERM)
             return self
 
-    monkeypatch.setattr(running, "Signals", SignalThatCameAtOnce)
+    monkeypatch.setattr(run_server, "Signals", SignalThatCameAtOnce)
     worker = ["worker", "--with-parent", "--dispatcher", "127.0.0.1:1"]
     # They have to start before they can stop: where the machine is busy that takes a while.
-    assert run_children([worker, worker], patience=60.0) == 0
+    assert run_children([worker, worker], drain_timeout=60.0) == 0
     assert capfd.readouterr().out.count("worker stopped") == 2

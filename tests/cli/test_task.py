@@ -104,17 +104,17 @@ def test_a_worker_comes_by_itself_and_shows_what_it_does(run):  # noqa: F811
         [metrics] = command.find(r"metrics at (http://\S+)/metrics")
         with urlopen(f"{metrics[1]}/metrics") as page:
             text = page.read().decode()
-        assert "headrace_closure_worker_greeted 1.0" in text
+        assert "headrace_closure_worker_connected 1.0" in text
         assert "headrace_closure_worker_functions_total 1.0" in text
         with urlopen(f"{metrics[1]}/readyz") as page:
             assert page.read() == b"ready\n"
         assert command.end(signal.SIGTERM) == 0
-        wait_until(lambda: not coordinator.status().workers[0].is_there)
+        wait_until(lambda: not coordinator.status().workers[0].is_connected)
 
 
 def test_a_worker_that_is_started_again_is_to_be_found_at_its_address():
-    place, port = task._place(None, 0, restart=True)
+    place, port = task._listen_address(None, 0, restart=True)
     assert place == f"127.0.0.1:{port}"
     assert port
-    assert task._place("::1", 0, restart=False) == ("[::1]:0", 0)
-    assert task._place("10.0.0.1", 7000, restart=True) == ("10.0.0.1:7000", 7000)
+    assert task._listen_address("::1", 0, restart=False) == ("[::1]:0", 0)
+    assert task._listen_address("10.0.0.1", 7000, restart=True) == ("10.0.0.1:7000", 7000)

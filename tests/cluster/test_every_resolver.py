@@ -85,7 +85,7 @@ def kubernetes():
 
 @pytest.fixture
 def ray(monkeypatch):
-    monkeypatch.setattr(headrace.cluster.ray, "MeetingPlace", test_ray.Place)
+    monkeypatch.setattr(headrace.cluster.ray, "AddressRegistry", test_ray.Place)
     known = {
         (name, index): SPEC.task_address(name, index)
         for name in SPEC.jobs

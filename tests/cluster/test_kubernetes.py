@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from headrace.cluster.kubernetes import in_number_order
+from headrace.cluster.kubernetes import natural_sort_key
 from headrace.distribute import KubernetesClusterResolver
 from headrace.errors import (
     FailedPreconditionError,
@@ -240,6 +240,6 @@ def test_wrong_arguments_are_named(arguments, kind, words):
 
 def test_numbers_in_names_count_as_numbers():
     names = ["w-10", "w-2", "w-02", "w", "w-2-b", "2", "v-3", "w-a"]
-    assert sorted(names, key=in_number_order) == [
+    assert sorted(names, key=natural_sort_key) == [
         "2", "v-3", "w", "w-02", "w-2", "w-2-b", "w-10", "w-a",
     ]  # fmt: skip

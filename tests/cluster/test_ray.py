@@ -43,7 +43,7 @@ class Place:
 @pytest.fixture
 def be(monkeypatch):
     """Makes this process the actor of a name, on a host; "" is the driver."""
-    monkeypatch.setattr(headrace.cluster.ray, "MeetingPlace", Place)
+    monkeypatch.setattr(headrace.cluster.ray, "AddressRegistry", Place)
     monkeypatch.setattr(Place, "known", {})
 
     def become(actor, host="10.0.0.1"):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import headrace as hr
-from headrace.cluster.resolver import load, wait_for
+from headrace.cluster.resolver import import_package, wait_for
 from headrace.cluster.spec import check_task, is_chief, rank, workers
 from headrace.distribute import ClusterSpec, SimpleClusterResolver, UnionResolver
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
@@ -299,7 +299,7 @@ def test_another_error_is_no_reason_to_wait(clock):
 
 
 def test_a_package_is_returned_with_its_module_imported():
-    assert load("json.tool", needed_by="this test") is json
+    assert import_package("json.tool", needed_by="this test") is json
     assert "json.tool" in sys.modules
 
 
@@ -309,4 +309,4 @@ def test_one_that_is_missing_is_named_with_who_needs_it_and_what_to_install(monk
     monkeypatch.setitem(sys.modules, module, None)
     words = rf"Resolver needs the package {package}, .*'headrace\[{package}\]', or else"
     with pytest.raises(FailedPreconditionError, match=words):
-        load(module, needed_by="Resolver", instead=", or else")
+        import_package(module, needed_by="Resolver", instead=", or else")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from headrace.cluster.slurm import hosts_of, tasks_on_nodes
+from headrace.cluster.slurm import parse_hosts, parse_tasks_per_node
 from headrace.distribute import SlurmClusterResolver
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 
@@ -46,13 +46,13 @@ def step(monkeypatch):
     ],
 )
 def test_lists_of_nodes(text, hosts):
-    assert hosts_of(text) == hosts
+    assert parse_hosts(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[]", "n[3-1]", "n[a]", "", "a,,b", "n]1[", "n[1-2]]"])
 def test_what_is_no_list_of_nodes_is_refused(text):
     with pytest.raises(InvalidArgumentError, match="Slurm nodes"):
-        hosts_of(text)
+        parse_hosts(text)
 
 
 @pytest.mark.catalogue("3.27.31")
@@ -67,12 +67,12 @@ def test_what_is_no_list_of_nodes_is_refused(text):
     ],
 )
 def test_tasks_of_nodes(text, counts):
-    assert tasks_on_nodes(text) == counts
+    assert parse_tasks_per_node(text) == counts
 
 
 def test_what_is_no_count_of_tasks_is_refused():
     with pytest.raises(InvalidArgumentError, match=r"as in '3\(x2\),1'"):
-        tasks_on_nodes("3x2")
+        parse_tasks_per_node("3x2")
 
 
 @pytest.mark.catalogue("1.10.5", "3.27.32", "3.27.33")

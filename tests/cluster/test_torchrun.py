@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cluster.torchrun import exchange
+from headrace.cluster.torchrun import exchange_addresses
 from headrace.distribute import TorchrunClusterResolver
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from headrace.transport.address import find_stable_port
@@ -68,7 +68,9 @@ def exchange_all(store, addresses, seconds=30.0):
     found = {}
 
     def run(rank):
-        found[rank] = exchange(store, rank, len(addresses), addresses[rank], seconds=seconds)
+        found[rank] = exchange_addresses(
+            store, rank, len(addresses), addresses[rank], seconds=seconds
+        )
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(addresses))]
     for thread in reversed(threads):
@@ -95,9 +97,9 @@ def test_a_rank_that_does_not_come_is_named():
     with pytest.raises(
         UnavailableError, match=r"no addresses of all 3 ranks of torchrun after 0.05 s: rank 1, 2 "
     ):
-        exchange(DictStore(), 0, 3, "a:1", seconds=0.05)
+        exchange_addresses(DictStore(), 0, 3, "a:1", seconds=0.05)
     with pytest.raises(UnavailableError, match="rank 0 has not said where it listens"):
-        exchange(DictStore(), 1, 3, "a:1", seconds=0.05)
+        exchange_addresses(DictStore(), 1, 3, "a:1", seconds=0.05)
 
 
 def test_one_process_is_a_worker_and_needs_no_store(world):

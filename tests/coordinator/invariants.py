@@ -4,48 +4,48 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headrace.coordinator.closure import Phase
+from headrace.coordinator.closure import ClosurePhase
 from headrace.coordinator.closure_queue import ClosureQueue
 
 
 def check(queue: ClosureQueue, staleness: int | None = None) -> None:
     """Raise AssertionError if the queue contradicts itself."""
-    unsettled = queue.unsettled
-    assert all(number >= queue.low for number in unsettled)
-    assert queue.low == queue.last + 1 or queue.low in unsettled
+    unsettled = queue.unfinished
+    assert all(number >= queue.low_watermark for number in unsettled)
+    assert queue.low_watermark == queue.last_number + 1 or queue.low_watermark in unsettled
     places: Counter[int] = Counter()
-    for load in queue.loads:
-        for closure in load.running.values():
-            assert closure.phase is Phase.SENT
+    for load in queue.worker_pool:
+        for closure in load.in_flight.values():
+            assert closure.phase is ClosurePhase.SENT
             assert (closure.worker, closure.session) == (load.worker, load.session)
-            if closure.home is None:
+            if closure.pinned_worker is None:
                 places[closure.number] += 1
-                assert staleness is None or queue.low >= closure.number - staleness
+                assert staleness is None or queue.low_watermark >= closure.number - staleness
             else:
-                assert closure.home == load.worker
-        begun = [each for each in load.running.values() if each.begun_at is not None]
-        assert len(begun) >= min(load.threads, len(load.running))
-    for closures in queue._fenced.values():
+                assert closure.pinned_worker == load.worker
+        begun = [each for each in load.in_flight.values() if each.started_at is not None]
+        assert len(begun) >= min(load.threads, len(load.in_flight))
+    for closures in queue._awaiting_fence.values():
         for closure in closures:
-            assert closure.phase is Phase.FENCED
+            assert closure.phase is ClosurePhase.FENCING
             places[closure.number] += 1
-    heap = [closure for _, closure in queue._ready._heap if closure.phase is Phase.READY]
+    heap = [closure for _, closure in queue._ready._heap if closure.phase is ClosurePhase.READY]
     assert len({id(each) for each in heap}) == len(heap)
     for closure in heap:
         places[closure.number] += 1
     waiting = 0
     for number, closure in unsettled.items():
         assert closure.number == number
-        assert closure.home is None
-        if closure.phase in (Phase.HELD, Phase.SETTLING):
+        assert closure.pinned_worker is None
+        if closure.phase in (ClosurePhase.WAITING_FOR_INPUTS, ClosurePhase.COMPLETING):
             assert places[number] == 0
             places[number] += 1
-        waiting += closure.phase in (Phase.HELD, Phase.READY)
-        if closure.phase in (Phase.HELD, Phase.READY):
+        waiting += closure.phase in (ClosurePhase.WAITING_FOR_INPUTS, ClosurePhase.READY)
+        if closure.phase in (ClosurePhase.WAITING_FOR_INPUTS, ClosurePhase.READY):
             assert not closure.result.is_ready
-        if closure.phase is Phase.HELD:
-            assert closure.missing > 0
-        if closure.phase is Phase.SETTLING:
+        if closure.phase is ClosurePhase.WAITING_FOR_INPUTS:
+            assert closure.num_unready_inputs > 0
+        if closure.phase is ClosurePhase.COMPLETING:
             assert closure.result.is_ready
     assert places == Counter(dict.fromkeys(unsettled, 1))
     assert waiting == queue.num_waiting
@@ -56,18 +56,24 @@ def check(queue: ClosureQueue, staleness: int | None = None) -> None:
 
 def _check_settling(queue: ClosureQueue, staleness: int | None) -> None:
     """Servers are told of ends a little later where nobody waits for it, and only there."""
-    settling = queue._settling
-    assert all(number >= queue.first for number in unended(queue))
+    settling = queue._key_cleanup
+    assert all(number >= queue.first_unended for number in unended(queue))
     for number in settling._numbers:
-        assert queue.unsettled[number].phase is Phase.SETTLING
-        assert not queue.unsettled[number].is_off
+        assert queue.unfinished[number].phase is ClosurePhase.COMPLETING
+        assert not queue.unfinished[number].is_cancelled
     if settling._numbers:
         assert staleness is None
         assert queue.failure is None
         least = min(settling._numbers)
-        assert not any(least <= number < queue.first for number in settling._awaited)
+        assert not any(
+            least <= number < queue.first_unended for number in settling._awaited_numbers
+        )
 
 
 def unended(queue: ClosureQueue) -> list[int]:
     """Return the numbers of closures that have not ended."""
-    return [number for number, each in queue.unsettled.items() if each.phase is not Phase.SETTLING]
+    return [
+        number
+        for number, each in queue.unfinished.items()
+        if each.phase is not ClosurePhase.COMPLETING
+    ]

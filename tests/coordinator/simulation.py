@@ -18,33 +18,33 @@ from typing import Any
 
 import msgspec
 
-from headrace.coordinator.agenda import Agenda, Task
-from headrace.coordinator.closure import Closure, Payload, Result
+from headrace.coordinator.closure import Closure, ClosureResult, Payload
 from headrace.coordinator.closure_queue import ClosureQueue
-from headrace.coordinator.coordination import Coordination
+from headrace.coordinator.coordinator_core import CoordinatorCore
 from headrace.coordinator.messages import (
-    Attend,
-    Call,
-    CallOff,
-    Forget,
-    Function,
-    Greet,
-    Greeted,
+    AcknowledgeResult,
+    AwaitSessionEnd,
+    CallSpec,
+    CancelClosure,
+    EndSession,
+    FetchedResult,
+    FetchResult,
     LoadFunction,
-    Ran,
-    Received,
-    Release,
-    Resource,
-    Run,
-    Taken,
-    TakeResult,
-    Work,
+    PackedFunction,
+    ReleaseResources,
+    RunClosure,
+    RunReply,
+    SessionStarted,
+    StartSession,
+    WorkerCall,
+    WorkerResource,
 )
+from headrace.coordinator.worker_queue import WorkerQueue, WorkerTask
 from headrace.errors import AbortedError, CancelledError, HeadraceError, UnavailableError
 from headrace.parameter_server.specs import WriteKey
 from headrace.parameter_server.write_context import ClosureRun, WriteContext
 from headrace.parameter_server.write_keys import WriteKeys
-from headrace.serving.call import Done
+from headrace.serving.rpc import Done
 from headrace.transport.envelope import decode_error, encode_error
 from tests.coordinator.invariants import check
 from tests.coordinator.replicated_store import GoneError, TwoServers
@@ -52,9 +52,10 @@ from tests.simulation.kernel import SILENCE_TIMEOUT, Process, Simulation, requir
 from tests.simulation.network import Conditions, Link, Network, Request
 
 FUNCTIONS = [
-    Function(b"function%d" % number, f"function {number}", Payload(b"code")) for number in range(3)
+    PackedFunction(b"function%d" % number, f"function {number}", Payload(b"code"))
+    for number in range(3)
 ]
-ITERATOR = Function(b"iterator", "iterator", Payload(b"code"))
+ITERATOR = PackedFunction(b"iterator", "iterator", Payload(b"code"))
 
 
 @dataclass
@@ -214,8 +215,8 @@ class WorkerProcess(Process):
         self.network.listen(self, self.address, self._handle)
 
     def _forget_session(self) -> None:
-        self.session: Greet | None = None
-        self.agenda: Agenda[Callable[[Any], None]] = Agenda()
+        self.session: StartSession | None = None
+        self.agenda: WorkerQueue[Callable[[Any], None]] = WorkerQueue()
         self.functions: set[bytes] = set()
         self.attending: list[Callable[[Any], None]] = []
         self.iterators: dict[int, int] = {}
@@ -223,38 +224,38 @@ class WorkerProcess(Process):
     def _handle(self, request: Request) -> None:
         """Do what is asked, or say why not."""
         message, answer = request.message, request.reply
-        if isinstance(message, Greet):
+        if isinstance(message, StartSession):
             self._end_session()
             self._forget_session()
             self.session = message
             self.servers = ServerClient(self, message.session)
-            answer(Greeted())
+            answer(SessionStarted())
             return
         if self.session is None or self.session.session != message.session:
             answer(AbortedError("another session"))
             return
         match message:
-            case Attend():
+            case AwaitSessionEnd():
                 self.attending.append(answer)
             case LoadFunction():
                 self.functions.add(message.digest)
                 answer(Done())
-            case Run():
+            case RunClosure():
                 self.agenda.add(message, [], answer)
                 self._start_next()
-            case CallOff():
-                reply, others = self.agenda.call_off(message)
+            case CancelClosure():
+                reply, others = self.agenda.cancel(message)
                 for request_of_other, ran in others:
                     request_of_other(ran)
-                if reply.is_dropped and message.how == "abandon":
+                if reply.is_dropped and message.mode == "abandon":
                     self._start_next()
                 answer(reply)
-            case TakeResult():
-                answer(Taken(value=self.agenda.values[message.number].data))
-            case Received():
-                self.agenda.values.pop(message.number)
+            case FetchResult():
+                answer(FetchedResult(value=self.agenda.results[message.number].data))
+            case AcknowledgeResult():
+                self.agenda.results.pop(message.number)
                 answer(Done())
-            case Release() | Forget():
+            case ReleaseResources() | EndSession():
                 answer(Done())
 
     def _end_session(self) -> None:
@@ -264,7 +265,7 @@ class WorkerProcess(Process):
             answer(AbortedError("another session"))
 
     def _start_next(self) -> None:
-        while len(self.agenda.running) < self.threads and (task := self.agenda.begin_next()):
+        while len(self.agenda.running) < self.threads and (task := self.agenda.start_next()):
             assert self.session is not None
             self._go_on(self._steps(task, self.session, self.agenda, self.servers))
 
@@ -276,24 +277,24 @@ class WorkerProcess(Process):
 
     def _steps(
         self,
-        task: Task[Callable[[Any], None]],
-        session: Greet,
-        agenda: Agenda[Any],
+        task: WorkerTask[Callable[[Any], None]],
+        session: StartSession,
+        agenda: WorkerQueue[Any],
         servers: ServerClient,
     ) -> Iterator[float]:
-        cluster, run, iterators = self.cluster, task.run, self.iterators
+        cluster, run, iterators = self.cluster, task.message, self.iterators
         if run.digest not in self.functions:
-            self._end(task, agenda, Ran(lacks_function=True))
+            self._end(task, agenda, RunReply(is_function_missing=True))
             return
-        attempt = task.attempt = WriteContext(
-            ClosureRun(session.incarnation, run.number, session.session)
+        attempt = task.write_context = WriteContext(
+            ClosureRun(session.term, run.number, session.session)
         )
-        if task.is_refused:
-            task.refuse()
+        if task.writes_rejected:
+            task.reject_writes()
         yield self.simulation.random.expovariate(1 / cluster.mean_seconds)
-        if run.keeps:
-            iterators[run.keeps] = int(run.arguments or b"0")
-            self._end(task, agenda, Ran())
+        if run.resource:
+            iterators[run.resource] = int(run.arguments or b"0")
+            self._end(task, agenda, RunReply())
             return
         plan = cluster.plans[run.number]
         cluster.note_first_read(run.number)
@@ -326,22 +327,24 @@ class WorkerProcess(Process):
         value = (
             b"%d" % run.number if drawn is None else b"%d:%d:%d" % (run.number, self.number, drawn)
         )
-        ran = Ran(
+        ran = RunReply(
             value=value,
             error=b"" if error is None else encode_error(error),
             nbytes=1 << 20 if plan.is_large and error is None else 0,
-            wrote=attempt.has_written,
-            steps=step if session.gathers and plan.steps and error is None else b"",
+            has_written=attempt.has_written,
+            optimizer_steps=step
+            if session.collects_steps and plan.steps and error is None
+            else b"",
             seconds=0.01,
-            states={} if drawn is None else {1: b"%d" % iterators[1]},
+            iterator_states={} if drawn is None else {1: b"%d" % iterators[1]},
         )
         self._end(task, agenda, ran)
 
-    def _end(self, task: Task[Any], agenda: Agenda[Any], ran: Ran) -> None:
-        if not agenda.end(task):
+    def _end(self, task: WorkerTask[Any], agenda: WorkerQueue[Any], ran: RunReply) -> None:
+        if not agenda.finish(task):
             return
         if ran.nbytes:
-            agenda.values[task.run.number] = Payload(ran.value)
+            agenda.results[task.message.number] = Payload(ran.value)
             ran = msgspec.structs.replace(ran, value=b"")
         if task.request is not None:
             task.request(ran)
@@ -358,12 +361,12 @@ class CoordinatorProcess(Process):
         check: Called after each step of the core.
     """
 
-    def __init__(self, network: Network, core: Coordination, check: Callable[[], None]) -> None:
+    def __init__(self, network: Network, core: CoordinatorCore, check: Callable[[], None]) -> None:
         super().__init__(network, "coordinator")
         self.core = core
         self._check = check
         self.links: dict[int, Link] = {}
-        self._calls: dict[int, dict[int, Call]] = {}
+        self._calls: dict[int, dict[int, WorkerCall]] = {}
         self._servers = ServerClient(self, "coordinator")
 
     def add_worker(self, address: str) -> int:
@@ -375,12 +378,12 @@ class CoordinatorProcess(Process):
 
     def _answered(self, worker: int, ticket: int, answer: Any, content: Any) -> None:
         call = self._calls[worker].pop(ticket)
-        self.core.answered(worker, call.message, answer, (), self.simulation.now)
+        self.core.handle_reply(worker, call.message, answer, (), self.simulation.now)
         self.act()
 
     def _lost(self, worker: int, error: UnavailableError) -> None:
         self._calls[worker].clear()
-        self.core.lost(worker, error, self.simulation.now)
+        self.core.worker_lost(worker, error, self.simulation.now)
         self.act()
 
     def woken(self) -> None:
@@ -389,31 +392,33 @@ class CoordinatorProcess(Process):
     def act(self) -> None:
         """Carry out what the core wants, as the I/O thread does."""
         queue, simulation = self.core.queue, self.simulation
-        actions = self.core.act(simulation.now)
+        actions = self.core.take_actions(simulation.now)
         self._check()
         for call in actions.calls:
             self.log("calls", call.worker, call.message)
             self._calls[call.worker][self.links[call.worker].send(call.message)] = call
         for session in actions.fences:
-            self._tell_servers(
+            self._notify_servers(
                 lambda store, session=session: store.keys.fence(1, session),
-                lambda session=session: queue.fenced(session, simulation.now),
+                lambda session=session: queue.worker_fenced(session, simulation.now),
             )
-        if (complete := actions.round) is not None:
-            self._tell_servers(
-                lambda store: store.push_round(complete.last, complete.steps),
-                lambda: queue.pushed(simulation.now),
+        if (complete := actions.round_push) is not None:
+            self._notify_servers(
+                lambda store: store.push_round(complete.last_number, complete.optimizer_steps),
+                lambda: queue.round_pushed(simulation.now),
             )
-        if actions.settles:
-            numbers = list(actions.settles)
-            self._tell_servers(
-                lambda store, below=queue.low: store.keys.forget_closures(1, tuple(numbers), below),
-                lambda: queue.settled(numbers, simulation.now),
+        if actions.key_cleanups:
+            numbers = list(actions.key_cleanups)
+            self._notify_servers(
+                lambda store, below=queue.low_watermark: store.keys.forget_closures(
+                    1, tuple(numbers), below
+                ),
+                lambda: queue.write_keys_forgotten(numbers, simulation.now),
             )
         if actions.wake_in < 1e6:
             self.wake_in(actions.wake_in + 1e-4)
 
-    def _tell_servers(self, do: Callable[[Store], None], then: Callable[[], None]) -> None:
+    def _notify_servers(self, do: Callable[[Store], None], then: Callable[[], None]) -> None:
         def answered(answer: Any) -> None:
             then()
             self.act()
@@ -431,7 +436,7 @@ class Cluster:
         staleness: As in the queue.
         round_size: As in the queue; closures take a step each then.
         replicas: Whether the store is on two servers, which crash.
-        settle_within: As in the queue.
+        key_cleanup_delay: As in the queue.
         mean_seconds: How long a closure runs, on average.
     """
 
@@ -444,7 +449,7 @@ class Cluster:
         staleness: int | None = None,
         round_size: int | None = None,
         replicas: bool = False,
-        settle_within: float = 0.0,
+        key_cleanup_delay: float = 0.0,
         mean_seconds: float = 0.05,
     ) -> None:
         self.simulation = Simulation(seed)
@@ -454,23 +459,23 @@ class Cluster:
         self.mean_seconds = mean_seconds
         self.plans: dict[int, Plan] = {}
         self.told: dict[int, int] = {}
-        self.results: dict[int, Result] = {}
+        self.results: dict[int, ClosureResult] = {}
         self.worst_gap = 0
         self.queue = ClosureQueue(
             staleness=staleness,
             round_size=round_size,
             threads=threads,
-            settle_within=settle_within,
+            key_cleanup_delay=key_cleanup_delay,
         )
-        self.core = Coordination(
+        self.core = CoordinatorCore(
             self.queue,
-            greeting=Greet(
+            session_request=StartSession(
                 cluster_id="c",
-                incarnation=1,
+                term=1,
                 session=0,
                 worker=0,
                 threads=threads,
-                gathers=round_size is not None,
+                collects_steps=round_size is not None,
             ),
             read_error=decode_error,
         )
@@ -484,7 +489,9 @@ class Cluster:
         self.coordinator.start()
         for _ in range(num_workers):
             self.add_worker(threads)
-        self.core.define(Resource(1, "iterator", ITERATOR, lambda state: Payload(state or b"0")))
+        self.core.define_resource(
+            WorkerResource(1, "iterator", ITERATOR, lambda state: Payload(state or b"0"))
+        )
         self.coordinator.act()
 
     def add_worker(self, threads: int) -> None:
@@ -498,10 +505,10 @@ class Cluster:
         found: Store = self.servers.contents
         return found
 
-    def schedule(self, plan: Plan, inputs: tuple[Result, ...] = ()) -> Closure:
-        work = Work(self.simulation.random.choice(FUNCTIONS))
+    def schedule(self, plan: Plan, inputs: tuple[ClosureResult, ...] = ()) -> Closure:
+        work = CallSpec(self.simulation.random.choice(FUNCTIONS))
         closure = Closure("step", work, inputs)
-        number = self.queue.last + 1
+        number = self.queue.last_number + 1
         self.plans[number] = plan
         closure.result = self.results[number] = _CountedResult(number, self.told)
         self.queue.schedule(closure, self.simulation.now)
@@ -563,7 +570,7 @@ class Cluster:
         self.network.reset(self.simulation.random.choice(self.workers))
 
 
-class _CountedResult(Result):
+class _CountedResult(ClosureResult):
     """A result that counts how often it is told."""
 
     __slots__ = ("_number", "_told")
@@ -572,7 +579,7 @@ class _CountedResult(Result):
         super().__init__()
         self._number, self._told = number, told
 
-    def tell(self, payload: Payload | None, error: Exception | None = None) -> bool:
-        is_first = super().tell(payload, error)
+    def resolve(self, payload: Payload | None, error: Exception | None = None) -> bool:
+        is_first = super().resolve(payload, error)
         self._told[self._number] = self._told.get(self._number, 0) + is_first
         return is_first

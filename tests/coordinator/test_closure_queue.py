@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from headrace.coordinator.closure import CallOff, Closure, Decided, How, Payload, RemoteValueStatus
+from headrace.coordinator.closure import (
+    CancelAction,
+    CancelMode,
+    Closure,
+    Payload,
+    QueueActions,
+    RemoteValueStatus,
+)
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.errors import (
     CancelledError,
@@ -32,7 +39,7 @@ class Driver:
         self.sessions: dict[int, int] = {}
         #: Numbers of closures that each worker has.
         self.at: dict[int, list[int]] = {}
-        self.last = Decided()
+        self.last = QueueActions()
         self._to_settle: list[int] = []
         for worker in range(num_workers):
             self.came(worker)
@@ -41,7 +48,7 @@ class Driver:
         self.sessions[worker] = self._next_session
         self._next_session += 1
         self.at[worker] = []
-        self.queue.worker_came(worker, self.sessions[worker])
+        self.queue.worker_connected(worker, self.sessions[worker])
         self.decide()
 
     def schedule(self, **fields: Any) -> Closure:
@@ -50,11 +57,11 @@ class Driver:
         self.decide()
         return closure
 
-    def decide(self, after: float = 0.0) -> Decided:
+    def decide(self, after: float = 0.0) -> QueueActions:
         self.now += after
-        self.last = decided = self.queue.decide(self.now)
+        self.last = decided = self.queue.take_actions(self.now)
         check(self.queue, self.staleness)
-        self._to_settle += decided.settles
+        self._to_settle += decided.key_cleanups
         for send in decided.sends:
             assert send.session == self.sessions[send.worker]
             self.at[send.worker].append(send.closure.number)
@@ -63,7 +70,7 @@ class Driver:
     def settle(self) -> None:
         """Have the servers forget all keys that they are to forget."""
         numbers, self._to_settle = self._to_settle, []
-        self.queue.settled(numbers, self.now)
+        self.queue.write_keys_forgotten(numbers, self.now)
         self.decide()
 
     def ends(
@@ -72,14 +79,14 @@ class Driver:
         self.at[worker].remove(number)
         value = None if error else VALUE
         session = self.sessions[worker]
-        assert self.queue.returned(
-            session, number, value, error, wrote=wrote, seconds=1.0, now=self.now
+        assert self.queue.closure_returned(
+            session, number, value, error, has_written=wrote, seconds=1.0, now=self.now
         )
         self.decide()
 
     def dropped(self, worker: int, number: int) -> None:
         self.at[worker].remove(number)
-        self.queue.called_off(self.sessions[worker], number, is_dropped=True, now=self.now)
+        self.queue.cancel_answered(self.sessions[worker], number, is_dropped=True, now=self.now)
         self.decide()
 
     def lose(self, worker: int) -> None:
@@ -88,14 +95,14 @@ class Driver:
         fences = self.decide().fences
         assert fences == [self.sessions[worker]]
         self.at[worker] = []
-        self.queue.fenced(fences[0], self.now)
+        self.queue.worker_fenced(fences[0], self.now)
         self.decide()
 
     def raised(self) -> Exception:
         """Return the error that is raised now."""
         failure = self.queue.take_failure()
         assert failure is not None
-        return failure.to_raise()
+        return failure.build_error()
 
 
 def _fetch(closure: Closure) -> Payload | None:
@@ -125,7 +132,7 @@ def test_a_lost_worker_is_fenced_before_its_closures_go_elsewhere():
     driver.queue.worker_lost(0)
     assert driver.decide().fences == [1]
     assert driver.last.sends == []
-    driver.queue.fenced(1, driver.now)
+    driver.queue.worker_fenced(1, driver.now)
     (send,) = driver.decide().sends
     assert (send.closure, send.worker) == (closure, 1)
 
@@ -134,8 +141,8 @@ def test_what_a_lost_worker_says_later_changes_nothing():
     driver = Driver(2)
     closure = driver.schedule()
     driver.lose(0)
-    was_heard = driver.queue.returned(
-        1, closure.number, Payload(b"old"), None, wrote=True, seconds=1.0, now=0.0
+    was_heard = driver.queue.closure_returned(
+        1, closure.number, Payload(b"old"), None, has_written=True, seconds=1.0, now=0.0
     )
     assert not was_heard
     driver.ends(1, closure.number)
@@ -146,10 +153,10 @@ def test_a_closure_is_over_only_when_the_servers_have_forgotten_its_keys():
     driver = Driver()
     closure = driver.schedule()
     driver.ends(0, closure.number, wrote=True)
-    assert driver.last.settles == [closure.number]
+    assert driver.last.key_cleanups == [closure.number]
     assert closure.result.is_ready, "its value is here all the same"
     assert not driver.queue.is_drained
-    driver.queue.settled([closure.number], driver.now)
+    driver.queue.write_keys_forgotten([closure.number], driver.now)
     assert driver.queue.is_drained
 
 
@@ -175,9 +182,9 @@ def test_after_an_error_what_runs_may_write_no_more_and_is_waited_for():
     driver = Driver(2)
     first, second, third = (driver.schedule() for _ in range(3))
     driver.ends(0, first.number, ValueError("Some error."))
-    assert driver.last.calls_off == [CallOff(second.number, 1, 2, How.REFUSE)]
+    assert driver.last.cancels == [CancelAction(second.number, 1, 2, CancelMode.REJECT_WRITES)]
     assert not driver.queue.is_drained
-    driver.queue.called_off(2, second.number, is_dropped=False, now=driver.now)
+    driver.queue.cancel_answered(2, second.number, is_dropped=False, now=driver.now)
     driver.ends(1, second.number, CancelledError("Fake cancellation error."))
     assert driver.queue.is_drained
     assert str(driver.raised()) == "Some error."
@@ -198,14 +205,16 @@ def test_what_still_runs_ten_seconds_after_an_error_is_given_up():
     driver.ends(0, failing.number, ValueError("Some error."))
     assert driver.last.wake_in == pytest.approx(10.0)
     driver.decide(after=9.9)
-    assert not driver.last.calls_off
+    assert not driver.last.cancels
     driver.decide(after=0.2)
-    assert driver.last.calls_off == [CallOff(long.number, 1, 2, How.ABANDON)]
+    assert driver.last.cancels == [CancelAction(long.number, 1, 2, CancelMode.ABANDON)]
     with pytest.raises(CancelledError, match=CANCELLED):
         _fetch(long)
     driver.dropped(1, long.number)
-    assert driver.last.settles == [long.number], "what it wrote stays, and its keys are forgotten"
-    driver.queue.settled([long.number], driver.now)
+    assert driver.last.key_cleanups == [long.number], (
+        "what it wrote stays, and its keys are forgotten"
+    )
+    driver.queue.write_keys_forgotten([long.number], driver.now)
     assert driver.queue.is_drained
 
 
@@ -228,7 +237,7 @@ def test_closures_of_one_worker_come_first_there_and_nobody_waits_for_them():
     busy = [driver.schedule(), driver.schedule()]
     plain = driver.schedule()
     mine = Closure("dataset")
-    driver.queue.keep_at(1, mine)
+    driver.queue.schedule_on(1, mine)
     driver.decide()
     assert driver.at == {0: [busy[0].number], 1: [busy[1].number, mine.number]}
     driver.ends(0, busy[0].number)
@@ -243,7 +252,7 @@ def test_closures_of_one_worker_come_first_there_and_nobody_waits_for_them():
 def test_what_a_lost_worker_kept_is_not_dealt_to_others():
     driver = Driver(2)
     mine = Closure("dataset")
-    driver.queue.keep_at(0, mine)
+    driver.queue.schedule_on(0, mine)
     driver.decide()
     driver.lose(0)
     assert driver.at == {0: [], 1: []}
@@ -251,15 +260,15 @@ def test_what_a_lost_worker_kept_is_not_dealt_to_others():
 
 @pytest.mark.catalogue("2.8.26", "4.3.16")
 def test_a_full_queue_has_no_room_until_a_worker_takes_one_and_takes_back_all_the_same():
-    driver = Driver(1, most_queued=2)
+    driver = Driver(1, max_queued=2)
     running, *_ = (driver.schedule() for _ in range(3))
-    assert not driver.queue.has_room
+    assert not driver.queue.has_capacity
     driver.lose(0)
     assert driver.queue.num_waiting == 3
     driver.came(0)
-    assert not driver.queue.has_room
+    assert not driver.queue.has_capacity
     driver.ends(0, running.number)
-    assert driver.queue.has_room
+    assert driver.queue.has_capacity
 
 
 @pytest.mark.catalogue("1.9.3")
@@ -310,7 +319,7 @@ def test_a_running_closure_that_is_cancelled_has_its_error_at_once_and_frees_its
     assert driver.queue.cancel(running, driver.now)
     assert isinstance(running.result.error, CancelledError)
     driver.decide()
-    assert driver.last.calls_off == [CallOff(running.number, 0, 1, How.ABANDON)]
+    assert driver.last.cancels == [CancelAction(running.number, 0, 1, CancelMode.ABANDON)]
     assert driver.at[0] == [running.number]
     driver.dropped(0, running.number)
     assert driver.at[0] == [waiting.number]
@@ -322,7 +331,7 @@ def test_a_cancelled_closure_of_a_lost_worker_does_not_run_again():
     driver.queue.cancel(closure, driver.now)
     driver.lose(0)
     assert driver.at == {0: [], 1: []}
-    driver.queue.settled([closure.number], driver.now)
+    driver.queue.write_keys_forgotten([closure.number], driver.now)
     assert driver.queue.is_drained
 
 
@@ -340,7 +349,7 @@ def test_staleness_holds_a_closure_until_those_before_it_are_over(staleness: int
     worker = next(each for each in driver.at if driver.at[each] == [closures[0].number])
     driver.ends(worker, closures[0].number, wrote=True)
     assert driver.queue.num_waiting == 4 - staleness, "its keys are not settled"
-    driver.queue.settled([1], driver.now)
+    driver.queue.write_keys_forgotten([1], driver.now)
     driver.decide()
     assert driver.queue.num_waiting < 4 - staleness
 
@@ -350,13 +359,13 @@ def test_a_timeout_counts_from_when_it_runs_and_is_an_error():
     first, second = driver.schedule(), driver.schedule(timeout=2.0)
     assert driver.at[0] == [1, 2]
     driver.decide(after=5.0)
-    assert not driver.last.calls_off
+    assert not driver.last.cancels
     driver.ends(0, first.number)
     driver.decide(after=1.0)
     assert not second.result.is_ready
     driver.decide(after=1.1)
     assert isinstance(second.result.error, DeadlineExceededError)
-    assert driver.last.calls_off == [CallOff(2, 0, 1, How.ABANDON)]
+    assert driver.last.cancels == [CancelAction(2, 0, 1, CancelMode.ABANDON)]
     driver.dropped(0, 2)
     with pytest.raises(DeadlineExceededError, match=r"took longer than its timeout of 2 s on"):
         raise driver.raised()
@@ -374,7 +383,7 @@ def test_a_closure_that_ends_its_worker_each_time_fails_after_its_retries():
     with pytest.raises(UnavailableError, match="was lost with its worker 3 times"):
         _fetch(poison)
     assert isinstance(bystander.result.error, CancelledError), "cancelled, not lost too often"
-    assert bystander.losses == 0
+    assert bystander.num_losses == 0
 
 
 def test_what_waits_behind_a_long_closure_is_asked_back_for_an_idle_worker():
@@ -386,7 +395,7 @@ def test_what_waits_behind_a_long_closure_is_asked_back_for_an_idle_worker():
     driver.ends(1, last.number)
     assert 0 < driver.last.wake_in < 0.1
     driver.decide(after=0.1)
-    assert driver.last.calls_off == [CallOff(waiting.number, 0, 1, How.RECALL)]
+    assert driver.last.cancels == [CancelAction(waiting.number, 0, 1, CancelMode.RECALL)]
     driver.dropped(0, waiting.number)
     assert driver.at == {0: [long.number], 1: [waiting.number]}
 
@@ -395,14 +404,16 @@ def test_a_worker_gets_more_of_short_closures_and_fewer_again_of_long_ones():
     driver = Driver(1, in_flight=2)
     for _ in range(200):
         driver.schedule()
-    load = next(iter(driver.queue.loads))
+    load = next(iter(driver.queue.worker_pool))
     for _ in range(20):
         number = driver.at[0].pop(0)
-        driver.queue.returned(1, number, VALUE, None, wrote=False, seconds=5e-4, now=0.0)
+        driver.queue.closure_returned(
+            1, number, VALUE, None, has_written=False, seconds=5e-4, now=0.0
+        )
         driver.decide()
-    assert len(load.running) == 20
+    assert len(load.in_flight) == 20
     number = driver.at[0].pop(0)
-    driver.queue.returned(1, number, VALUE, None, wrote=False, seconds=0.5, now=0.0)
+    driver.queue.closure_returned(1, number, VALUE, None, has_written=False, seconds=0.5, now=0.0)
     driver.decide()
     assert load.window == 2
 
@@ -421,14 +432,14 @@ def test_workers_that_have_as_much_to_do_take_turns():
 def test_a_worker_that_leaves_ends_what_runs_and_gives_back_what_waits():
     driver = Driver(2, in_flight=2)
     closures = [driver.schedule() for _ in range(4)]
-    assert not driver.queue.worker_leaves(0)
+    assert not driver.queue.drain_worker(0)
     driver.decide()
-    assert [each.how for each in driver.last.calls_off] == [How.RECALL, How.RECALL]
-    driver.queue.called_off(1, closures[0].number, is_dropped=False, now=0.0)
+    assert [each.mode for each in driver.last.cancels] == [CancelMode.RECALL, CancelMode.RECALL]
+    driver.queue.cancel_answered(1, closures[0].number, is_dropped=False, now=0.0)
     driver.dropped(0, closures[2].number)
-    assert not driver.queue.worker_leaves(0)
+    assert not driver.queue.drain_worker(0)
     driver.ends(0, closures[0].number)
-    assert driver.queue.worker_leaves(0)
+    assert driver.queue.drain_worker(0)
     driver.ends(1, closures[1].number)
     assert driver.at == {0: [], 1: [closures[3].number, closures[2].number]}
 
@@ -439,9 +450,9 @@ def test_without_servers_that_answer_the_error_says_so_and_the_queue_goes_on():
     driver.queue.worker_lost(0)
     driver.decide()
     gone = UnavailableError("parameter server 1 at a:1 is gone")
-    driver.queue.fenced(1, driver.now, gone)
+    driver.queue.worker_fenced(1, driver.now, gone)
     driver.decide()
     assert closure.result.error is gone
     assert isinstance(driver.raised(), HeadraceError)
-    driver.queue.settled([closure.number], driver.now)
+    driver.queue.write_keys_forgotten([closure.number], driver.now)
     assert driver.queue.is_drained

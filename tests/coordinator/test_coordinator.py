@@ -183,7 +183,7 @@ def test_timeouts_are_checked(coordinator: ClusterCoordinator, value: Any):
 
 @pytest.mark.catalogue("2.8.2", "3.1.30")
 def test_a_queue_of_two_takes_many():
-    with coordinating(most_queued=2) as coordinator:
+    with coordinating(max_queued=2) as coordinator:
         values = [coordinator.schedule(lambda n: n, (n,)) for n in range(200)]
         assert coordinator.fetch(values) == list(range(200))
 
@@ -192,7 +192,7 @@ def test_a_queue_of_two_takes_many():
 def test_a_long_wait_says_for_what(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
-    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.1)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.1)
     monkeypatch.setattr("headrace.serving.session_runner._SLICE_SECONDS", 0.05)
     release = threading.Event()
     shared_here["release"] = release

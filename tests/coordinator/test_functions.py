@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.coordinator import packing as functions
-from headrace.coordinator.packing import Loads
+from headrace.coordinator.packing import LoadedFunctions
 from tests.coordinator.in_process import SECONDS, coordinating
 
 SIZE = 1 << 20
@@ -22,7 +22,7 @@ def kept(loads, count):
 
 
 def test_least_recently_used_functions_are_dropped_beyond_the_bytes():
-    loads = Loads(max_bytes=100)
+    loads = LoadedFunctions(max_bytes=100)
     for number in range(4):
         loads.put(b"%d" % number, "f", [b"x" * 10, b"y" * 15])
     assert kept(loads, 4) == [0, 1, 2, 3]
@@ -34,7 +34,7 @@ def test_least_recently_used_functions_are_dropped_beyond_the_bytes():
 
 
 def test_one_function_is_kept_however_large_it_is():
-    loads = Loads(max_bytes=100)
+    loads = LoadedFunctions(max_bytes=100)
     loads.put(b"0", "f", [b"x" * 1000])
     assert kept(loads, 1) == [0]
     loads.put(b"1", "f", [b"x" * 1000])

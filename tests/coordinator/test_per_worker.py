@@ -16,7 +16,7 @@ from headrace.coordinator import (
     RemoteValueStatus,
     get_current_worker_index,
 )
-from headrace.coordinator.current import Resources, Running, running
+from headrace.coordinator.closure_context import RunningClosure, SessionResources, current_closure
 from headrace.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -31,7 +31,7 @@ def test_each_worker_reads_the_whole_of_a_per_worker_dataset():
     # As many elements as functions: one worker may run them all while the other makes its own.
     for made in (hr.Dataset.range(6), lambda: hr.Dataset.range(6)):
         with coordinating(2, closures_in_flight=1) as coordinator:
-            wait_until(lambda c=coordinator: all(each.is_there for each in c.status().workers))
+            wait_until(lambda c=coordinator: all(each.is_connected for each in c.status().workers))
             iterator = iter(coordinator.create_per_worker_dataset(made))
             seen: dict[int, list[int]] = {0: [], 1: []}
             for _ in range(6):
@@ -162,11 +162,11 @@ def test_what_nobody_holds_is_let_go_by_workers(coordinator: ClusterCoordinator)
     for _ in range(5):
         iterator = iter(dataset)
         coordinator.fetch([coordinator.schedule(take_next, (iterator,)) for _ in range(3)])
-    held = coordinator._shell.core.resources
+    held = coordinator._runner.core.resources
     assert len(held) <= 6
     del iterator
     gc.collect()
-    coordinator._shell.wake()
+    coordinator._runner.wake()
     wait_until(lambda: len(held) == 1)
     last = coordinator.schedule(take_next, (iter(dataset),))
     assert last.fetch(SECONDS) == 0, "held as long as a function needs it"
@@ -199,12 +199,12 @@ def test_values_for_each_worker(coordinator: ClusterCoordinator):
 
 def test_a_worker_without_a_value_of_its_own_says_so():
     values = pickle.dumps(PerWorkerValues(["first", "second"]))
-    token = running.set(Running(2, Resources(), is_alone=True))
+    token = current_closure.set(RunningClosure(2, SessionResources(), is_only_thread=True))
     try:
         with pytest.raises(FailedPreconditionError, match="has 2 values, and none for worker 2"):
             pickle.loads(values)
     finally:
-        running.reset(token)
+        current_closure.reset(token)
 
 
 def test_threads_of_a_worker_share_an_iterator():

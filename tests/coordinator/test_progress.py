@@ -7,16 +7,16 @@ import random
 
 import pytest
 
-from headrace.coordinator.shared_dataset import Progress
+from headrace.coordinator.shared_dataset import EpochProgress
 
 
-def read(progress: Progress, elements: list[int], count: int) -> list[tuple[int, int]]:
+def read(progress: EpochProgress, elements: list[int], count: int) -> list[tuple[int, int]]:
     """Read elements of a reader whose place is the number of its next element."""
     found = []
     for _ in range(count):
-        if progress.wants_mark:
-            progress.mark(len(elements))
-        number = progress.read()
+        if progress.wants_position:
+            progress.record_position(len(elements))
+        number = progress.record_read()
         elements.append(len(elements))
         if number is not None:
             found.append((number, elements[-1]))
@@ -27,32 +27,32 @@ def read(progress: Progress, elements: list[int], count: int) -> list[tuple[int,
 def test_what_was_not_used_comes_again_and_nothing_else(seed: int):
     rng = random.Random(seed)
     used: set[int] = set()
-    progress, start = Progress(3), 0
+    progress, start = EpochProgress(3), 0
     for _ in range(6):
         elements = list(range(start))
         under_way: list[tuple[int, int]] = []
         for _ in range(rng.randrange(40)):
             under_way += read(progress, elements, rng.randrange(20))
             if rng.random() < 0.3:
-                progress.state()
+                progress.get_state()
             rng.shuffle(under_way)
             for _ in range(rng.randrange(1 + len(under_way))):
                 number, element = under_way.pop()
                 assert element not in used
-                progress.use([number])
+                progress.mark_used([number])
                 used.add(element)
-        place, ranges = json.loads(json.dumps(progress.state()))
+        place, ranges = json.loads(json.dumps(progress.get_state()))
         assert place <= min(set(range(2000)) - used)
-        progress, start = Progress(3, ranges), place
-        progress.mark(place)
+        progress, start = EpochProgress(3, ranges), place
+        progress.record_position(place)
     left = [element for _, element in read(progress, list(range(start)), 2000 - start)]
     assert sorted([*left, *used]) == list(range(2000))
 
 
 def test_places_are_asked_for_once_and_from_the_first_state_on_now_and_then():
-    progress = Progress(0)
+    progress = EpochProgress(0)
     elements: list[int] = []
-    progress.use([number for number, _ in read(progress, elements, 1000)])
-    assert progress.state() == (0, [[0, 1000]])
-    progress.use([number for number, _ in read(progress, elements, 100)])
-    assert progress.state() == (1064, [[0, 36]])
+    progress.mark_used([number for number, _ in read(progress, elements, 1000)])
+    assert progress.get_state() == (0, [[0, 1000]])
+    progress.mark_used([number for number, _ in read(progress, elements, 100)])
+    assert progress.get_state() == (1064, [[0, 36]])

@@ -29,7 +29,7 @@ def _plan(chance: random.Random, *, may_fail: bool = False) -> Plan:
 def _drained(seed: int, count: int, **options: Any) -> Iterator[Cluster]:
     """Yield a cluster whose closures, scheduled while faults are injected, are all over."""
     chance = random.Random(seed)
-    options.setdefault("settle_within", (0.0, 0.1, 1.0)[seed % 3])
+    options.setdefault("key_cleanup_delay", (0.0, 0.1, 1.0)[seed % 3])
     cluster = Cluster(seed, **options)
     with cluster.simulation.report():
         cluster.inject_faults(until=20.0, mean_seconds=chance.choice([0.2, 1.0, 5.0]))
@@ -114,7 +114,7 @@ def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_agai
         chance = random.Random(seed)
         staleness, round_size = chance.choice([(None, None), (2, None), (None, 3)])
         cluster = Cluster(
-            seed, staleness=staleness, round_size=round_size, settle_within=(0.0, 0.1)[seed % 2]
+            seed, staleness=staleness, round_size=round_size, key_cleanup_delay=(0.0, 0.1)[seed % 2]
         )
         with cluster.simulation.report():
             cluster.inject_faults(until=15.0, mean_seconds=chance.choice([0.3, 2.0]))
@@ -139,8 +139,8 @@ def _use_the_queue_until_it_fails(cluster: Cluster, chance: random.Random) -> No
             cluster.queue.cancel(chance.choice(closures), cluster.simulation.now)
         if chance.random() < 0.02:
             cluster.add_worker(1)
-        contacts = cluster.core.contacts
-        staying = [worker for worker, each in contacts.items() if not each.is_leaving]
+        contacts = cluster.core.connections
+        staying = [worker for worker, each in contacts.items() if not each.is_draining]
         if chance.random() < 0.02 and len(staying) > 1:
             cluster.core.remove_worker(chance.choice(staying))
         cluster.run_for(chance.expovariate(20))

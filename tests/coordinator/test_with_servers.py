@@ -249,7 +249,7 @@ def test_a_variable_of_each_workers_own_is_read_from_all(initial_value: Any):
             variable.assign_add(1.0)
             return hr.coordinator.get_current_worker_index()
 
-        wait_until(lambda: all(each.is_there for each in coordinator.status().workers))
+        wait_until(lambda: all(each.is_connected for each in coordinator.status().workers))
         added = [0, 0]
         for _ in range(10):
             added[coordinator.schedule(add, (own,)).fetch(SECONDS)] += 1

@@ -17,11 +17,15 @@ import headrace as hr
 from headrace.coordinator import (
     ClosureWorker,
     ClusterCoordinator,
+    coordinator_server,
     get_current_worker_index,
-    reception,
 )
 from headrace.coordinator.cluster import Workers
-from headrace.coordinator.reception import Announce, Announced, ReceptionReply
+from headrace.coordinator.coordinator_server import (
+    CoordinatorReply,
+    RegisterTrainingWorker,
+    TrainingWorkerRegistered,
+)
 from headrace.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -158,15 +162,15 @@ def test_workers_announce_themselves_to_a_coordinator_that_listens():
         address = coordinator.listen()
         with ClosureWorker(1, coordinator=address) as second:
             wait_until(lambda: coordinator.workers == {0: first.address, 1: second.address})
-            wait_until(lambda: all(each.is_there for each in coordinator.status().workers))
+            wait_until(lambda: all(each.is_connected for each in coordinator.status().workers))
             coordinator.remove_worker(0)
             coordinator.remove_worker(1)
             wait_until(lambda: coordinator.workers == {})
-            again = Announce(address=second.address, life="another process")
-            channel = zeromq.connect(address, reply_type=ReceptionReply)
+            again = RegisterTrainingWorker(address=second.address, process_id="another process")
+            channel = zeromq.connect(address, reply_type=CoordinatorReply)
             answer, _ = channel.call(again, timeout=SECONDS)
             channel.close()
-            assert answer == Announced(worker=2)
+            assert answer == TrainingWorkerRegistered(worker=2)
             assert coordinator.schedule(_where, (0.0,)).fetch(SECONDS) == 2
 
 
@@ -186,10 +190,10 @@ def test_a_worker_says_in_time_that_its_coordinator_does_not_answer(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.2)
-    monkeypatch.setattr(reception, "_EVERY_SECONDS", 0.01)
-    monkeypatch.setattr(reception.zeromq, "connect", lambda *_, **__: Silent())
-    looking = reception.Announcing("host:1", "host:2", None)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.2)
+    monkeypatch.setattr(coordinator_server, "_REGISTER_INTERVAL", 0.01)
+    monkeypatch.setattr(coordinator_server.zeromq, "connect", lambda *_, **__: Silent())
+    looking = coordinator_server.WorkerRegistration("host:1", "host:2", None)
     assert said.wait(SECONDS)
     looking.close()
     looking._thread.join(SECONDS)
@@ -201,14 +205,14 @@ def test_a_status_says_what_runs_where(coordinator: ClusterCoordinator):
     values = [coordinator.schedule(wait_for_release) for _ in range(8)]
     wait_until(lambda: sum(len(each.running) for each in coordinator.status().workers) == 2)
     status = coordinator.status()
-    assert status.unsettled == 8
-    assert status.waiting == 8 - sum(each.in_flight for each in status.workers)
+    assert status.num_unfinished == 8
+    assert status.num_waiting == 8 - sum(each.num_in_flight for each in status.workers)
     assert "wait_for_release" in status.workers[0].running[0][0]
     shared_here["release"].set()
     coordinator.fetch(values)
     coordinator.join(SECONDS)
-    assert coordinator.status().finished >= 8
-    assert coordinator.status().gap == 0
+    assert coordinator.status().num_finished >= 8
+    assert coordinator.status().staleness_gap == 0
 
 
 def _where(seconds: float) -> int:
@@ -242,7 +246,7 @@ def test_who_schedules_in_a_loop_lets_workers_begin():
         try:
             for _ in range(500):
                 coordinator.schedule(divide, (1, 1))
-            sent = coordinator._shell.core.watch.newest
+            sent = coordinator._runner.core.stats.newest_number
         finally:
             sys.setswitchinterval(before)
         coordinator.join(SECONDS)

@@ -15,7 +15,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import UserFunctionError
-from headrace.execution.build import start
+from headrace.execution.build import build_iterator
 
 Dataset = hr.Dataset
 
@@ -179,7 +179,7 @@ def test_a_signal_at_any_instant_loses_and_repeats_nothing(make):
 
 def test_where_other_work_goes_on_an_exit_is_an_error_of_the_function():
     plan = Dataset.range(5).map(lambda x: sys.exit(3) if x == 2 else x).plan
-    iterator = start(plan, contain_exits=True)
+    iterator = build_iterator(plan, contain_exits=True)
     assert [int(x) for x in iterator.next_chunk(5).rows()] == [0, 1]
     with pytest.raises(UserFunctionError, match="raised SystemExit for element 2: 3"):
         iterator.next_chunk(5)

@@ -43,7 +43,7 @@ def test_the_saved_form():
     state = iterator.get_state()
     assert state == json.loads(json.dumps(state))
     assert {key: state[key] for key in ("version", "seed", "pass")} == {
-        "version": 2,
+        "version": 3,
         "seed": 11,
         "pass": 0,
     }
@@ -217,7 +217,7 @@ def test_an_unfinished_iterator_is_quiet_at_exit():
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("state", [{"version": 2}, {"version": 2, "plan": [], "seed": 1}])
+@pytest.mark.parametrize("state", [{"version": 3}, {"version": 3, "plan": [], "seed": 1}])
 def test_a_state_that_is_not_whole_is_refused(state):
     with pytest.raises(hr.errors.FailedPreconditionError, match="'at'"):
         iter(hr.Dataset.range(3)).set_state(state)
@@ -237,15 +237,15 @@ def test_a_state_that_is_not_whole_is_refused(state):
         ({"pass": -1}, "the pass of the state is -1"),
         ({"at": {}}, r"does not say where the reading stood: `at` is \{\}; restore"),
         ({"at": 5}, "does not say where the reading stood: `at` is 5"),
-        ({"at": {"units": 3}}, "`half` is None, and must be one of in any order"),
+        ({"at": {"units": 3}}, "`half` is None, and must be one of any order"),
         ({"at": {"units": 3, "half": "left"}}, "`half` is 'left'"),
-        ({"at": {"positions": {"frontier": -3}}}, "does not say which elements were delivered"),
+        ({"at": {"positions": {"watermark": -3}}}, "does not say which elements were delivered"),
         (
-            {"at": {"positions": {"frontier": 0, "delivered": [[4, 2]]}}},
+            {"at": {"positions": {"watermark": 0, "delivered": [[4, 2]]}}},
             "does not say which elements were delivered",
         ),
         (
-            {"at": {"positions": {"frontier": 0, "parts": [[-1, 1, [[0, 1]]]]}}},
+            {"at": {"positions": {"watermark": 0, "parts": [[-1, 1, [[0, 1]]]]}}},
             "does not say which elements were delivered",
         ),
     ],

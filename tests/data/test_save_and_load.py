@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.data import unfinished
+from headrace.data import unfinished_source
 from headrace.data.saving import save_dataset
 from headrace.errors import (
     AbortedError,
@@ -31,7 +31,7 @@ from headrace.errors import (
     NotFoundError,
     UserFunctionError,
 )
-from headrace.execution.threads import LongWait
+from headrace.execution.threads import WaitWarning
 from headrace.service import LocalCluster, ShardingPolicy, distribute
 from tests.execution.battery import assert_restores_everywhere
 from tests.saved.strategies import bits, random_structure
@@ -488,7 +488,9 @@ def test_a_long_wait_says_for_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     moments = iter(range(0, 1 << 20, 6))
-    monkeypatch.setattr(unfinished, "LongWait", lambda text: LongWait(text, lambda: next(moments)))
+    monkeypatch.setattr(
+        unfinished_source, "WaitWarning", lambda text: WaitWarning(text, lambda: next(moments))
+    )
     directory = begun(tmp_path, np.int64(0))
     publish(directory, write_stream(directory, 0, [np.int64(0)]))
     iterator = iter(Dataset.load(tmp_path, wait=True).prefetch(2))

@@ -155,7 +155,7 @@ def test_workers_know_the_dispatcher_s_service_and_its_port():
 
 @each_set
 def test_probes_ask_for_pages_that_there_are(owner):
-    endpoint = Endpoint("127.0.0.1", 0, metrics=list, why_not_ready=str)
+    endpoint = Endpoint("127.0.0.1", 0, metrics=list, not_ready_reason=str)
     endpoint.close()
     container = container_of(owner)
     probes = {name: each for name, each in container.items() if name.endswith("Probe")}

@@ -26,7 +26,7 @@ from headrace.distribute import (
 )
 from headrace.element.spec import ArraySpec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.frameworks import jax_program
+from headrace.frameworks import jax_replica_program
 from tests.distribute.variables_table import check_table
 
 numbers = hr.Dataset.range
@@ -514,10 +514,12 @@ def test_what_is_not_for_a_program_says_what_to_do():
 
 def test_the_loss_of_a_process_is_told_from_other_errors():
     found = "UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer"
-    assert jax_program.is_loss(jax.errors.JaxRuntimeError(found))
-    assert jax_program.is_loss(ValueError(found))
-    assert not jax_program.is_loss(ValueError("the Gloomy: Gloo"))
-    assert not jax_program.is_loss(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"))
+    assert jax_replica_program.is_peer_loss(jax.errors.JaxRuntimeError(found))
+    assert jax_replica_program.is_peer_loss(ValueError(found))
+    assert not jax_replica_program.is_peer_loss(ValueError("the Gloomy: Gloo"))
+    assert not jax_replica_program.is_peer_loss(
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+    )
 
 
 # --- global arrays ------------------------------------------------------------------------------

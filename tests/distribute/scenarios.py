@@ -465,13 +465,13 @@ def in_a_framework(name):
         found.append((float(totals["sum"]), int(totals["rows"]), np.asarray(gathered).tolist()))
     large = np.arange(1 << 19, dtype=np.float32) * (1 + s.first_replica)
     values = {"large": large, "small": large[:3], "whole": large.astype(np.int64)}
-    made = s.run(lambda: {key: weight.framework.array(value) for key, value in values.items()})
+    made = s.run(lambda: {key: weight.framework.as_array(value) for key, value in values.items()})
     sums = s.reduce("MEAN", made)
     assert np.array_equal(np.asarray(sums["large"]), large / (1 + s.first_replica) * 1.5)
     assert np.asarray(sums["small"]).tolist() == [0.0, 1.5, 3.0]
     assert float(sums["whole"][-1]) == 1.5 * ((1 << 19) - 1)
     with s.scope():
-        half = hr.Variable(weight.framework.array(large[:2].astype(ml_dtypes.bfloat16)))
+        half = hr.Variable(weight.framework.as_array(large[:2].astype(ml_dtypes.bfloat16)))
     assert str(half.dtype).endswith("bfloat16")
     for made in (s.reduce("MEAN", s.run(half.read)), s.gather(s.run(half.read), 0)):
         assert str(made.dtype).endswith("bfloat16")
@@ -487,11 +487,11 @@ def batch_norm_of_replicas(s, x):
     def on_replica():
         number = replica().replica_id_in_sync_group
         own = slice(number * rows, (number + 1) * rows)
-        mine = s.framework.array(np.array(x)[own]).requires_grad_()
+        mine = s.framework.as_array(np.array(x)[own]).requires_grad_()
         mean, square = replica().all_reduce("MEAN", [mine.mean(0), (mine**2).mean(0)])
         normal = (mine - mean) / (square - mean**2 + 1e-3).sqrt()
         weights = np.cos(np.arange(np.size(x))).reshape(np.shape(x))[own]
-        (normal * s.framework.array(weights)).sum().backward()
+        (normal * s.framework.as_array(weights)).sum().backward()
         return mine.grad
 
     return [each.tolist() for each in s.local_results(s.run(on_replica))]
@@ -503,7 +503,7 @@ def batch_norm_of_workers(x):
 
 def large_until_an_error(said):
     s = strategy(framework="torch", timeout=60.0)
-    value = s.run(lambda: s.framework.array(np.ones(1 << 19, np.float32)))
+    value = s.run(lambda: s.framework.as_array(np.ones(1 << 19, np.float32)))
     try:
         while True:
             assert float(s.reduce("SUM", value)[0]) == s.num_replicas_in_sync

@@ -317,7 +317,7 @@ def test_the_input_context_checks_and_says_what_it_is():
         "hr.distribute.InputContext(input pipeline id 1, total: 3)"
     )
     with pytest.raises(ValueError, match=r"\(3\) cannot be divided by num_workers \(2\)"):
-        _ = InputContext(2, 0, 3).replicas_here
+        _ = InputContext(2, 0, 3).num_replicas_per_pipeline
 
 
 def test_rows_of_different_shapes_are_not_joined_and_the_error_says_which_and_what_would_do():

@@ -20,8 +20,8 @@ from headrace.distribute import (
     get_strategy,
     has_strategy,
 )
-from headrace.distribute.batch_feeds import global_batch_size
-from headrace.distribute.streams import auto_shard
+from headrace.distribute.batch_inputs import global_batch_size
+from headrace.distribute.input_streams import auto_shard
 from headrace.errors import InvalidArgumentError, OutOfRangeError
 from tests.distribute.replicas import BALANCED, mirrored, on_worker, rows, split, with_policy
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.distribute import get_replica_context, pooling, rebatch, streams
+from headrace.distribute import bag_combiner, get_replica_context, input_streams, rebatch
 from tests.distribute import replicas as r
 
 numbers = hr.Dataset.range
 
 
-@pytest.mark.parametrize("module", [pooling, rebatch, streams])
+@pytest.mark.parametrize("module", [bag_combiner, rebatch, input_streams])
 def test_examples_in_docstrings_give_what_they_say(module):
     assert doctest.testmod(module).failed == 0
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace.distribute import MirroredStrategy, get_replica_context
-from headrace.distribute.crew import Crew, Round
+from headrace.distribute.replica_threads import ReplicaStep, ReplicaThreadPool
 from headrace.errors import DeadlineExceededError, FailedPreconditionError
 from tests.distribute import scenarios
 from tests.distribute.several_workers import Workers
@@ -131,7 +131,7 @@ def test_a_wait_with_a_limit_ends_with_the_name_of_who_is_missing():
         ended.wait(30)
 
     with pytest.raises(DeadlineExceededError, match="replica 1 did not come to gradient of all_r"):
-        Crew(2).run(Round(2, function, lambda call: call()))
+        ReplicaThreadPool(2).run(ReplicaStep(2, function, lambda call: call()))
 
 
 def test_what_a_step_returned_is_freed_when_it_is_dropped():

@@ -18,8 +18,8 @@ from headrace.distribute import (
     InputReplicationMode,
 )
 from headrace.distribute.agreement import StepAgreement
-from headrace.distribute.meeting.member import Member
-from headrace.distribute.meeting.place import OwnEnd, _Meetings
+from headrace.distribute.collective_server.client import CollectiveClient
+from headrace.distribute.collective_server.server import LocalServerChannel, _SessionTable
 from headrace.errors import FailedPreconditionError
 from tests.distribute.replicas import mirrored, rows
 
@@ -120,7 +120,7 @@ class Own:
     """The way to a place in this process, on which a wait is a hundred times as short."""
 
     def __init__(self, place):
-        self._end = OwnEnd("here", place.handle)
+        self._end = LocalServerChannel("here", place.handle)
         self.send, self.close = self._end.send, self._end.close
 
     def receive(self, timeout):
@@ -153,9 +153,9 @@ def test_a_worker_that_is_interrupted_anywhere_keeps_step_with_the_other():
     while was_interrupted:
         number += 11
         interrupter, found = Interrupter(number), {0: [], 1: []}
-        place = _Meetings(["worker 0", "worker 1"])
+        place = _SessionTable(["worker 0", "worker 1"])
         members = [
-            Member(
+            CollectiveClient(
                 Own(place),
                 rank=rank,
                 names=["worker 0", "worker 1"],

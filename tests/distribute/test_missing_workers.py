@@ -333,7 +333,7 @@ def test_wrong_arguments_are_refused_at_once(arguments, error, match):
 
 
 def test_the_log_says_who_is_missing_when_a_wait_is_long(monkeypatch, caplog):
-    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.3)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.3)
     ports = free_ports(2)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     caplog.set_level(logging.WARNING)

@@ -88,7 +88,7 @@ class OthersHave:
 
     wants_spec, spec = True, None
 
-    def has_data(self, here, spec=None):
+    def any_has_data(self, here, spec=None):
         self.left -= 1
         return here or self.left >= 0
 
@@ -147,8 +147,10 @@ def test_by_data_workers_read_in_order_whatever_was_wished_for():
 def test_a_job_is_not_asked_for_its_state_before_the_user_asks(cluster, monkeypatch, request):
     """One of two clients of a job reads on alone: the other never answers for its place."""
     asked = []
-    ask = reader.gathered
-    monkeypatch.setattr(reader, "gathered", lambda *a, **k: (asked.append(1), ask(*a, **k))[1])
+    ask = reader.gather_positions
+    monkeypatch.setattr(
+        reader, "gather_positions", lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
+    )
     data = numbers(60).batch(6).apply(shared(cluster, request.node.name))
     for options, here in ((BALANCED, 1), (InputOptions(), 1)):
         distributed = DistributedDataset(data, InputContext(2, 0, 2 * here), options)

@@ -12,8 +12,8 @@ from headrace.distribute import rebatch
 from headrace.distribute.rebatch import (
     ceil_split,
     ceil_steps,
+    piece_size,
     rotated_batch_sizes,
-    size_of_piece,
 )
 
 
@@ -93,7 +93,7 @@ def test_no_replica_is_idle_for_good(size, replicas):
     sizes = sizes_of_worker(size, 1, replicas, 0)
     steps = range(replicas)
     rows = [
-        sum(size_of_piece(sizes, step * replicas + replica) for step in steps)
+        sum(piece_size(sizes, step * replicas + replica) for step in steps)
         for replica in range(replicas)
     ]
     assert min(rows) > 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.element.memory import fresh, fresh_copy, fresh_rows
+from headrace.element.memory import allocate_array, copy_array, copy_rows
 from headrace.element.stack import join
 
 LARGE = 1 << 20
@@ -21,7 +21,7 @@ def begins_at(array: np.ndarray) -> int:
 def test_a_large_array_begins_at_a_multiple_of_64_bytes(dtype):
     dtype = np.dtype(dtype)
     rows = LARGE // dtype.itemsize // 7 + 1
-    made = [fresh((rows, 7), dtype) for _ in range(3)]
+    made = [allocate_array((rows, 7), dtype) for _ in range(3)]
     for each in made:
         assert (each.shape, each.dtype, begins_at(each)) == ((rows, 7), dtype, 0)
         assert each.flags.c_contiguous
@@ -32,15 +32,15 @@ def test_a_large_array_begins_at_a_multiple_of_64_bytes(dtype):
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,)])
 @pytest.mark.parametrize("dtype", ["f4", "O", "V0", RECORD])
 def test_a_small_array_is_as_any_other(shape, dtype):
-    made = fresh(shape, np.dtype(dtype))
+    made = allocate_array(shape, np.dtype(dtype))
     assert (made.shape, made.dtype) == (shape, np.dtype(dtype))
 
 
 def test_large_arrays_of_objects_hold_objects():
     words = np.array([f"word {n}" for n in range(LARGE // 8)], object)
-    assert fresh_copy(words).tolist() == words.tolist()
+    assert copy_array(words).tolist() == words.tolist()
     few = np.arange(LARGE // 8) % 5
-    assert fresh_rows(words, few).tolist() == [words[n] for n in few]
+    assert copy_rows(words, few).tolist() == [words[n] for n in few]
 
 
 TABLES = {
@@ -59,31 +59,31 @@ def test_rows_are_those_that_take_gives(name, shape):
     table = TABLES[name]
     chance = np.random.default_rng(0)
     indices = chance.integers(0, len(table), shape)
-    made = fresh_rows(table, indices)
+    made = copy_rows(table, indices)
     expected = table.take(indices, axis=0)
     assert (made.shape, made.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_array_equal(made, expected)
     assert not np.shares_memory(made, table)
     if made.nbytes >= LARGE and name != "numbers":
         assert begins_at(made) == 0
-    np.testing.assert_array_equal(fresh_copy(table), table)
+    np.testing.assert_array_equal(copy_array(table), table)
 
 
 @pytest.mark.parametrize("indices", [[0] * 63 + [40], [40] * 64, [0] * 63 + [-41]])
 def test_an_index_without_a_row_is_an_error(indices):
     with pytest.raises(IndexError):
-        fresh_rows(TABLES["floats"], np.array(indices))
+        copy_rows(TABLES["floats"], np.array(indices))
 
 
 def test_a_negative_index_counts_from_the_end():
     indices = np.arange(-64, 0) % 40 - 40
-    np.testing.assert_array_equal(fresh_rows(TABLES["floats"], indices), TABLES["floats"][indices])
+    np.testing.assert_array_equal(copy_rows(TABLES["floats"], indices), TABLES["floats"][indices])
 
 
 @pytest.mark.parametrize(
     "dataset",
     {
-        "in order": hr.Dataset.from_tensor_slices(TABLES["floats"]).batch(32),
+        "ordered": hr.Dataset.from_tensor_slices(TABLES["floats"]).batch(32),
         "shuffled": hr.Dataset.from_tensor_slices(TABLES["floats"]).shuffle(40, seed=1).batch(32),
         "mapped": hr.Dataset.from_tensor_slices(TABLES["floats"]).map(np.negative).batch(32),
         "generated": hr.Dataset.from_generator(lambda: iter(TABLES["floats"])).batch(32),
@@ -105,5 +105,5 @@ def test_between_the_fields_of_records_nothing_of_this_process_is_left(kind, row
     for _ in range(3):
         written = np.full(2 * zeros.nbytes + 64, 0xAB, np.uint8)
         del written  # its memory is used next
-        for made in (fresh_copy(zeros), fresh_copy(zeros[::2]), join([zeros, zeros], padded)):
+        for made in (copy_array(zeros), copy_array(zeros[::2]), join([zeros, zeros], padded)):
             assert not made.view(np.uint8).any()

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 
 from headrace.element.normalize import normalize
-from headrace.element.ownership import owned
+from headrace.element.ownership import take_ownership
 from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError
-from headrace.testing.conformance import same
+from headrace.testing.conformance import are_equal
 from tests.element import strategies
 
 #: Elsewhere everything is copied.
@@ -98,13 +98,13 @@ def test_what_somebody_else_can_reach_is_copied(name: str) -> None:
     theirs = all_of(make())
     before = [np.array(array) for array in theirs]
 
-    element = owned(make())
+    element = take_ownership(make())
 
     for array in all_of(element):
         assert isinstance(array, np.void) or array.flags.writeable
         for other in (*theirs, *WEAK.values()):
             assert not np.shares_memory(array, other)
-    assert same(element, normalize(make()))
+    assert are_equal(element, normalize(make()))
     for array, value in zip(theirs, before, strict=True):
         assert np.array_equal(array, value)
 
@@ -125,7 +125,7 @@ def test_what_somebody_else_can_reach_is_copied(name: str) -> None:
     ],
 )
 def test_an_array_may_be_written_entry_by_entry(make: Callable[[], Any]) -> None:
-    array = owned(make())
+    array = take_ownership(make())
 
     assert type(array) is np.ndarray
     array[...] = np.arange(array.size).reshape(array.shape)
@@ -145,7 +145,7 @@ def test_an_array_may_be_written_entry_by_entry(make: Callable[[], Any]) -> None
     ],
 )
 def test_components_do_not_share_memory(twice: Callable[[Any], Any]) -> None:
-    arrays = all_of(owned(twice(np.arange(3.0))))
+    arrays = all_of(take_ownership(twice(np.arange(3.0))))
 
     assert not np.shares_memory(*arrays)
 
@@ -156,7 +156,7 @@ def test_containers_that_are_kept_are_not_handed_out() -> None:
     def give() -> Any:
         return kept
 
-    element = owned(give())
+    element = take_ownership(give())
     element["x"]["y"] = 5
     element["new"] = 1
 
@@ -164,10 +164,10 @@ def test_containers_that_are_kept_are_not_handed_out() -> None:
 
 
 def test_a_record_that_is_kept_is_not_handed_out() -> None:
-    element = owned(HELD_RECORD)
+    element = take_ownership(HELD_RECORD)
 
     assert element is not HELD_RECORD
-    assert same(element, HELD_RECORD)
+    assert are_equal(element, HELD_RECORD)
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,14 @@ def test_what_nobody_else_can_reach_is_not_copied(
         return value
 
     for _ in range(3):  # the same once the interpreter has specialised its code
-        element = owned(make())
+        element = take_ownership(make())
         assert (get(element).ctypes.data == addresses[-1]) == counts_references
 
 
 @given(strategies.elements)
 def test_owned_elements_are_normal_ones(element: Any) -> None:
     if element is not None:
-        assert strategies.same(owned(element), normalize(element))
+        assert strategies.same(take_ownership(element), normalize(element))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_owned_elements_are_normal_ones(element: Any) -> None:
      {"a": 1, 2: None}, (1, 2.5), ((), {}), np.zeros(0), bytearray(b"x"), np.str_("s"), {}],
 )  # fmt: skip
 def test_values_become_what_normalize_makes_of_them(value: Any) -> None:
-    assert same(owned(value), normalize(value))
+    assert are_equal(take_ownership(value), normalize(value))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_values_become_what_normalize_makes_of_them(value: Any) -> None:
 )
 def test_what_is_no_element_is_named(value: Any, message: str) -> None:
     with pytest.raises(InvalidElementError, match=message):
-        owned(value)
+        take_ownership(value)
 
 
 def test_a_container_whose_reading_fails_is_an_error_of_the_element() -> None:
@@ -243,4 +243,4 @@ def test_a_container_whose_reading_fails_is_an_error_of_the_element() -> None:
         items = values = keys  # type: ignore[assignment]
 
     with pytest.raises(InvalidElementError):
-        owned(Broken(a=1))
+        take_ownership(Broken(a=1))

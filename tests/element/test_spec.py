@@ -15,14 +15,14 @@ from headrace.element.chunk import Chunk
 from headrace.element.description import decode_dtype, decode_structure, encode_structure
 from headrace.element.spec import (
     ArraySpec,
-    batched,
-    check,
+    batch_spec,
+    check_element,
     decode_spec,
     encode_spec,
-    loosened,
     relax,
+    relax_lengths,
     spec_of,
-    unbatched,
+    unbatch_spec,
 )
 from headrace.element.stack import stack
 from headrace.element.structure import Structure, flatten
@@ -78,25 +78,25 @@ def test_wrong_arguments_fail_at_once(shape: Any, dtype: Any, words: str) -> Non
 
 @given(elements)
 def test_an_element_fits_its_own_spec(element: Any) -> None:
-    check(spec_of(element), element)
+    check_element(spec_of(element), element)
 
 
 @given(elements, st.integers(1, 3))
 def test_a_stacked_element_has_the_batched_spec(element: Any, size: int) -> None:
     spec = spec_of(element)
-    check(batched(spec, size), stack([element] * size))
-    assert unbatched(batched(spec, None)) == spec
+    check_element(batch_spec(spec, size), stack([element] * size))
+    assert unbatch_spec(batch_spec(spec, None)) == spec
 
 
 @given(elements)
 def test_a_spec_travels(element: Any) -> None:
-    spec = {"inner": batched(spec_of(element), None), "named": ArraySpec((None,), "f4", "n")}
+    spec = {"inner": batch_spec(spec_of(element), None), "named": ArraySpec((None,), "f4", "n")}
     assert decode_spec(encode_spec(spec)) == spec
 
 
 def test_a_spec_without_axes_cannot_be_unbatched() -> None:
     with pytest.raises(ValueError, match=r"component \['b'\] has no axis"):
-        unbatched({"a": ArraySpec((2,), "i4"), "b": ArraySpec((), "i4")})
+        unbatch_spec({"a": ArraySpec((2,), "i4"), "b": ArraySpec((), "i4")})
 
 
 def test_relaxing_keeps_what_is_common() -> None:
@@ -127,14 +127,14 @@ def test_what_has_no_common_spec_is_refused(other: Any) -> None:
 )
 def test_an_element_that_does_not_fit_is_refused(element: Any, words: str) -> None:
     spec = Pair(ArraySpec((None, 3), "f4"), ArraySpec((), str))
-    check(spec, Pair(np.zeros((7, 3), "f4"), "x"))
+    check_element(spec, Pair(np.zeros((7, 3), "f4"), "x"))
     with pytest.raises(InvalidElementError, match=words):
-        check(spec, Pair(element, "x"))
+        check_element(spec, Pair(element, "x"))
 
 
 def test_an_empty_array_of_strings_fits_bytes_and_str() -> None:
-    check(ArraySpec((0,), str), np.empty(0, object))
-    check(ArraySpec((None,), bytes), np.empty(0, object))
+    check_element(ArraySpec((0,), str), np.empty(0, object))
+    check_element(ArraySpec((None,), bytes), np.empty(0, object))
 
 
 @given(st.binary(max_size=60))
@@ -169,7 +169,7 @@ def test_a_class_with_other_fields_is_not_taken_for_the_one_that_was_sent() -> N
 def test_one_element_proves_its_structure_dtypes_and_numbers_of_axes() -> None:
     spec = {"x": ArraySpec((3, 4), np.uint8, name="image"), "y": (ArraySpec((), bytes),)}
 
-    assert loosened(spec) == {
+    assert relax_lengths(spec) == {
         "x": ArraySpec((None, None), np.uint8, name="image"),
         "y": (ArraySpec((), bytes),),
     }

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.element.pad import Padding, checked_shapes, checked_values, with_lengths
+from headrace.element.pad import Padding, check_shapes, check_values, fill_unknown_lengths
 from headrace.element.spec import ArraySpec
-from headrace.element.stack import concatenate, count, slice_rows, stack, take, unstack
+from headrace.element.stack import concatenate, num_rows, slice_rows, stack, take, unstack
 from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError
 from tests.element.strategies import Pair, elements, same
@@ -39,7 +39,7 @@ def test_rows_keep_their_order_and_dict_keys_meet() -> None:
     batch = stack([{"a": np.int32(1), "b": "x"}, {"b": "y", "a": np.int32(2)}])
     assert same(batch, {"a": np.array([1, 2], np.int32), "b": np.array(["x", "y"], object)})
     assert same(take(batch, np.array([1, 0]))["a"], np.array([2, 1], np.int32))
-    assert count(batch) == 2
+    assert num_rows(batch) == 2
 
 
 def test_stacked_arrays_are_fresh_and_rows_are_views() -> None:
@@ -111,9 +111,9 @@ def test_leading_axes_must_agree() -> None:
     with pytest.raises(InvalidElementError, match=r"component \[1\] apart: .*shape \(3,\), and 2"):
         unstack((np.zeros(2), np.zeros(3)), 2)
     with pytest.raises(InvalidElementError, match="no axis"):
-        count(np.float64(1))
+        num_rows(np.float64(1))
     with pytest.raises(InvalidElementError, match="without any array"):
-        count({"a": None})
+        num_rows({"a": None})
 
 
 def test_rows_of_scalars_are_numpy_scalars_bytes_and_str() -> None:
@@ -134,7 +134,7 @@ class Example:
 
 
 def padded(elements, shapes=None, values=None):
-    return Padding(checked_shapes(shapes), checked_values(values)).stack(elements)
+    return Padding(check_shapes(shapes), check_values(values)).stack(elements)
 
 
 def rows_of(*lengths, dtype=np.int64):
@@ -230,12 +230,12 @@ def test_one_value_and_no_shape_hold_for_all_components_below():
 
 def test_columns_are_padded_as_rows_are():
     blocks = [np.ones((2, 3)), np.ones((1, 2)), np.ones((3, 0))]
-    padding = Padding(checked_shapes([5]), 2)
+    padding = Padding(check_shapes([5]), 2)
     rows = [row for block in blocks for row in block]
     assert np.array_equal(padding.join(blocks), padding.stack(rows))
-    assert Padding(None).leaves_as_it_is(blocks[0])
-    assert Padding((3,)).leaves_as_it_is(blocks[0])
-    assert not padding.leaves_as_it_is(blocks[0])
+    assert Padding(None).needs_no_padding(blocks[0])
+    assert Padding((3,)).needs_no_padding(blocks[0])
+    assert not padding.needs_no_padding(blocks[0])
 
 
 @pytest.mark.parametrize(
@@ -263,13 +263,13 @@ def test_what_does_not_go_together_is_named(elements, shapes, values, said):
 
 def test_shapes_and_values_that_are_none_are_refused_at_once():
     with pytest.raises(TypeError, match="`padded_shapes` holds 'a'"):
-        checked_shapes({"x": "a"})
+        check_shapes({"x": "a"})
     with pytest.raises(TypeError, match=r"holds 1\.5 where a length is expected"):
-        checked_shapes([1.5])
+        check_shapes([1.5])
     with pytest.raises(ValueError, match="the length -2"):
-        checked_shapes(([-2],))
+        check_shapes(([-2],))
     with pytest.raises(TypeError, match="`padding_values` holds"):
-        checked_values(np.zeros(2))
+        check_values(np.zeros(2))
 
 
 def test_the_spec_of_a_padded_batch_has_the_lengths_that_are_known():
@@ -284,7 +284,7 @@ def test_the_spec_of_a_padded_batch_has_the_lengths_that_are_known():
 
 def test_axes_of_unknown_length_get_one():
     spec = (ArraySpec((None, 3), np.int8), ArraySpec((), np.int64), ArraySpec((2, None), np.int8))
-    assert with_lengths(None, spec, 9, is_proven=True) == ((9, 3), (), (2, 9))
-    assert with_lengths(None, spec, 9, is_proven=False) == ((9, None), (), (9, None))
-    given = checked_shapes(([-1, 4], [], None))
-    assert with_lengths(given, spec, 9, is_proven=False) == ((9, 4), (), (9, None))
+    assert fill_unknown_lengths(None, spec, 9, is_proven=True) == ((9, 3), (), (2, 9))
+    assert fill_unknown_lengths(None, spec, 9, is_proven=False) == ((9, None), (), (9, None))
+    given = check_shapes(([-1, 4], [], None))
+    assert fill_unknown_lengths(given, spec, 9, is_proven=False) == ((9, 4), (), (9, None))

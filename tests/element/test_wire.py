@@ -285,8 +285,8 @@ def test_elements_are_found_by_number(tmp_path, limit):
 def test_places_come_back_with_their_elements(tmp_path):
     with written(tmp_path / "frames").open("rb") as file:
         reader = opened(file)
-        assert reader.read(8, 9).places.tolist() == [8, 9]
-        assert reader.read(0, 9).places is None
+        assert reader.read(8, 9).metadata.tolist() == [8, 9]
+        assert reader.read(0, 9).metadata is None
 
 
 def test_what_is_read_may_be_written_into(tmp_path):

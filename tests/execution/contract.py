@@ -17,7 +17,7 @@ from headrace.element.chunk import Chunk
 from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError, UserFunctionError
 from headrace.execution.context import Context
-from headrace.execution.iterator import ElementIterator, Singles, State
+from headrace.execution.iterator import ElementIterator, LazyRows, State
 from headrace.plan.node import Node
 
 Outcome = Any
@@ -26,11 +26,11 @@ Outcome = Any
 class ListIterator(ElementIterator):
     """Yields the entries of a list; those that are errors are raised. Its state is an index."""
 
-    reads_ahead_freely = True
+    can_read_ahead = True
 
     def __init__(self, entries: list[Any], *, reads_ahead_freely: bool = True) -> None:
         self.entries = entries
-        self.reads_ahead_freely = reads_ahead_freely
+        self.can_read_ahead = reads_ahead_freely
         self.at = 0
         self.most_asked = 0
         self.passed_over = 0
@@ -73,7 +73,7 @@ def with_input(node: Node, input_: ElementIterator, context: Context) -> Context
     """Return a context in which the one input of a step is read from this iterator."""
     (replaced,) = node.inputs
     return dataclasses.replace(
-        context, watch=lambda step, made: input_ if step is replaced else made
+        context, instrument=lambda step, made: input_ if step is replaced else made
     )
 
 
@@ -105,7 +105,7 @@ def read(
         limit = 1 if chance.random() < 0.3 else chance.randint(1, largest)
         try:
             if limit == 1:
-                singles = iterator.singles()
+                singles = iterator.lazy_rows()
                 if singles is not None:
                     _read_singles(singles, outcomes, states, most)
                     continue
@@ -116,7 +116,7 @@ def read(
             continue
         if chunk is None:
             assert iterator.next_chunk(3) is None
-            assert iterator.singles() is None
+            assert iterator.lazy_rows() is None
             states[-1].append(copied(iterator.get_state()))
             break
         assert 1 <= chunk.size <= limit
@@ -130,7 +130,7 @@ def read(
 
 
 def _read_singles(
-    singles: Singles, outcomes: list[Outcome], states: list[list[State]], most: int
+    singles: LazyRows, outcomes: list[Outcome], states: list[list[State]], most: int
 ) -> None:
     """Read single elements to their end, or as many as are wanted."""
     rows, at = singles

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.errors import InvalidElementError, UserFunctionError
-from headrace.execution.build import start
+from headrace.execution.build import build_iterator
 from headrace.execution.context import Context
 from headrace.execution.iterator import make_iterator
 from headrace.plan.batching import Batch
@@ -44,14 +44,14 @@ def outcomes(iterator, limit=1):
 
 def test_an_error_within_a_batch_is_not_raised_again_after_a_restore():
     plan = Dataset.range(9).map(fails_in_fours).batch(3).plan
-    whole = start(plan, seed=1)
+    whole = build_iterator(plan, seed=1)
     failed = "UserFunctionError"
     for _ in range(2):
         with pytest.raises(hr.errors.UserFunctionError):
             whole.next_chunk(1)
     state = copied(whole.get_state())
     assert state == {"failed": [[1, 3]], "input": 0}
-    again = start(plan, seed=1)
+    again = build_iterator(plan, seed=1)
     again.set_state(state)
     assert again.get_state() == state
     assert outcomes(again) == outcomes(whole) == [[0, 3, 4], failed, failed, [7, 8]]
@@ -60,7 +60,7 @@ def test_an_error_within_a_batch_is_not_raised_again_after_a_restore():
 
 def test_small_batches_of_rows_at_hand_come_together():
     plan = Dataset.range(40).map(lambda x: np.full(2, int(x))).batch(3).plan
-    iterator, one_by_one = start(plan, seed=1), start(plan, seed=1)
+    iterator, one_by_one = build_iterator(plan, seed=1), build_iterator(plan, seed=1)
     sizes, at = [], 0
     while (chunk := iterator.next_chunk(5)) is not None:
         sizes.append(chunk.size)
@@ -77,13 +77,13 @@ def test_small_batches_of_rows_at_hand_come_together():
 
 def test_large_batches_of_rows_come_one_by_one():
     plan = Dataset.range(40).map(lambda x: np.zeros(1 << 15)).batch(2).plan
-    assert start(plan, seed=1).next_chunk(5).size == 1
+    assert build_iterator(plan, seed=1).next_chunk(5).size == 1
 
 
 def test_a_batch_that_cannot_be_stacked_is_raised_after_those_before_it():
     plan = Dataset.range(12).map(lambda x: np.zeros(1 + (x == 7))).batch(2).plan
-    found = outcomes(start(plan, seed=1), limit=6)
-    assert found == outcomes(start(plan, seed=1)) == [
+    found = outcomes(build_iterator(plan, seed=1), limit=6)
+    assert found == outcomes(build_iterator(plan, seed=1)) == [
         *[[[0.0], [0.0]]] * 3, "InvalidElementError", *[[[0.0], [0.0]]] * 2,
     ]  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_passed_over_as_others_that_fai
     # Two rows of nothing, which are padded to 140 TB.
     shapes = {6: (0, 1 << 23), 7: (1 << 23, 0)}
     plan = Dataset.range(12).map(lambda x: np.zeros(shapes.get(int(x), (1, 1)), np.int8))
-    iterator = start(plan.padded_batch(2).plan, seed=1)
+    iterator = build_iterator(plan.padded_batch(2).plan, seed=1)
     found = [len(iterator.next_chunk(6))]
     with pytest.raises(MemoryError):
         iterator.next_chunk(6)
@@ -103,7 +103,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_passed_over_as_others_that_fai
 
 def test_an_error_between_batches_is_part_of_neither():
     plan = Dataset.range(4).map(fails_in_fours).batch(1).plan
-    iterator = start(plan, seed=1)
+    iterator = build_iterator(plan, seed=1)
     iterator.next_chunk(5)
     with pytest.raises(hr.errors.UserFunctionError):
         iterator.next_chunk(5)
@@ -112,7 +112,7 @@ def test_an_error_between_batches_is_part_of_neither():
 
 def test_an_error_of_the_last_element_is_before_the_place_after_the_batch():
     plan = Dataset.range(2).map(fails_in_fours).batch(3).plan
-    iterator = start(plan, seed=1)
+    iterator = build_iterator(plan, seed=1)
     with pytest.raises(hr.errors.UserFunctionError):
         iterator.next_chunk(1)
     chunk = iterator.next_chunk(1)
@@ -129,7 +129,7 @@ def test_an_element_that_fails_no_more_is_in_its_batch_and_what_fails_newly_is_r
         return x
 
     plan = Dataset.range(6).map(fails).batch(3).plan
-    iterator = start(plan, seed=1)
+    iterator = build_iterator(plan, seed=1)
     with pytest.raises(hr.errors.UserFunctionError):
         iterator.next_chunk(1)
     state = iterator.get_state()
@@ -144,7 +144,7 @@ def test_rows_of_batches_go_on_from_any_state_past_errors(limit):
     for seed in range(30):
         plan = Dataset.range(30).map(fails_in_fours).batch(3).unbatch().plan
         assert_keeps_contract(
-            lambda plan=plan: start(plan, seed=7), seed, restores=6, largest=limit
+            lambda plan=plan: build_iterator(plan, seed=7), seed, restores=6, largest=limit
         )
 
 

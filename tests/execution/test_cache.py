@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.element.chunk import Chunk
 from headrace.errors import DataLossError, FailedPreconditionError, UserFunctionError
-from headrace.execution.build import start
-from headrace.execution.cache_store import FileFilling, FileStore
+from headrace.execution.build import build_iterator
+from headrace.execution.cache_store import FileStore, FileStoreWriter
 
 from .battery import assert_restores_everywhere
 from .contract import assert_keeps_contract, copied
@@ -52,7 +52,7 @@ def test_a_cache_continues_from_any_state(name, shared, seed):
 
     def make():
         # In another process nothing is cached yet.
-        return start((dataset if shared else CACHED[name]()).plan, seed=7)
+        return build_iterator((dataset if shared else CACHED[name]()).plan, seed=7)
 
     assert_keeps_contract(make, seed, restores=6)
 
@@ -61,17 +61,17 @@ def test_a_cache_that_another_run_filled_does_not_override_a_state():
     def make():
         return Dataset.range(20).shuffle(20).map(odd_or_half).cache()
 
-    first = start(make().plan, seed=1)
+    first = build_iterator(make().plan, seed=1)
     head = values(first, 7)
     state = copied(first.get_state())
     rest = values(first)
     dataset = make()
-    others = values(start(dataset.plan, seed=2))
+    others = values(build_iterator(dataset.plan, seed=2))
     assert others != head + rest
-    again = start(dataset.plan, seed=1)
+    again = build_iterator(dataset.plan, seed=1)
     again.set_state(state)
     assert values(again) == rest
-    assert values(start(dataset.plan, seed=3)) == others  # and the cache is what it was
+    assert values(build_iterator(dataset.plan, seed=3)) == others  # and the cache is what it was
 
 
 def test_a_state_of_what_a_cache_served_is_of_the_run_that_filled_it():
@@ -79,10 +79,10 @@ def test_a_state_of_what_a_cache_served_is_of_the_run_that_filled_it():
         return Dataset.range(20).shuffle(20).map(odd_or_half).cache()
 
     dataset = make()
-    held = values(start(dataset.plan, seed=1))
-    served = start(dataset.plan, seed=2)
+    held = values(build_iterator(dataset.plan, seed=1))
+    served = build_iterator(dataset.plan, seed=2)
     assert values(served, 5) == held[:5]
-    elsewhere = start(make().plan, seed=2)
+    elsewhere = build_iterator(make().plan, seed=2)
     elsewhere.set_state(copied(served.get_state()))
     assert values(elsewhere) == held[5:]
 
@@ -95,12 +95,12 @@ def test_a_cache_without_random_steps_serves_any_run():
         return x
 
     dataset = Dataset.range(9).map(note).cache()
-    first = start(dataset.plan, seed=1)
+    first = build_iterator(dataset.plan, seed=1)
     head = values(first, 4)
     state = copied(first.get_state())
-    values(start(dataset.plan, seed=2))
+    values(build_iterator(dataset.plan, seed=2))
     calls.clear()
-    again = start(dataset.plan, seed=1)
+    again = build_iterator(dataset.plan, seed=1)
     again.set_state(state)
     assert head + values(again) == list(range(9))
     assert calls == []
@@ -114,10 +114,10 @@ def test_an_incomplete_pass_is_served_to_nobody():
         return x
 
     dataset = Dataset.range(9).map(note).cache()
-    first = start(dataset.plan, seed=1)
+    first = build_iterator(dataset.plan, seed=1)
     values(first, 5)
     first.close()
-    assert values(start(dataset.plan, seed=1)) == list(range(9))
+    assert values(build_iterator(dataset.plan, seed=1)) == list(range(9))
     assert calls == [*range(5), *range(9)]
 
 
@@ -131,7 +131,7 @@ def test_a_pass_with_an_error_is_not_kept():
         return x
 
     dataset = Dataset.range(6).map(fails_once).cache()
-    first, seen = start(dataset.plan, seed=1), []
+    first, seen = build_iterator(dataset.plan, seed=1), []
     while True:
         try:
             chunk = first.next_chunk(2)
@@ -142,7 +142,7 @@ def test_a_pass_with_an_error_is_not_kept():
             break
         seen += chunk.rows()
     assert seen == [0, 1, 2, "error", 4, 5]
-    assert values(start(dataset.plan, seed=1)) == list(range(6))
+    assert values(build_iterator(dataset.plan, seed=1)) == list(range(6))
 
 
 def test_elements_are_copies():
@@ -168,7 +168,7 @@ def test_a_file_of_another_pipeline_is_refused(tmp_path: Path):
 def test_a_file_is_read_and_filled_from_any_state(tmp_path: Path):
     def make():
         dataset = Dataset.range(9).shuffle(4).map(odd_or_half).cache(tmp_path / "cache").repeat(3)
-        return start(dataset.plan, seed=7)
+        return build_iterator(dataset.plan, seed=7)
 
     for seed in range(5):
         assert_keeps_contract(make, seed, restores=8)
@@ -255,14 +255,14 @@ def test_a_state_before_a_cache_in_a_later_part_names_the_seed_of_what_it_holds(
         return parts[0].concatenate(parts[1]).repeat(passes)
 
     dataset = make()
-    values(start(dataset.plan, seed=1))  # fills the cache
-    first = start(dataset.plan, seed=2)
+    values(build_iterator(dataset.plan, seed=1))  # fills the cache
+    first = build_iterator(dataset.plan, seed=2)
     head = values(first, before)
     state = copied(first.get_state())
     rest = values(first)
-    assert head + rest == values(start(dataset.plan, seed=1))
+    assert head + rest == values(build_iterator(dataset.plan, seed=1))
     for seed in (1, 2):
-        elsewhere = start(make().plan, seed=seed)
+        elsewhere = build_iterator(make().plan, seed=seed)
         if seed == 1:
             values(elsewhere, 9)  # a used one, which has decided on other elements
         elsewhere.set_state(state)
@@ -274,14 +274,14 @@ def test_who_fills_a_cache_after_a_state_was_taken_before_it_does_not_matter():
     def make():
         return Dataset.range(4).map(odd_or_half).concatenate(Dataset.range(20).shuffle(20).cache())
 
-    want = values(start(make().plan, seed=1))
+    want = values(build_iterator(make().plan, seed=1))
     dataset = make()
-    first = start(dataset.plan, seed=1)
+    first = build_iterator(dataset.plan, seed=1)
     head = values(first, 2)
     state = copied(first.get_state())
-    values(start(dataset.plan, seed=2))
+    values(build_iterator(dataset.plan, seed=2))
     assert head + values(first) == want
-    again = start(dataset.plan, seed=3)
+    again = build_iterator(dataset.plan, seed=3)
     again.set_state(state)
     assert head + values(again) == want
 
@@ -324,7 +324,7 @@ def test_a_file_that_is_no_cache_or_was_cut_is_refused(tmp_path: Path):
 
 
 def store_of(path: Path, identity: str = "this", seed: int = 7) -> None:
-    store = FileFilling(str(path), seed, identity)
+    store = FileStoreWriter(str(path), seed, identity)
     store.append(Chunk.of_rows([np.int64(value) for value in range(5)]))
     store.complete()
     store.close()

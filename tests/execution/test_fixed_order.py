@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 import headrace as hr
-from headrace.execution.build import start
+from headrace.execution.build import build_iterator
 from headrace.plan.fingerprint import fingerprint
 from headrace.plan.identity import identity
 
@@ -72,7 +72,7 @@ def test_a_copy_in_another_process_has_the_order():
 def test_a_dealt_plan_has_the_order():
     dataset = fixed(10)
     units = iter([(3, 5), (0, 3), (5, 10)])
-    iterator = start(dataset.plan, seed=5, units=lambda: next(units, None))
+    iterator = build_iterator(dataset.plan, seed=5, next_splits=lambda: next(units, None))
     found = []
     while (chunk := iterator.next_chunk(4)) is not None:
         found += [int(x) for x in chunk.rows()]

@@ -1,4 +1,4 @@
-"""States that were saved once can be read for ever: version 2, with the elements that follow."""
+"""States that were saved once can be read for ever: version 3, with the elements that follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import headrace as hr
 
 Dataset = hr.Dataset
-SAVED = Path(__file__).parent / "states_of_version_2.json"
+SAVED = Path(__file__).parent / "states_of_version_3.json"
 """Name -> [state, the elements after it]. Never changed: only added to."""
 
 AT = 5

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.execution.build import start
-from headrace.execution.inner import Inner
+from headrace.execution.build import build_iterator
+from headrace.execution.open_dataset import OpenDataset
 from tests.stopwatch import Stopwatch
 
 from .contract import assert_keeps_contract, copied, plain, read
@@ -23,7 +23,7 @@ Dataset = hr.Dataset
 
 
 def started(dataset: hr.Dataset, seed: int = 7):
-    return start(dataset.plan, seed=seed)
+    return build_iterator(dataset.plan, seed=seed)
 
 
 def in_turn(lengths, cycle: int, block: int) -> list[int]:
@@ -181,7 +181,7 @@ def test_elements_that_cost_calls_come_in_one_chunk_over_many_turns():
     dataset = Dataset.range(3).interleave(
         lambda n: Dataset.range(int(n) * 100, int(n) * 100 + 9).map(note), cycle_length=3
     )
-    iterator = start(dataset.plan, seed=1)
+    iterator = build_iterator(dataset.plan, seed=1)
     found = [int(x) for _ in range(3) for x in iterator.next_chunk(1).rows()]
     states: list[object] = []
     while len(found) < 10:
@@ -210,17 +210,17 @@ def test_elements_that_cost_calls_are_read_one_by_one_from_the_second_of_a_datas
     lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    read_inner = Inner.read
+    read_inner = OpenDataset.read
 
-    def noted(inner: Inner, *wish: object) -> bool:
+    def noted(inner: OpenDataset, *wish: object) -> bool:
         reads.append(inner.number)
         return read_inner(inner, *wish)
 
-    monkeypatch.setattr(Inner, "read", noted)
+    monkeypatch.setattr(OpenDataset, "read", noted)
     dataset = Dataset.range(len(lengths)).interleave(
         lambda n: Dataset.range(lengths[int(n)]).map(lambda x: int(x)), cycle_length=2
     )
-    iterator = start(dataset.plan)
+    iterator = build_iterator(dataset.plan)
     elements = 0
     while (chunk := iterator.next_chunk(1000)) is not None:
         elements += chunk.size
@@ -273,7 +273,7 @@ def test_nested_shuffles_differ_by_place_and_by_pass_and_are_repeated_by_a_seed(
     dataset = Dataset.range(3).flat_map(lambda x: Dataset.range(20).shuffle(20)).batch(20)
 
     def order(seed, pass_number=0):
-        iterator = start(dataset.plan, seed=seed, pass_number=(pass_number,))
+        iterator = build_iterator(dataset.plan, seed=seed, epoch=(pass_number,))
         chunks = iter(lambda: iterator.next_chunk(1), None)
         return [tuple(row.tolist()) for chunk in chunks for row in chunk.rows()]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 import headrace as hr
-from headrace.execution.build import start
-from headrace.execution.dealer import NextUnits, Pause, UnitPart
-from headrace.execution.dealt import DealtPlan
-from headrace.execution.ledger import Ended
+from headrace.execution.assigned_iterators import AssignedPlanIterator
+from headrace.execution.build import build_iterator
+from headrace.execution.split_progress import FinishedSplits
+from headrace.execution.split_provider import NextSplits, PartialSplit, Pause
 
 Dataset = hr.Dataset
 
@@ -45,18 +45,18 @@ def expected(name: str) -> Counter[int]:
     return Counter(int(x) for each in PLANS[name]().as_numpy_iterator() for x in each.ravel())
 
 
-def dealt(plan: hr.Dataset, grants: list[tuple[int, int] | UnitPart | Pause], seen: list[int]):
+def dealt(plan: hr.Dataset, grants: list[tuple[int, int] | PartialSplit | Pause], seen: list[int]):
     """Return an iterator over what is dealt, and note how many elements came before each grant."""
     pending = iter(grants)
     got: list[int] = []
 
-    def next_units() -> tuple[int, int] | UnitPart | Pause | None:
+    def next_units() -> tuple[int, int] | PartialSplit | Pause | None:
         seen.append(len(got))
         return next(pending, None)
 
-    deal: NextUnits = next_units
-    iterator = start(plan.plan, seed=7, units=deal, origins=True)
-    assert isinstance(iterator, DealtPlan)
+    deal: NextSplits = next_units
+    iterator = build_iterator(plan.plan, seed=7, next_splits=deal, with_element_ids=True)
+    assert isinstance(iterator, AssignedPlanIterator)
     return iterator, got
 
 
@@ -68,7 +68,7 @@ def test_all_that_was_dealt_before_a_pause_comes_before_what_is_dealt_after_it(n
     )
     given = []
     while (chunk := iterator.next_chunk(4)) is not None:
-        given.append(iterator.given)
+        given.append(iterator.num_delivered)
         got += [int(x) for row in chunk.rows() for x in row.ravel()]
     iterator.close()
 
@@ -84,17 +84,17 @@ def test_all_that_was_dealt_before_a_pause_comes_before_what_is_dealt_after_it(n
 def test_units_that_ended_are_said_with_the_pause_and_parts_follow_it() -> None:
     before: list[int] = []
     plan = Dataset.range(12).flat_map(tens).filter(lambda x: x >= 20).shuffle(1000, seed=3)
-    part = UnitPart(unit=4, wanted=((8, None),))
+    part = PartialSplit(split=4, wanted_ordinals=((8, None),))
     iterator, got = dealt(plan, [(0, 3), Pause.PAUSE, part, Pause.PAUSE, (5, 6)], before)
-    ended: list[list[Ended]] = []
+    ended: list[list[FinishedSplits]] = []
     while (chunk := iterator.next_chunk(100)) is not None:
-        ended.append(list(iterator.take_ended()))
+        ended.append(list(iterator.take_finished()))
         got += [int(x) for x in chunk.rows()]
     iterator.close()
     assert sorted(got[:10]) == list(range(20, 30))
     assert sorted(got[10:12]) == [48, 49]
     assert sorted(got[12:]) == list(range(50, 60))
-    assert sum(each.units for each in ended[0]) == 3
+    assert sum(each.num_splits for each in ended[0]) == 3
 
 
 def test_a_plan_that_is_one_unit_holds_nothing_before_it_is_dealt() -> None:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.execution import buffering
 from headrace.execution.buffering import PrefetchIterator
-from headrace.execution.build import start
+from headrace.execution.build import build_iterator
 from headrace.execution.context import Context
-from headrace.execution.intake import Intake
-from headrace.execution.threads import Feeder
+from headrace.execution.input_buffer import InputBuffer
+from headrace.execution.threads import ReadAheadThread
 from headrace.plan.buffering import Prefetch
 from tests.stopwatch import Stopwatch
 
@@ -76,7 +76,7 @@ def test_the_states_are_those_of_the_input(count, size, failing, free, slow_from
         input_ = ListIterator(entries, reads_ahead_freely=free)
         iterator = prefetch_of(input_, size, only_if_slow=slow_from is not None)
         if slow_from is not None:
-            iterator._spent = 1e-2 - slow_from * 1e-6  # soon, or never
+            iterator._inline_seconds = 1e-2 - slow_from * 1e-6  # soon, or never
         return iterator
 
     outcomes = assert_keeps_contract(make, seed, restores=5)
@@ -114,7 +114,7 @@ def test_slow_elements_that_are_made_ahead_anyway_are_read_some_at_a_time(at_han
             time.sleep(0.001)  # slow: one would be asked for, and again one
             return super().next_chunk(limit)
 
-    MadeAhead.at_hand = at_hand
+    MadeAhead.preferred_limit = at_hand
     input_ = MadeAhead([np.int64(n) for n in range(100)], reads_ahead_freely=False)
     iterator = prefetch_of(input_, size)
     seen: list = []
@@ -176,7 +176,7 @@ def test_only_if_slow_a_few_pauses_of_the_machine_do_not_make_cheap_elements_slo
 def test_it_is_ready_where_an_element_an_error_or_the_end_can_be_had_without_a_wait():
     gate = Gate()
     iterator = prefetch_of(ListIterator([np.int64(0), ValueError("odd"), np.int64(2)]), 2)
-    waiting = start(Dataset.range(3).map(gate).prefetch(2).plan)
+    waiting = build_iterator(Dataset.range(3).map(gate).prefetch(2).plan)
     assert not iterator.is_ready, "nothing was asked for"
     iterator.next_chunk(1)
     until(lambda: iterator.is_ready)
@@ -290,7 +290,7 @@ def test_a_state_is_restored_while_a_function_is_stuck():
     def wait_at_five(x):
         return gate(x) if x == 5 and not stuck.is_set() else x
 
-    iterator = start(Dataset.range(9).map(wait_at_five).prefetch(8).plan, seed=1)
+    iterator = build_iterator(Dataset.range(9).map(wait_at_five).prefetch(8).plan, seed=1)
     state = iterator.get_state()
     assert iterator.next_chunk(1).rows() == [0]
     assert gate.is_inside.wait(10.0)
@@ -332,7 +332,7 @@ def test_passing_over_elements_calls_no_function(step):
         calls.append(int(x))
         return x
 
-    iterator = start(AHEAD[step](Dataset.range(500), note).plan, seed=1)
+    iterator = build_iterator(AHEAD[step](Dataset.range(500), note).plan, seed=1)
     assert iterator.skip(100) == 100
     assert calls == []
     assert iterator.next_chunk(1).rows() == [100]
@@ -391,14 +391,14 @@ def test_an_interruption_between_a_condition_and_its_lock_leaves_no_thread(kind,
 @pytest.mark.parametrize("kind", ["prefetch", "parallel map"])
 def test_an_interrupted_close_is_done_by_the_next(kind, monkeypatch):
     until(lambda: not threads_of_steps())
-    iterator = start(STEPS_WITH_THREADS[kind]().plan, seed=1)
+    iterator = build_iterator(STEPS_WITH_THREADS[kind]().plan, seed=1)
     iterator.next_chunk(1)
     with monkeypatch.context() as patched:
 
         def interrupted(feeder):
             raise Alarm
 
-        patched.setattr(Feeder, "stop", interrupted)
+        patched.setattr(ReadAheadThread, "stop", interrupted)
         with pytest.raises(Alarm):
             iterator.close()
 
@@ -439,26 +439,28 @@ def test_a_step_over_open_datasets_reads_ahead_as_freely_as_they_do(name):
         return Dataset.range(50).map(lambda y: y if y >= 0 else -y)
 
     for function, is_free in ((free, True), (costly, False)):
-        iterator = start(STEPS[name](Dataset.range(8).interleave(function, 4)).plan, seed=1)
-        assert not iterator.reads_ahead_freely
+        iterator = build_iterator(
+            STEPS[name](Dataset.range(8).interleave(function, 4)).plan, seed=1
+        )
+        assert not iterator.can_read_ahead
         iterator.next_chunk(1)
         if name == "flat_map":
             is_free = True  # in the datasets that it opens itself
-        assert iterator.reads_ahead_freely is is_free
+        assert iterator.can_read_ahead is is_free
         iterator.close()
 
 
 def test_an_intake_asks_for_no_more_than_it_needs_from_the_moment_when_that_costs_calls():
     input_ = ListIterator([np.int64(n) for n in range(5000)])
-    intake = Intake(input_)
+    intake = InputBuffer(input_)
     for _ in range(900):
-        intake.look_ahead(1)
-        intake.use(1)
+        intake.peek_ahead(1)
+        intake.consume(1)
     assert input_.most_asked > 50
-    while intake.in_hand:
-        intake.use(1)
-    input_.most_asked, input_.reads_ahead_freely = 0, False
-    assert intake.look_ahead(2).size == 2
+    while intake.num_buffered:
+        intake.consume(1)
+    input_.most_asked, input_.can_read_ahead = 0, False
+    assert intake.peek_ahead(2).size == 2
     assert input_.most_asked == 2
 
 

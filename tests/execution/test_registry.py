@@ -12,7 +12,7 @@ from headrace.plan import (
     elementwise,
     options,
     ordering,
-    units,
+    partition_nodes,
     windows,
 )
 from headrace.plan.node import Node
@@ -21,15 +21,26 @@ from headrace.plan.node import Node
 TWINS = {
     "shuffle": "ordering",
     "scanning": "elementwise",
-    "choosing": "combining",
+    "input_selection": "combining",
     "interleave": "combining",
     "caching": "buffering",
     "reading": "elements",
-    "root": "units",
+    "boundary_iterators": "partition_nodes",
+    "read_splits": "partition_nodes",
 }
 
 
-ROOMS = [batching, buffering, combining, elements, elementwise, options, ordering, units, windows]
+ROOMS = [
+    batching,
+    buffering,
+    combining,
+    elements,
+    elementwise,
+    options,
+    ordering,
+    partition_nodes,
+    windows,
+]
 
 
 def nodes() -> set[type[Node]]:
@@ -37,7 +48,7 @@ def nodes() -> set[type[Node]]:
     for module in ROOMS:
         kinds = {v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Node)}
         found |= {kind for kind in kinds if kind.kind}  # others are what several have in common
-    # The normal form has no options: they hold for the whole plan.
+    # The canonical form has no options: they hold for the whole plan.
     return found - {options.WithOptions}
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.execution.elements import RepeatedIndices
+from headrace.execution.elements import RepeatedIndicesIterator
 from headrace.plan.elements import Indices
 
 
-def numbers_of(steps: RepeatedIndices, limits: random.Random, most: int) -> list[tuple[int, Any]]:
+def numbers_of(
+    steps: RepeatedIndicesIterator, limits: random.Random, most: int
+) -> list[tuple[int, Any]]:
     """Return numbers, each with the state before it."""
     found: list[tuple[int, Any]] = []
     while len(found) < most:
@@ -39,11 +41,11 @@ def test_they_come_in_order_and_go_on_from_any_state_or_position(
     wanted = [start + place % size for place in range(most)][
         : None if count is None else count * size
     ]
-    found = numbers_of(RepeatedIndices(node, count), chance, most)
+    found = numbers_of(RepeatedIndicesIterator(node, count), chance, most)
     assert [number for number, _ in found] == wanted
     for place in chance.sample(range(len(found)), min(len(found), 40)):
         state = found[place][1]
-        other = RepeatedIndices(node, count)
+        other = RepeatedIndicesIterator(node, count)
         numbers_of(other, chance, chance.randrange(20))
         other.set_state(state)
         assert other.get_state() == state
@@ -55,21 +57,22 @@ def test_they_come_in_order_and_go_on_from_any_state_or_position(
 
 
 def test_short_passes_make_one_chunk_and_long_ones_end_with_it() -> None:
-    short = RepeatedIndices(Indices(size=4), None).next_chunk(100)
+    short = RepeatedIndicesIterator(Indices(size=4), None).next_chunk(100)
     assert short is not None
     assert short.size == 100
-    long = RepeatedIndices(Indices(size=60), None).next_chunk(100)
+    long = RepeatedIndicesIterator(Indices(size=60), None).next_chunk(100)
     assert long is not None
     assert long.size == 60, "in order, a source may read them at once"
 
 
 def test_their_states_are_those_of_passes_made_one_by_one() -> None:
     ahead = [
-        state for _, state in numbers_of(RepeatedIndices(Indices(size=3), 2), random.Random(1), 9)
+        state
+        for _, state in numbers_of(RepeatedIndicesIterator(Indices(size=3), 2), random.Random(1), 9)
     ]
-    assert ahead[:3] == [{"pass": 0, "input": at} for at in range(3)]
-    assert ahead[3] in ({"pass": 0, "input": 3}, {"pass": 1, "input": 0})
-    assert ahead[4:] == [{"pass": 1, "input": at} for at in (1, 2)]
+    assert ahead[:3] == [{"epoch": 0, "input": at} for at in range(3)]
+    assert ahead[3] in ({"epoch": 0, "input": 3}, {"epoch": 1, "input": 0})
+    assert ahead[4:] == [{"epoch": 1, "input": at} for at in (1, 2)]
 
 
 class Counted(hr.IndexedSource):

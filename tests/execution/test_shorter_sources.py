@@ -15,11 +15,11 @@ import pytest
 
 import headrace as hr
 from headrace.element.chunk import Chunk
-from headrace.execution.build import start
+from headrace.execution.build import build_iterator
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.elements import FromSource
 from headrace.plan.source import Position, Source
-from headrace.sources.files import TextLineSource
+from headrace.sources.text_files import TextLineSource
 from headrace.sources.tfrecord import TFRecordSource, masked_crc
 
 Dataset = hr.Dataset
@@ -193,7 +193,7 @@ class NumbersReader:
 
 
 def test_any_source_that_ends_before_the_place_is_named_with_what_was_found() -> None:
-    restored = start(FromSource(source=Numbers([10])), seed=1)
+    restored = build_iterator(FromSource(source=Numbers([10])), seed=1)
     restored.set_state({"index": 0, "ordinal": 20})
 
     with pytest.raises(hr.errors.DataLossError, match=r"Numbers .* 10 .* 20 .* same data"):
@@ -205,8 +205,8 @@ class Elsewhere(Numbers):
     """Numbers that are read elsewhere, which is out of reach after two of them for a while."""
 
     @property
-    def half_in_order(self) -> str:
-        return "in order"
+    def ordered_partition_mode(self) -> str:
+        return "ordered"
 
     def open(
         self,
@@ -237,7 +237,7 @@ class OutOfReach(NumbersReader):
 
 
 def test_a_place_elsewhere_is_kept_after_an_error_of_no_element() -> None:
-    reading = start(FromSource(source=Elsewhere([5])), seed=1)
+    reading = build_iterator(FromSource(source=Elsewhere([5])), seed=1)
     assert [reading.next_chunk(1) is not None for _ in range(2)] == [True, True]
     with pytest.raises(TimeoutError):
         reading.next_chunk(1)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.data.dataset import Dataset
 from headrace.errors import DataLossError
-from headrace.execution.build import start
+from headrace.execution.build import build_iterator
 from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.shuffle import IndexShuffleIterator, ShuffleIterator
-from headrace.execution.shuffle_buffer import Draws, Exchange, slot_ordinals
+from headrace.execution.shuffle_buffer import SlotDraws, SlotExchange, slot_ordinals
 from headrace.plan.ordering import ShardBlocks, Shuffle
 from headrace.plan.traverse import cardinality
-from headrace.rewrites.normal import normalize
+from headrace.rewrites.canonicalize import canonicalize
 
 from .contract import ListIterator, assert_keeps_contract, read, with_input
 
@@ -29,10 +29,10 @@ CONTEXT = Context(seed=11, build=lambda plan, context: None)
 
 def indices_of(dataset: hr.Dataset, passes: tuple[int, ...] = (0,)) -> ElementIterator:
     """Return an iterator over the index part that ends in the dataset's last shuffle."""
-    node = normalize(dataset.plan).plan
+    node = canonicalize(dataset.plan).plan
     while not isinstance(node, Shuffle):
         (node,) = node.inputs
-    context = Context(seed=11, passes=passes, build=lambda plan, context: None)
+    context = Context(seed=11, epochs=passes, build=lambda plan, context: None)
     return make_iterator(node, context)
 
 
@@ -174,7 +174,7 @@ def test_functions_below_a_shuffle_are_called_at_most_once_for_each_slot():
         nested = Dataset.range(20).interleave(
             lambda i: Dataset.range(100).map(note), cycle_length=4
         )
-        return start(nested.shuffle(40).plan, seed=5)
+        return build_iterator(nested.shuffle(40).plan, seed=5)
 
     first = make()
     for _ in range(60):
@@ -218,7 +218,7 @@ def test_rows_that_are_held_do_not_keep_the_chunks_that_they_came_in():
     dataset = (
         Dataset.from_generator(chunks).map(first_row).filter(lambda row: row.size > 0).shuffle(rows)
     )
-    iterator = start(dataset.plan, seed=1)
+    iterator = build_iterator(dataset.plan, seed=1)
     tracemalloc.start()
     iterator.next_chunk(1)
     held, _ = tracemalloc.get_traced_memory()
@@ -251,42 +251,42 @@ def simulate(slots, held, incoming):
 
 @given(size=st.integers(1, 40), count=st.integers(1, 200), seed=st.integers(0, 2**64 - 1))
 def test_a_block_of_draws_gives_what_single_draws_give(size, count, seed):
-    slots = Draws([seed], size).take(count)
+    slots = SlotDraws([seed], size).take(count)
     held, incoming = np.arange(size), np.arange(size, size + count)
     expected_held = held.tolist()
     expected = simulate(slots.tolist(), expected_held, incoming.tolist())
-    assert Exchange(slots).apply(held, incoming).tolist() == expected
+    assert SlotExchange(slots).apply(held, incoming).tolist() == expected
     assert held.tolist() == expected_held
 
 
 @given(size=st.integers(1, 40), drawn=st.integers(0, 2000), seed=st.integers(0, 2**64 - 1))
 def test_what_a_slot_holds_is_known_without_the_draws_before(size, drawn, seed):
     held = list(range(size))
-    simulate(Draws([seed], size).take(drawn).tolist(), held, range(size, size + drawn))
-    assert slot_ordinals(Draws([seed], size), drawn, size).tolist() == held
+    simulate(SlotDraws([seed], size).take(drawn).tolist(), held, range(size, size + drawn))
+    assert slot_ordinals(SlotDraws([seed], size), drawn, size).tolist() == held
 
 
 @given(start=st.integers(0, 50), count=st.integers(0, 50), seed=st.integers(0, 1000))
 def test_draws_are_the_same_read_in_any_way(start, count, seed):
-    whole = Draws([seed], 17).take(start + count)
-    assert Draws([seed], 17).between(start, start + count).tolist() == whole[start:].tolist()
-    sought = Draws([seed], 17)
+    whole = SlotDraws([seed], 17).take(start + count)
+    assert SlotDraws([seed], 17).between(start, start + count).tolist() == whole[start:].tolist()
+    sought = SlotDraws([seed], 17)
     sought.seek(start)
     assert sought.take(count).tolist() == whole[start:].tolist()
 
 
 def test_draws_are_uniform():
-    drawn = np.bincount(Draws([5], 100).take(100_000), minlength=100)
+    drawn = np.bincount(SlotDraws([5], 100).take(100_000), minlength=100)
     # Each slot is drawn 1000 times, give or take five standard deviations (31.5 each).
     assert drawn.min() > 840
     assert drawn.max() < 1160
 
 
 def test_an_exchange_moves_the_columns_of_an_element_together():
-    slots = Draws([3], 4).take(30)
+    slots = SlotDraws([3], 4).take(30)
     numbers, names = np.arange(4), np.array([b"%d" % n for n in range(4)], object)
     incoming = np.arange(4, 34)
-    exchange = Exchange(slots)
+    exchange = SlotExchange(slots)
     out = exchange.apply(numbers, incoming)
     out_names = exchange.apply(names, np.array([b"%d" % n for n in incoming], object))
     assert [b"%d" % n for n in out] == out_names.tolist()
@@ -304,7 +304,7 @@ def plan_of(size: int, index: int, **terms: int) -> ShardBlocks:
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_every_third_block_comes_and_is_counted(size: int, index: int) -> None:
     expected = [x for x in range(size) if x // 4 % 3 == index]
-    plan = plan_of(size, index, block=4)
+    plan = plan_of(size, index, block_size=4)
     assert [int(x) for x in Dataset(plan)] == expected
     assert cardinality(plan) == len(expected)
 
@@ -312,7 +312,7 @@ def test_every_third_block_comes_and_is_counted(size: int, index: int) -> None:
 def test_a_shard_of_batches_is_a_batch_of_blocks_from_any_place_on() -> None:
     batches = [batch.tolist() for batch in Dataset.range(100).shuffle(9, seed=2).batch(4)]
     shuffled = Dataset.range(100).shuffle(9, seed=2).plan
-    blocks = Dataset(ShardBlocks(input=shuffled, num_shards=3, index=1, block=4))
+    blocks = Dataset(ShardBlocks(input=shuffled, num_shards=3, index=1, block_size=4))
     dataset = blocks.map(lambda x: x).batch(4)
     iterator = iter(dataset)
     states, got = [iterator.get_state()], []
@@ -328,8 +328,8 @@ def test_a_shard_of_batches_is_a_batch_of_blocks_from_any_place_on() -> None:
 
 def test_over_other_steps_it_counts_what_it_reads() -> None:
     filtered = Dataset.range(60).filter(lambda x: x % 2 == 0).plan
-    plan = ShardBlocks(input=filtered, num_shards=2, index=0, block=3)
-    iterator = start(plan, seed=1)
+    plan = ShardBlocks(input=filtered, num_shards=2, index=0, block_size=3)
+    iterator = build_iterator(plan, seed=1)
     found: list[int] = []
     while (chunk := iterator.next_chunk(2)) is not None:
         found += [int(row) for row in chunk.rows()]

@@ -7,7 +7,7 @@ from threading import Condition
 
 import pytest
 
-from headrace.execution.threads import LongWait
+from headrace.execution.threads import WaitWarning
 
 
 class FakeCondition(Condition):
@@ -26,7 +26,7 @@ class FakeCondition(Condition):
 def test_a_warning_comes_after_ten_seconds_and_then_each_minute():
     clock = [100.0]
     said: list[tuple[float, str]] = []
-    wait = LongWait(
+    wait = WaitWarning(
         "map (train.py:3)", lambda: clock[0], lambda text: said.append((clock[0], text))
     )
     changed = FakeCondition(clock)
@@ -41,9 +41,9 @@ def test_a_warning_comes_after_ten_seconds_and_then_each_minute():
 def test_nothing_is_said_of_a_short_wait():
     clock = [0.0]
     said: list[str] = []
-    wait = LongWait("x", lambda: clock[0], said.append)
+    wait = WaitWarning("x", lambda: clock[0], said.append)
     clock[0] = 9.9
-    wait.look()
+    wait.warn_if_due()
     assert said == []
 
 
@@ -64,7 +64,7 @@ class InterruptedCondition(threading.Condition):
 def test_an_interrupted_wait_is_an_interruption(is_free):
     changed = InterruptedCondition(is_free)
     with pytest.raises(KeyboardInterrupt), changed:
-        LongWait("nothing").wait(changed)
+        WaitWarning("nothing").wait(changed)
     taken = []
     thread = threading.Thread(target=lambda: taken.append(changed.acquire(timeout=10)))
     thread.start()

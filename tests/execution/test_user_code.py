@@ -356,7 +356,7 @@ def test_error_of_a_function_shows_the_element(step):
     ],
 )
 def test_elements_are_shown_in_few_letters(element, shown):
-    error = UserFunction(fails, "map", contain_exits=True).blame(ValueError("no"), 4, element)
+    error = UserFunction(fails, "map", contain_exits=True).wrap_error(ValueError("no"), 4, element)
     line = str(error).split("\n")[1].removeprefix("The element: ")
     assert len(line) <= 200
     assert line.startswith(shown[:150])
@@ -364,5 +364,5 @@ def test_elements_are_shown_in_few_letters(element, shown):
 
 def test_long_text_is_cut():
     call = UserFunction(fails, "map", contain_exits=True)
-    error = call.blame(ValueError("no"), 4, ["x" * 500] * 9)
+    error = call.wrap_error(ValueError("no"), 4, ["x" * 500] * 9)
     assert len(str(error).split("\n")[1]) <= len("The element: ") + 200

@@ -10,8 +10,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InvalidElementError, UserFunctionError
-from headrace.execution.build import start
-from headrace.execution.reread import Reread
+from headrace.execution.build import build_iterator
+from headrace.execution.replayable_input import ReplayableInput
 from tests.execution.contract import outcomes
 
 from .contract import ListIterator
@@ -219,7 +219,7 @@ def test_a_state_that_is_asked_for_later_is_that_of_then(make):
     dataset = make(Dataset.range(600).filter(lambda x: bool(x % 5)))
 
     def states(ask):
-        iterator = start(dataset.plan, seed=1)
+        iterator = build_iterator(dataset.plan, seed=1)
         try:
             while (chunk := iterator.next_chunk(3)) is not None:
                 for index in range(chunk.size + 1):
@@ -236,11 +236,13 @@ def test_places_to_read_again_from_are_few_though_an_element_is_held_for_ever():
     seldom = Dataset.range(200_000).group_by_window(
         lambda x: int(x % 100_000 == 7), lambda key, window: window.take(1), 500
     )
-    iterator = start(seldom.plan, seed=1)
+    iterator = build_iterator(seldom.plan, seed=1)
     try:
         marks = []
         while iterator.next_chunk(1) is not None:
-            (reread,) = [v for v in vars(iterator._gathering).values() if isinstance(v, Reread)]
+            (reread,) = [
+                v for v in vars(iterator._collector).values() if isinstance(v, ReplayableInput)
+            ]
             marks.append(len(reread._marks))
         assert max(marks) < 100
     finally:
@@ -248,12 +250,12 @@ def test_places_to_read_again_from_are_few_though_an_element_is_held_for_ever():
 
 
 def test_marks_are_kept_for_what_is_held_and_what_comes():
-    reread = Reread(ListIterator(list(range(100))), "step", 10)
+    reread = ReplayableInput(ListIterator(list(range(100))), "step", 10)
     for _ in range(10):
-        reread.pull(10)
-    reread.keep_for([25, 27, 61])
+        reread.read_chunk(10)
+    reread.discard_unused_marks([25, 27, 61])
     assert [mark.ordinal for mark in reread._marks] == [20, 60, 90]
-    reread.keep_for([])
+    reread.discard_unused_marks([])
     assert [mark.ordinal for mark in reread._marks] == [90]
 
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.distribute.scattering import is_floating
+from headrace.distribute.row_access import is_floating
 from headrace.parameter_server.specs import as_dtype, name_of, parse_dtype
 from headrace.parameter_server.specs import working_dtype as working
 

@@ -13,7 +13,7 @@ from headrace.errors import UnavailableError
 from headrace.parameter_server.operations import GatherRows, ReadShard
 from headrace.parameter_server.read_cache import current_read_cache, execute_with_prefetch
 from headrace.parameter_server.server_requests import OperationRequest
-from headrace.serving.call import Done
+from headrace.serving.rpc import Done
 from tests.parameter_server.small_cluster import cluster
 
 

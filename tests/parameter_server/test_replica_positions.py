@@ -113,7 +113,7 @@ class Storm:
         self.operations = self.lives = self.acknowledged = self.outdated = 0
 
     def ask(self, client: Client) -> None:
-        """Ask once, as `Call` does; the answer is checked against what the client has seen."""
+        """Send a request as `WorkerCall` does, and check the reply against the known positions."""
         leaders, lives = client.leaders, client.lives
         asked = leaders.find_server(0)
         server = self.servers[asked]

@@ -18,7 +18,7 @@ from headrace.parameter_server.operation_executor import OperationExecutor
 from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.server_requests import ParameterServerClient
 from headrace.parameter_server.store import ShardStore
-from headrace.serving.call import Done
+from headrace.serving.rpc import Done
 from headrace.transport.channel import Request
 from headrace.transport.security import Security, new_keys
 from tests.parameter_server.small_cluster import until

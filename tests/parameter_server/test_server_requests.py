@@ -315,7 +315,7 @@ def test_a_write_that_nobody_took_is_not_said_to_be_done_perhaps(answering):
 
 
 def test_long_silence_of_a_server_that_saves_is_said_as_well(answering, monkeypatch, caplog):
-    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.02)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.02)
     monkeypatch.setattr("headrace.parameter_server.checkpoint_requests._POLL_SECONDS", 0.02)
 
     servers = answering(lambda message: None, 20)
@@ -343,7 +343,7 @@ def test_who_waits_is_released_when_the_connection_is_closed(monkeypatch):
 
 def test_long_silence_is_said_with_who_and_what(interrupted, caplog, monkeypatch):
     server, servers = interrupted
-    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.05)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.05)
     monkeypatch.setattr("headrace.parameter_server.server_requests._POLL_SECONDS", 0.05)
     begun, go_on = threading.Event(), threading.Event()
 

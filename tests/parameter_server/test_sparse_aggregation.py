@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.distribute.pooling import check_rows
+from headrace.distribute.bag_combiner import check_row_indices
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server import gradients as sums
 from headrace.parameter_server.arrays import IndexedSlices
@@ -129,16 +129,16 @@ def test_values_go_back_in_the_shape_of_the_ids_and_are_not_copied_where_these_w
 )
 def test_an_id_out_of_range_is_named_with_its_place(ids, words):
     with pytest.raises(InvalidArgumentError, match=words):
-        check_rows(ids, 9, "the variable w")
+        check_row_indices(ids, 9, "the variable w")
 
 
 def test_ids_are_integers():
-    assert check_rows([], 0, "w").dtype == np.int64
-    assert check_rows(np.uint8([3]), 4, "w").dtype == np.int64
+    assert check_row_indices([], 0, "w").dtype == np.int64
+    assert check_row_indices(np.uint8([3]), 4, "w").dtype == np.int64
     with pytest.raises(TypeError, match="ids of w must be integers, but got dtype float64"):
-        check_rows([0.0], 4, "w")
+        check_row_indices([0.0], 4, "w")
     with pytest.raises(TypeError, match="dtype bool"):
-        check_rows(np.array([True]), 4, "w")
+        check_row_indices(np.array([True]), 4, "w")
 
 
 @pytest.mark.parametrize("ids", [np.arange(30_000), np.arange(30_000) * 64, -np.arange(30_000)])
@@ -154,13 +154,13 @@ def test_ids_are_spread_evenly_whatever_their_stride(ids, shards):
 
 def test_integers_beyond_64_bits_are_called_by_what_they_are():
     with pytest.raises(InvalidArgumentError, match=r"ids\[1\] = 1180591620717411303424 is not in"):
-        check_rows([1, 2**70], 4, "Variable 'v'")
+        check_row_indices([1, 2**70], 4, "Variable 'v'")
     with pytest.raises(InvalidArgumentError, match=r"64 bits, but one is -1180591620717411303424"):
         check_ids(np.array([3, -(2**70)]), "EmbeddingTable 't'")
     with pytest.raises(InvalidArgumentError, match="64 bits"):
         IndexedSlices(np.ones((1, 2)), [2**70])
     with pytest.raises(TypeError, match="dtype object"):
-        check_rows([1, None], 4, "Variable 'v'")
+        check_row_indices([1, None], 4, "Variable 'v'")
 
 
 def test_ids_that_were_written_into_are_put_in_order_again():

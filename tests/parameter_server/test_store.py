@@ -33,7 +33,7 @@ from headrace.parameter_server.specs import (
     Uniform,
 )
 from headrace.parameter_server.store import ShardStore
-from headrace.serving.call import Done
+from headrace.serving.rpc import Done
 
 F = np.float32
 STEP = StepParameters(iteration=0, learning_rate=1.0)

@@ -59,7 +59,7 @@ def test_programs_add_once_each_and_of_one_first_replica_each():
 
 @pytest.mark.catalogue("2.15.1", "2.15.7")
 def test_who_is_not_chief_waits_and_finds_the_values_of_the_chief(caplog, monkeypatch):
-    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.0)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "headrace.parameter_server.v1")
     with (
         servers(2) as started,

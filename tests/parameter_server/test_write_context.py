@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextvars
 import threading
 
-from headrace.distribute.context import here
+from headrace.distribute.execution_context import current_context
 from headrace.distribute.strategy import MirroredStrategy
 from headrace.parameter_server.specs import WriteKey
 from headrace.parameter_server.write_context import (
@@ -50,7 +50,7 @@ def test_each_replica_has_its_own_numbers_whichever_comes_first():
         came = threading.Event()
 
         def write():
-            replica = here.get().replica_id_in_sync_group
+            replica = current_context.get().replica_id_in_sync_group
             assert replica == first or came.wait(10)
             keys = [next_key("w"), next_key("w")]
             came.set()

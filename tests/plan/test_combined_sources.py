@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.plan.combined_sources import EndToEnd, end_to_end
+from headrace.plan.combined_sources import ConcatenatedSource, concatenate_sources
 from headrace.sources.memory import RangeSource, SlicesSource
 from headrace.testing import check_source
 
@@ -16,7 +16,7 @@ def source():
     parts = [{"a": np.arange(n) * 10 + n, "b": np.full((n, 2), float(n))} for n in (3, 0, 4)]
     one, two, three = map(SlicesSource, parts)
     joined = {key: np.concatenate([part[key] for part in parts]) for key in "ab"}
-    return end_to_end(end_to_end(one, two), three), joined
+    return concatenate_sources(concatenate_sources(one, two), three), joined
 
 
 @given(indices=st.lists(st.integers(0, 6), max_size=12), columns=st.sampled_from([0, 1, 2]))
@@ -35,10 +35,10 @@ def test_any_indices_give_the_rows_of_the_joined_arrays(indices, columns):
 
 def test_what_is_joined_already_is_joined_member_by_member():
     numbers = [RangeSource(0, n) for n in (2, 3, 4)]
-    left = end_to_end(end_to_end(numbers[0], numbers[1]), numbers[2])
-    right = end_to_end(numbers[0], end_to_end(numbers[1], numbers[2]))
+    left = concatenate_sources(concatenate_sources(numbers[0], numbers[1]), numbers[2])
+    right = concatenate_sources(numbers[0], concatenate_sources(numbers[1], numbers[2]))
     for joined in (left, right):
-        assert isinstance(joined, EndToEnd)
+        assert isinstance(joined, ConcatenatedSource)
         assert joined.members == tuple(numbers)
         assert joined.ends == (2, 5, 9)
         assert joined.size == 9
@@ -46,7 +46,7 @@ def test_what_is_joined_already_is_joined_member_by_member():
 
 
 def test_bytes_are_joined_and_the_contract_of_sources_is_kept():
-    texts = end_to_end(SlicesSource([b"x", b"longer"]), SlicesSource([b"yy"]))
+    texts = concatenate_sources(SlicesSource([b"x", b"longer"]), SlicesSource([b"yy"]))
     assert texts.gather(np.array([2, 1, 0])).tolist() == [b"yy", b"longer", b"x"]
     joined, arrays = source()
     check_source(joined, [{key: arrays[key][row] for key in "ab"} for row in range(7)])
@@ -61,8 +61,8 @@ def test_one_index_gives_one_row(index):
 @pytest.mark.parametrize("indices", [[0, 1], [1, 2, 3, 4], [6, 0], []])
 def test_what_is_lent_is_what_is_given_and_of_one_member_it_is_no_copy(indices):
     arrays = [np.arange(n * 5000.0).reshape(n, 5000) for n in (3, 4)]
-    joined = end_to_end(*map(SlicesSource, arrays))
-    lent = joined.lend(np.array(indices, np.int64))
+    joined = concatenate_sources(*map(SlicesSource, arrays))
+    lent = joined.gather_borrowed(np.array(indices, np.int64))
     assert np.array_equal(lent, joined.gather(np.array(indices, np.int64)))
     assert np.shares_memory(lent, arrays[0]) == (indices == [0, 1])
-    assert np.shares_memory(joined.lend_run(4, 6), arrays[1])
+    assert np.shares_memory(joined.gather_run_borrowed(4, 6), arrays[1])

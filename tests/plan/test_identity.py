@@ -15,8 +15,8 @@ import pytest
 import headrace as hr
 from headrace.element.spec import ArraySpec
 from headrace.plan.identity import (
-    changed_functions,
-    first_difference,
+    describe_changed_functions,
+    describe_first_difference,
     identity,
     identity_digest,
 )
@@ -68,7 +68,7 @@ class Table(Source):
     block: int = 4
     size: int = 3
 
-    speed_only = ("block",)
+    performance_fields = ("block",)
 
     def open(self, start, stop, position=None, *, pass_number=()):
         raise NotImplementedError
@@ -92,7 +92,7 @@ class Wide(Source):
 class Distributed(Source):
     """A source that stands for a plan which runs elsewhere."""
 
-    written: object
+    remote_plan: object
     size: int = 1
     splittable: bool = False
 
@@ -246,8 +246,8 @@ SAME = {
 def test_what_gives_the_same_places_is_the_same_plan(name):
     one, other = SAME[name]()
     assert identity_digest(one.plan) == identity_digest(other.plan)
-    assert first_difference(identity(one.plan), other.plan) is None
-    assert first_difference(identity(other.plan), one.plan) is None
+    assert describe_first_difference(identity(one.plan), other.plan) is None
+    assert describe_first_difference(identity(other.plan), one.plan) is None
 
 
 HERE = r"\(test_identity\.py:\d+\)"
@@ -404,7 +404,7 @@ def test_the_first_step_that_differs_is_named(name):
     make, sentence = DIFFERENT[name]
     saved, plan = make()
     stored = json.loads(json.dumps(identity(saved.plan)))
-    found = first_difference(stored, plan.plan)
+    found = describe_first_difference(stored, plan.plan)
     assert found is not None
     assert re.search(sentence, found), found
     assert identity_digest(saved.plan) != identity_digest(plan.plan)
@@ -412,8 +412,8 @@ def test_the_first_step_that_differs_is_named(name):
 
 def test_kinds_and_digests_are_enough():
     saved = [entry[:2] for entry in identity(base().shuffle(3).plan)]
-    assert first_difference(saved, base().shuffle(3).plan) is None
-    found = first_difference(saved, base().shuffle(4).plan)
+    assert describe_first_difference(saved, base().shuffle(3).plan) is None
+    found = describe_first_difference(saved, base().shuffle(4).plan)
     assert "shuffle" in found
     assert "buffer_size is 4" in found
 
@@ -446,26 +446,28 @@ def make_function(name):
 def test_the_code_of_functions_within_counts_too():
     saved = identity(base().map(make_function("(lambda y: y + 1)(x)")).plan)
     changed = base().map(make_function("(lambda y: y + 2)(x)"))
-    assert len(changed_functions(saved, changed.plan)) == 1
+    assert len(describe_changed_functions(saved, changed.plan)) == 1
     same = base().map(make_function("(lambda y: y + 1)(x)"))
-    assert changed_functions(saved, same.plan) == []
+    assert describe_changed_functions(saved, same.plan) == []
 
 
 def test_changed_code_is_worth_a_warning():
     saved = identity(base().map(make_function("x + 1")).map(double).plan)
     changed = base().map(make_function("x + 2")).map(double)
-    assert first_difference(saved, changed.plan) is None
-    (sentence,) = changed_functions(saved, changed.plan)
+    assert describe_first_difference(saved, changed.plan) is None
+    (sentence,) = describe_changed_functions(saved, changed.plan)
     assert sentence.startswith("step 2, map (test_identity.py:")
     assert sentence.endswith("the code of its function has changed")
-    assert changed_functions(saved, base().map(make_function("x + 1")).map(double).plan) == []
+    assert (
+        describe_changed_functions(saved, base().map(make_function("x + 1")).map(double).plan) == []
+    )
 
 
 def test_code_is_compared_within_one_version_of_python_only():
     saved = identity(base().map(make_function("x + 1")).plan)
     assert saved[1][3].startswith(f"{sys.version_info.major}.{sys.version_info.minor}:")
     saved[1][3] = "2.7:0123456789abcdef"
-    assert changed_functions(saved, base().map(make_function("x + 2")).plan) == []
+    assert describe_changed_functions(saved, base().map(make_function("x + 2")).plan) == []
 
 
 class Caller:
@@ -502,4 +504,4 @@ def test_data_with_other_containers_or_kinds_of_text_is_other_data():
     variants += [slices(["a", "b", "c"]), slices([b"a", b"b", b"c"])]
     digests = {identity_digest(dataset.plan) for dataset in variants}
     assert len(digests) == len(variants)
-    assert first_difference(identity(variants[0].plan), variants[1].plan) is not None
+    assert describe_first_difference(identity(variants[0].plan), variants[1].plan) is not None

@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.plan.determinism import fixed_seeds, free_steps, kept_steps, with_fixed_seeds
-from headrace.plan.elements import Gather
-from headrace.plan.node import distinct
-from headrace.plan.traverse import lending_steps
-from headrace.rewrites.normal import normalize
+from headrace.plan.determinism import (
+    collect_fixed_seeds,
+    find_overruled_steps,
+    find_unordered_steps,
+    with_fixed_seeds,
+)
+from headrace.plan.elements import GatherIndices
+from headrace.plan.node import distinct_nodes
+from headrace.plan.traverse import find_borrowing_steps
+from headrace.rewrites.canonicalize import canonicalize
 
 Dataset = hr.Dataset
 
@@ -27,15 +32,16 @@ def shuffled() -> hr.Dataset:
 
 def test_each_shuffle_of_one_order_without_a_seed_has_one_that_was_drawn_when_it_was_made() -> None:
     one, other = shuffled(), shuffled()
-    assert len(fixed_seeds(one.plan)) == 2
-    assert len({*fixed_seeds(one.plan), *fixed_seeds(other.plan)}) == 4
-    assert fixed_seeds(one.plan) == fixed_seeds(one.plan)
-    assert fixed_seeds(Dataset.range(9).shuffle(9).plan) == []
+    assert len(collect_fixed_seeds(one.plan)) == 2
+    assert len({*collect_fixed_seeds(one.plan), *collect_fixed_seeds(other.plan)}) == 4
+    assert collect_fixed_seeds(one.plan) == collect_fixed_seeds(one.plan)
+    assert collect_fixed_seeds(Dataset.range(9).shuffle(9).plan) == []
 
 
 def test_the_seed_of_the_options_decides_all_of_them_each_apart() -> None:
     one, other, third = (
-        fixed_seeds(shuffled().with_options(hr.Options(seed=seed)).plan) for seed in (1, 1, 2)
+        collect_fixed_seeds(shuffled().with_options(hr.Options(seed=seed)).plan)
+        for seed in (1, 1, 2)
     )
     assert one == other
     assert len({*one, *third}) == 4
@@ -43,20 +49,20 @@ def test_the_seed_of_the_options_decides_all_of_them_each_apart() -> None:
 
 def test_a_seed_is_small_enough_for_any_reader_of_json() -> None:
     for seed in range(50):
-        found = fixed_seeds(shuffled().with_options(hr.Options(seed=seed)).plan)
+        found = collect_fixed_seeds(shuffled().with_options(hr.Options(seed=seed)).plan)
         assert all(0 <= value < 1 << 53 for value in found)
 
 
 def test_a_plan_that_was_given_the_seeds_of_another_has_its_order() -> None:
     one, other = shuffled().plan, shuffled().plan
-    given = with_fixed_seeds(other, fixed_seeds(one))
-    assert fixed_seeds(given) == fixed_seeds(one)
-    assert fixed_seeds(other) != fixed_seeds(one)
+    given = with_fixed_seeds(other, collect_fixed_seeds(one))
+    assert collect_fixed_seeds(given) == collect_fixed_seeds(one)
+    assert collect_fixed_seeds(other) != collect_fixed_seeds(one)
 
 
 def test_a_plan_that_has_these_seeds_is_left_alone() -> None:
     plan = shuffled().plan
-    assert with_fixed_seeds(plan, fixed_seeds(plan)) is plan
+    assert with_fixed_seeds(plan, collect_fixed_seeds(plan)) is plan
 
 
 # --- free order counts where nothing above would have to read the same elements again -------------
@@ -72,8 +78,8 @@ def mapped(dataset=None, **how):
 
 
 def free_count(dataset) -> int:
-    normal = normalize(dataset.plan)
-    return len(free_steps(normal.plan, normal.options.deterministic))
+    normal = canonicalize(dataset.plan)
+    return len(find_unordered_steps(normal.plan, normal.options.deterministic))
 
 
 KEEPS = {
@@ -122,21 +128,21 @@ def test_the_order_is_kept_below(name):
 
 def test_of_two_steps_the_upper_one_is_free():
     dataset = mapped(mapped())
-    normal = normalize(dataset.plan)
-    assert free_steps(normal.plan, None) == frozenset([id(normal.plan)])
-    assert kept_steps(normal.plan, None) == {id(normal.plan.inputs[0]): normal.plan}
+    normal = canonicalize(dataset.plan)
+    assert find_unordered_steps(normal.plan, None) == frozenset([id(normal.plan)])
+    assert find_overruled_steps(normal.plan, None) == {id(normal.plan.inputs[0]): normal.plan}
 
 
 def test_an_interleave_below_a_free_map_keeps_its_order_and_without_one_it_does_not():
     def read(**how):
         rows = Dataset.range(9).interleave(nested, num_parallel_calls=2, deterministic=False)
-        return normalize(rows.map(lambda x: x + 1, **how).plan).plan
+        return canonicalize(rows.map(lambda x: x + 1, **how).plan).plan
 
     free, kept = read(num_parallel_calls=2, deterministic=False), read(num_parallel_calls=2)
-    assert free_steps(free, None) == {id(free)}
-    assert list(kept_steps(free, None).values()) == [free]
-    assert free_steps(kept, None) == {id(kept.inputs[0])}
-    assert kept_steps(kept, None) == {}
+    assert find_unordered_steps(free, None) == {id(free)}
+    assert list(find_overruled_steps(free, None).values()) == [free]
+    assert find_unordered_steps(kept, None) == {id(kept.inputs[0])}
+    assert find_overruled_steps(kept, None) == {}
 
 
 def test_the_option_holds_where_a_step_says_nothing():
@@ -156,9 +162,11 @@ def rows():
 
 def lent(dataset) -> list[bool]:
     """Return for each place where elements are fetched whether they may be lent there."""
-    plan = normalize(dataset.plan).plan
-    lending = lending_steps(plan)
-    return [id(node) in lending for node in distinct([plan]) if isinstance(node, Gather)]
+    plan = canonicalize(dataset.plan).plan
+    lending = find_borrowing_steps(plan)
+    return [
+        id(node) in lending for node in distinct_nodes([plan]) if isinstance(node, GatherIndices)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +212,8 @@ def test_of_two_inputs_each_is_lent_by_itself():
 
 
 def test_a_step_that_stands_in_two_places_is_lent_only_if_it_may_be_in_both():
-    shared = normalize(rows().plan).plan
+    shared = canonicalize(rows().plan).plan
     plain, mapped = hr.Dataset(shared), hr.Dataset(shared).map(lambda x: x)
     both = Dataset.zip(plain.cache(), mapped).plan
-    assert id(shared) not in lending_steps(both)
-    assert id(shared) in lending_steps(Dataset.zip(plain.cache(), plain).plan)
+    assert id(shared) not in find_borrowing_steps(both)
+    assert id(shared) in find_borrowing_steps(Dataset.zip(plain.cache(), plain).plan)

@@ -13,7 +13,7 @@ from headrace.plan.source import (
     IndexedSource,
     check_limit,
     check_range,
-    checked_source,
+    validate_source,
 )
 
 
@@ -109,9 +109,9 @@ class Lookalike:
 )
 def test_what_is_no_source_is_refused_with_what_would_do(found: Any, cure: str) -> None:
     with pytest.raises(TypeError, match=cure):
-        checked_source(found)
+        validate_source(found)
 
 
 def test_a_source_is_itself() -> None:
     source = Tens()
-    assert checked_source(source) is source
+    assert validate_source(source) is source

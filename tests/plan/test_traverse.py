@@ -8,26 +8,31 @@ import pytest
 import headrace as hr
 from headrace.element.spec import ArraySpec
 from headrace.plan.fingerprint import fingerprint
-from headrace.plan.identity import first_difference, identity
+from headrace.plan.identity import describe_first_difference, identity
 from headrace.plan.node import Node, describe_function
 from headrace.plan.options import Options
 from headrace.plan.ordering import ShardBlocks
+from headrace.plan.partition_nodes import (
+    PartitionBoundary,
+    RaiseDeferredErrors,
+    ReadSplits,
+    TagUpstreamErrors,
+)
 from headrace.plan.serialize import dump_plan, load_plan
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import (
     cardinality,
     element_spec,
+    find_leaves,
     fold,
-    leaves,
     merged_options,
     outline,
     transform,
     walk,
 )
-from headrace.plan.units import FailsBelow, RaiseFailed, Root, Units
-from headrace.rewrites.normal import normalize
+from headrace.rewrites.canonicalize import canonicalize
 from headrace.rewrites.optimize import prepare
-from headrace.rewrites.positions import deal_of
+from headrace.rewrites.split_space import compute_split_space
 
 Dataset = hr.Dataset
 INT = ArraySpec((), np.int64)
@@ -79,12 +84,12 @@ def test_plans_of_thousands_of_steps_are_as_good_as_any(name):
     assert len(outline(plan).splitlines()) == count
     assert element_spec(plan, infer=lambda node: INT) == INT
     assert len(fingerprint(plan)) == 32
-    assert first_difference(identity(plan), plan) is None
+    assert describe_first_difference(identity(plan), plan) is None
     copy = load_plan(dump_plan(plan))
     assert outline(copy) == outline(plan)
     normal = prepare(plan).plan
-    assert len(leaves(normal)) in (1, STEPS + 1)
-    deal = deal_of(normal)
+    assert len(find_leaves(normal)) in (1, STEPS + 1)
+    deal = compute_split_space(normal)
     assert sum(last - first for _, _, first, last in deal.locate(0, 3)) == 3
     assert repr(plan).startswith("<")
 
@@ -103,7 +108,7 @@ def test_walking_and_folding_go_through_every_place_in_order():
 
 def test_a_node_that_stands_in_two_places_is_transformed_once():
     half = Dataset.range(3).take(2)
-    plan = transform(half.concatenate(half).plan, lambda node: node.with_inputs(node.inputs))
+    plan = transform(half.concatenate(half).plan, lambda node: node.copy_with_inputs(node.inputs))
     assert plan.first is plan.second
     assert plan.first is not half.plan
 
@@ -148,7 +153,7 @@ def kept(x):
 
 
 def steps() -> dict[str, Node]:
-    """Return a step of each kind, as written and in the normal form."""
+    """Return a step of each kind, as written and in the canonical form."""
     numbers = Dataset.range(9)
     whole = Dataset.zip(
         numbers.map(kept, num_parallel_calls=2).filter(bool).shuffle(4).cache().prefetch(2),
@@ -160,10 +165,10 @@ def steps() -> dict[str, Node]:
         Dataset.sample_from_datasets([numbers, numbers]),
         Dataset.choose_from_datasets([numbers, numbers], numbers),
     ).with_options(hr.Options(seed=1))
-    failing = (RaiseFailed(input=whole.plan), FailsBelow(input=whole.plan))
-    halves = (Root(input=whole.plan), Units(size=3, count=9), *failing)
-    shares = (ShardBlocks(input=whole.plan, num_shards=2, index=0, block=3),)
-    plans = (whole.plan, normalize(whole.plan).plan, *halves, *shares)
+    failing = (RaiseDeferredErrors(input=whole.plan), TagUpstreamErrors(input=whole.plan))
+    halves = (PartitionBoundary(input=whole.plan), ReadSplits(num_splits=3, count=9), *failing)
+    shares = (ShardBlocks(input=whole.plan, num_shards=2, index=0, block_size=3),)
+    plans = (whole.plan, canonicalize(whole.plan).plan, *halves, *shares)
     return {node.kind: node for plan in plans for node in walk(plan)}
 
 
@@ -190,8 +195,8 @@ def derived(kind):
 @pytest.mark.parametrize("kind", ALL_STEPS)
 def test_what_makes_one_element_of_each_keeps_their_number(kind):
     step = ALL_STEPS[kind]
-    assert step.keeps_count or not step.one_to_one
-    if step.keeps_count:
+    assert step.preserves_count or not step.one_to_one
+    if step.preserves_count:
         assert [cardinality_of(step, n) for n in (0, 7, INFINITE, UNKNOWN)] == [
             0, 7, INFINITE, UNKNOWN,
         ]  # fmt: skip
@@ -200,19 +205,19 @@ def test_what_makes_one_element_of_each_keeps_their_number(kind):
 @pytest.mark.parametrize("kind", ALL_STEPS)
 def test_units_pass_through_what_keeps_the_number_and_grow_in_batches(kind):
     step = ALL_STEPS[kind]
-    below = {"batch": 6, "padded_batch": 6}.get(kind, 3 if step.keeps_count else None)
-    assert step.unit_below(3) == below
+    below = {"batch": 6, "padded_batch": 6}.get(kind, 3 if step.preserves_count else None)
+    assert step.input_split_size(3) == below
 
 
 @pytest.mark.parametrize("kind", ALL_STEPS)
 def test_what_draws_is_arithmetic_or_keeps_the_order_below_it(kind):
     step = ALL_STEPS[kind]
-    assert not step.draws or step.index_step or step.reads_again
+    assert not step.is_random or step.is_index_step or step.rereads_input
 
 
 @pytest.mark.parametrize("kind", ALL_STEPS)
 def test_what_has_a_spec_of_its_own_asks_for_no_other(kind):
     step = ALL_STEPS[kind]
-    if step.own_spec:
+    if step.has_own_spec:
         step.spec()
-    assert set(step.speed_only) <= set(step.parameters())
+    assert set(step.performance_fields) <= set(step.parameters())

@@ -17,21 +17,21 @@ import numpy as np
 from headrace.element.normalize import normalize
 from headrace.element.structure import unflatten
 from headrace.element.transpose import map_leaves
-from headrace.execution.shuffle_buffer import Draws
+from headrace.execution.shuffle_buffer import SlotDraws
 from headrace.plan.batching import Batch, PaddedBatch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch
-from headrace.plan.combined_sources import draws
+from headrace.plan.combined_sources import reads_unresolved_source
 from headrace.plan.combining import Choose, Concatenate, Interleave, Sample, Zip
-from headrace.plan.determinism import fixed_seeds, with_fixed_seeds
+from headrace.plan.determinism import collect_fixed_seeds, with_fixed_seeds
 from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Filter, Map, Scan, TakeWhile
 from headrace.plan.node import Node
 from headrace.plan.options import WithOptions
-from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
-from headrace.plan.random_words import key_of, words_at
+from headrace.plan.ordering import Enumerate, Repeat, ShardElements, Shuffle, Skip, Take
+from headrace.plan.random_words import derive_key, random_words
 from headrace.plan.source import INFINITE
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
-from headrace.sources.memory import HeldRowsSource, RandomSource
+from headrace.sources.memory import ElementListSource, RandomSource
 
 _MASK = (1 << 64) - 1
 
@@ -47,7 +47,7 @@ def elements(
         passes: Which pass this is: the iteration, then that of each repeat around.
         outer: Numbers of the steps that opened this plan.
     """
-    plan = with_fixed_seeds(plan, fixed_seeds(plan))
+    plan = with_fixed_seeds(plan, collect_fixed_seeds(plan))
     return _Reading(plan, seed, outer).of(plan, passes, ())
 
 
@@ -83,7 +83,9 @@ class _Reading:
             return
         for place, input_ in enumerate(node.inputs):
             self._number(input_, (*path, place))
-        if isinstance(node, Shuffle | Interleave | GroupByWindow | Sample) or draws(node):
+        if isinstance(
+            node, Shuffle | Interleave | GroupByWindow | Sample
+        ) or reads_unresolved_source(node):
             self.numbers[path] = self._drawing
             self._drawing += 1
         if isinstance(node, Cache):
@@ -99,11 +101,11 @@ class _Reading:
             case FromSource(source=RandomSource(seed=seed)):
                 unseeded = [4, self.seed & _MASK, len(self.outer) + 1, *self.outer]
                 if seed is None:
-                    key = key_of([*unseeded, self.numbers[path], *passes[:1]])
+                    key = derive_key([*unseeded, self.numbers[path], *passes[:1]])
                 else:
-                    key = key_of([5, seed & _MASK])
+                    key = derive_key([5, seed & _MASK])
                 for n in itertools.count():
-                    yield np.int64(words_at(key, [n])[0] >> np.uint64(32))
+                    yield np.int64(random_words(key, [n])[0] >> np.uint64(32))
             case FromSource(source=source):
                 yield from _read_source(source)
             case Scan(initial_state=value, fn=fn):
@@ -142,7 +144,7 @@ class _Reading:
                 yield from read(0) if count < 0 else itertools.islice(read(0), count)
             case Skip(count=count):
                 yield from () if count < 0 else itertools.islice(read(0), count, None)
-            case Shard(num_shards=shards, index=index):
+            case ShardElements(num_shards=shards, index=index):
                 yield from itertools.islice(read(0), index, None, shards)
             case Enumerate(start=start):
                 yield from ((np.int64(n), x) for n, x in enumerate(read(0), start))
@@ -175,8 +177,8 @@ class _Reading:
         unseeded = [2, self.seed & _MASK, len(path), *path, *passes]
         seeded = [1, (node.seed or 0) & _MASK, *passes]
         if node.seed is None and not node.reshuffle_each_iteration:
-            unseeded = [3, node.drawn_seed & _MASK]
-        draws = Draws(unseeded if node.seed is None else seeded, node.buffer_size)
+            unseeded = [3, node.default_seed & _MASK]
+        draws = SlotDraws(unseeded if node.seed is None else seeded, node.buffer_size)
         held = list(itertools.islice(input_, node.buffer_size))
         for x in input_:
             slot = int(draws.take(1)[0])
@@ -204,24 +206,24 @@ class _Reading:
     def _of_window(self, node: Any, key: int, window: list[Any]) -> Iterator[Any]:
         if isinstance(node, BucketBySequenceLength):
             return iter([_stack(window)])
-        dataset = node.make_dataset(FromSource(source=HeldRowsSource(window)))
+        dataset = node.make_dataset(FromSource(source=ElementListSource(window)))
         return elements(node.reduce_func(np.int64(key), dataset).plan, seed=self.seed)
 
     def _drawn(self, node: Sample, passes: tuple[int, ...], number: int | None) -> Any:
-        is_same = node.is_same_in_each_pass
+        is_same = node.is_same_in_each_epoch
         path = (*self.outer, number)
         entropy = [2, self.seed & _MASK, len(path), *path, *passes]
         if node.seed is not None:
             entropy = [6, node.seed & _MASK, *(() if is_same else passes)]
         elif is_same:
-            entropy = [3, node.drawn_seed & _MASK]
+            entropy = [3, node.default_seed & _MASK]
 
         def chosen(ended: set[int], step: int) -> int | None:
             given = node.weights or (1.0,) * len(node.datasets)
             weights = [0.0 if n in ended else w for n, w in enumerate(given)]
             if not any(weights):
                 return None
-            word = words_at(key_of([*entropy, len(ended)]), [step])[0]
+            word = random_words(derive_key([*entropy, len(ended)]), [step])[0]
             drawn = float(word >> np.uint64(11)) * 2.0**-53
             ends = np.cumsum(weights) / sum(weights)
             return next(n for n, end in enumerate(ends) if drawn < end)

@@ -21,7 +21,7 @@ from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError
 from headrace.execution.elementwise import call_on_columns, may_raise_on_warnings
 from headrace.plan.elementwise import Filter, Map
-from headrace.rewrites.columns import map_columns, trace
+from headrace.rewrites.columns import infer_columnar_spec, mark_columnar
 from tests.rewrites.functions import compile_function, random_case
 
 INT = ArraySpec((), np.int64)
@@ -216,7 +216,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_not_proved_is_called_with_elements(name):
-    assert trace(HOSTILE[name], INT) is None
+    assert infer_columnar_spec(HOSTILE[name], INT) is None
     assert call_on_columns(HOSTILE[name], NUMBERS, len(NUMBERS)) is None
 
 
@@ -234,14 +234,14 @@ def test_a_plan_with_a_hostile_function_yields_what_a_loop_does(name):
 @pytest.mark.parametrize("target", ["u1", "int8", "uint32", np.int64, int])
 @pytest.mark.parametrize("source", ["f2", "f4", "f8"])
 def test_a_float_becomes_an_integer_by_rows_alone(source, target):
-    assert trace(lambda x: x.astype(target), ArraySpec((), source)) is None
+    assert infer_columnar_spec(lambda x: x.astype(target), ArraySpec((), source)) is None
 
 
 @pytest.mark.parametrize(
     "dtype", ["c8", "M8[s]", "m8[s]", "g", ">i4", ">f8", "i4,f4", "S", "U"], ids=str
 )
 def test_columns_of_other_kinds_are_called_with_elements(dtype):
-    assert trace(lambda x: x, ArraySpec((), dtype)) is None
+    assert infer_columnar_spec(lambda x: x, ArraySpec((), dtype)) is None
     column = np.zeros(3, object if dtype in "SU" else dtype)
     assert call_on_columns(lambda x: x, column, 3) is None
 
@@ -258,7 +258,7 @@ def test_a_namedtuple_is_passed_whole_and_by_rows():
     def add(pair):
         return pair[0] + 1
 
-    assert trace(add, Pair(INT, INT)) is None
+    assert infer_columnar_spec(add, Pair(INT, INT)) is None
     assert call_on_columns(add, Pair(NUMBERS, NUMBERS), len(NUMBERS)) is None
 
 
@@ -283,15 +283,15 @@ PROVED = {
 @pytest.mark.parametrize("dtype", ["i8", "f4"])
 def test_arithmetic_stays_in_columns(name, dtype):
     column = NUMBERS.astype(dtype)
-    assert trace(PROVED[name], ArraySpec((), dtype)) is not None
+    assert infer_columnar_spec(PROVED[name], ArraySpec((), dtype)) is not None
     assert assert_columns_give_the_elements(PROVED[name], column, len(column))
 
 
 def test_a_map_and_a_filter_are_marked_in_the_plan():
     numbers = hr.Dataset.range(5).plan
-    assert map_columns(Map(input=numbers, fn=lambda x: x * x)).output_spec == INT
-    assert map_columns(Filter(input=numbers, predicate=lambda x: x > 2)).columnar
-    assert not map_columns(Filter(input=numbers, predicate=lambda x: x % 2)).columnar
+    assert mark_columnar(Map(input=numbers, fn=lambda x: x * x)).output_spec == INT
+    assert mark_columnar(Filter(input=numbers, predicate=lambda x: x > 2)).columnar
+    assert not mark_columnar(Filter(input=numbers, predicate=lambda x: x % 2)).columnar
 
 
 def test_a_cell_that_is_rebound_is_read_again():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.execution.build import start
+from headrace.execution.build import build_iterator
 from headrace.plan.traverse import merged_options
 from headrace.sources.memory import RangeSource
 from tests.rewrites.oracle import elements, equal
@@ -23,7 +23,7 @@ MOST = 200
 
 def executed(plan, *, seed, sizes, most=MOST):
     """Read up to `most` elements, in chunks of these sizes in turn."""
-    iterator = start(plan, seed=seed)
+    iterator = build_iterator(plan, seed=seed)
     rows = []
     for size in itertools.cycle(sizes):
         if len(rows) >= most or (chunk := iterator.next_chunk(size)) is None:

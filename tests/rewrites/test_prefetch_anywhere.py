@@ -7,7 +7,7 @@ import pytest
 import headrace as hr
 from headrace.plan.buffering import Prefetch
 from headrace.plan.traverse import walk
-from headrace.rewrites.normal import normalize
+from headrace.rewrites.canonicalize import canonicalize
 
 from ..execution.contract import copied, plain
 
@@ -86,6 +86,6 @@ def test_nested_datasets_draw_the_same(name):
 
 
 def test_a_prefetch_below_a_batch_holds_as_many_elements():
-    plan = normalize(Dataset.range(100).prefetch(50).batch(20).plan).plan
+    plan = canonicalize(Dataset.range(100).prefetch(50).batch(20).plan).plan
     (prefetch,) = [step for step in walk(plan) if isinstance(step, Prefetch)]
     assert prefetch.buffer_size == 3

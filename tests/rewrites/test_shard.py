@@ -7,7 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from headrace.execution.build import opens_files, start
+from headrace.execution.build import build_iterator, opens_files
 from headrace.plan.identity import identity
 from headrace.plan.ordering import SHARD_HINT
 from headrace.rewrites.shard import shard_elements, shard_files, shard_hints
@@ -18,7 +18,7 @@ SEED = 7
 
 
 def elements(plan, pass_number=(0,)):
-    iterator = start(plan, seed=SEED, pass_number=pass_number)
+    iterator = build_iterator(plan, seed=SEED, epoch=pass_number)
     found = []
     try:
         while (chunk := iterator.next_chunk(64)) is not None:
@@ -193,7 +193,7 @@ def test_options_of_the_plan_stay(files):
 
 
 def elements_without_seed(plan):
-    iterator = start(plan)
+    iterator = build_iterator(plan)
     try:
         found = []
         while (chunk := iterator.next_chunk(64)) is not None:

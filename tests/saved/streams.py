@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.element.chunk import Chunk
-from headrace.element.spec import describe_spec, loosened, spec_of
+from headrace.element.spec import describe_spec, relax_lengths, spec_of
 from headrace.saved.chunk_file import ChunkFile
 from headrace.saved.directory import SavedDirectory
-from headrace.saved.format import Begun, ChunkRecord, ordered
+from headrace.saved.format import ChunkRecord, SaveHeader, assign_order
 from headrace.saved.writer import StreamWriter
 
 SAVE = "0123456789abcdef"
@@ -19,8 +19,8 @@ SAVE = "0123456789abcdef"
 def begun(path: Path | str, first: Any = None, plan: str = "plan", save: str = SAVE) -> Any:
     """Begin a save, and return its directory."""
     directory = SavedDirectory(path)
-    spec = None if first is None else describe_spec(loosened(spec_of(first)))
-    directory.begin(Begun(save, plan, spec))
+    spec = None if first is None else describe_spec(relax_lengths(spec_of(first)))
+    directory.begin(SaveHeader(save, plan, spec))
     return directory
 
 
@@ -38,8 +38,8 @@ def write_stream(
     writer = StreamWriter(directory, save, stream, number=number, batch_bytes=batch_bytes)
     for start in range(0, len(rows), each):
         writer.append(Chunk.of_rows(list(rows[start : start + each])))
-        writer.cut()
-    return writer.take_whole()
+        writer.finish_file()
+    return writer.take_finished_files()
 
 
 def saved(path: Path | str, *streams: Sequence[Any], each: int = 1 << 30) -> SavedDirectory:
@@ -58,7 +58,7 @@ def publish(
     directory: SavedDirectory, records: Iterable[ChunkRecord], first: int = 0
 ) -> list[ChunkRecord]:
     """Publish chunk files in this order, the first of them as number `first`."""
-    decided = ordered(records, first)
+    decided = assign_order(records, first)
     directory.publish(SAVE, decided)
     return decided
 

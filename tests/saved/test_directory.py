@@ -14,8 +14,16 @@ from headrace.errors import (
     DataLossError,
     FailedPreconditionError,
 )
-from headrace.saved.directory import SavedDirectory, Standing
-from headrace.saved.format import DONE, ERROR, METADATA, Begun, ChunkRecord, encode_done, ordered
+from headrace.saved.directory import DirectoryStatus, SavedDirectory
+from headrace.saved.format import (
+    DONE,
+    ERROR,
+    METADATA,
+    ChunkRecord,
+    SaveHeader,
+    assign_order,
+    encode_done,
+)
 from tests.saved.streams import SAVE, begun, publish, read, saved, write_stream
 
 OTHER = "f" * 16
@@ -27,20 +35,20 @@ def names(path: Path) -> list[str]:
 
 def test_a_directory_says_how_far_it_is(tmp_path: Path) -> None:
     path = tmp_path / "d"
-    assert SavedDirectory(path).look() == Standing(None)
+    assert SavedDirectory(path).read_status() == DirectoryStatus(None)
 
     directory = begun(path)
-    first = Begun(SAVE, "plan", None)
-    assert directory.look() == Standing(first)
+    first = SaveHeader(SAVE, "plan", None)
+    assert directory.read_status() == DirectoryStatus(first)
 
     records = write_stream(directory, 0, [b"a", b"b", b"c"], each=2)
-    assert directory.published(SAVE) == []
+    assert directory.list_published(SAVE) == []
     publish(directory, records[:1])
-    assert directory.published(SAVE) == [ChunkRecord(0, 0, order=0)]
+    assert directory.list_published(SAVE) == [ChunkRecord(0, 0, order=0)]
     records = publish(directory, records)
     directory.finish(SAVE, records)
 
-    assert directory.look() == Standing(first, tuple(records))
+    assert directory.read_status() == DirectoryStatus(first, tuple(records))
     assert read(directory, records) == [b"a", b"b", b"c"]
 
 
@@ -49,20 +57,20 @@ def test_the_order_is_that_in_which_files_were_published(tmp_path: Path) -> None
     a, b, c = write_stream(directory, 0, [b"a", b"b", b"c"], each=1)
     x, y = write_stream(directory, 7, [b"x", b"y"], each=1)
     records = publish(directory, [x, a, b, y, c])
-    assert read(directory, directory.published(SAVE)) == [b"x", b"a", b"b", b"y", b"c"]
+    assert read(directory, directory.list_published(SAVE)) == [b"x", b"a", b"b", b"y", b"c"]
 
     directory.finish(SAVE, records)
-    assert read(directory, directory.look().chunks or ()) == [b"x", b"a", b"b", b"y", b"c"]
+    assert read(directory, directory.read_status().chunks or ()) == [b"x", b"a", b"b", b"y", b"c"]
 
 
 def test_a_file_is_read_once_those_before_it_are_there(tmp_path: Path) -> None:
     directory = begun(tmp_path)
-    records = ordered(write_stream(directory, 0, [b"a", b"b", b"c"], each=1))
+    records = assign_order(write_stream(directory, 0, [b"a", b"b", b"c"], each=1))
     directory.publish(SAVE, [records[0], records[2]])
-    assert read(directory, directory.published(SAVE)) == [b"a"]
+    assert read(directory, directory.list_published(SAVE)) == [b"a"]
 
     directory.publish(SAVE, records)
-    assert read(directory, directory.published(SAVE)) == [b"a", b"b", b"c"]
+    assert read(directory, directory.list_published(SAVE)) == [b"a", b"b", b"c"]
 
 
 def test_stray_files_are_ignored(tmp_path: Path) -> None:
@@ -76,7 +84,7 @@ def test_stray_files_are_ignored(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(b"?")
     (tmp_path / "folder").mkdir()
-    chunks = directory.look().chunks
+    chunks = directory.read_status().chunks
 
     assert chunks is not None
     assert read(directory, chunks) == [b"a"]
@@ -87,7 +95,7 @@ def test_a_directory_that_is_finished_is_left_alone(tmp_path: Path) -> None:
     before = names(tmp_path)
 
     with pytest.raises(AlreadyExistsError, match=r"holds a saved dataset of 2 elements already"):
-        directory.begin(Begun(OTHER, "plan", None))
+        directory.begin(SaveHeader(OTHER, "plan", None))
     assert names(tmp_path) == before
 
 
@@ -97,23 +105,23 @@ def test_one_plan_begins_again_where_it_was_left_unfinished(tmp_path: Path) -> N
     publish(directory, records[:1])
     (tmp_path / "notes.txt").touch()
 
-    directory.begin(Begun(OTHER, "plan", None))
+    directory.begin(SaveHeader(OTHER, "plan", None))
 
     assert names(tmp_path) == [METADATA, "notes.txt"]
-    assert directory.look() == Standing(Begun(OTHER, "plan", None))
+    assert directory.read_status() == DirectoryStatus(SaveHeader(OTHER, "plan", None))
 
 
 def test_what_another_plan_left_unfinished_is_left_alone(tmp_path: Path) -> None:
     directory = begun(tmp_path)
 
     with pytest.raises(AlreadyExistsError, match="the unfinished save of another pipeline; name"):
-        directory.begin(Begun(OTHER, "another plan", None))
+        directory.begin(SaveHeader(OTHER, "another plan", None))
 
 
 def test_whoever_saves_finds_out_that_another_began_since(tmp_path: Path) -> None:
     directory = begun(tmp_path)
-    records = ordered(write_stream(directory, 0, [b"a"]))
-    directory.begin(Begun(OTHER, "plan", None))
+    records = assign_order(write_stream(directory, 0, [b"a"]))
+    directory.begin(SaveHeader(OTHER, "plan", None))
 
     for act in (
         lambda: directory.publish(SAVE, records),
@@ -122,7 +130,7 @@ def test_whoever_saves_finds_out_that_another_began_since(tmp_path: Path) -> Non
     ):
         with pytest.raises(AbortedError, match="given up: another process began to save there"):
             act()
-    assert directory.look() == Standing(Begun(OTHER, "plan", None))
+    assert directory.read_status() == DirectoryStatus(SaveHeader(OTHER, "plan", None))
 
 
 def test_a_save_that_is_begun_twice_goes_on(tmp_path: Path) -> None:
@@ -131,7 +139,7 @@ def test_a_save_that_is_begun_twice_goes_on(tmp_path: Path) -> None:
 
     begun(tmp_path)
 
-    assert directory.published(SAVE) == [ChunkRecord(0, 0, order=0)]
+    assert directory.list_published(SAVE) == [ChunkRecord(0, 0, order=0)]
 
 
 def test_any_plan_begins_where_one_failed(tmp_path: Path) -> None:
@@ -139,19 +147,19 @@ def test_any_plan_begins_where_one_failed(tmp_path: Path) -> None:
     publish(directory, write_stream(directory, 0, [b"a"]))
     directory.fail(SAVE, "KeyError: 3")
     assert names(tmp_path) == [ERROR, METADATA]
-    assert directory.look().error == "KeyError: 3"
+    assert directory.read_status().error == "KeyError: 3"
 
-    directory.begin(Begun(OTHER, "another plan", None))
+    directory.begin(SaveHeader(OTHER, "another plan", None))
 
     assert names(tmp_path) == [METADATA]
-    assert directory.look() == Standing(Begun(OTHER, "another plan", None))
+    assert directory.read_status() == DirectoryStatus(SaveHeader(OTHER, "another plan", None))
 
 
 def test_records_of_another_save_do_not_count(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     directory.folder.write(DONE, encode_done(OTHER, []))
 
-    assert directory.look() == Standing(Begun(SAVE, "plan", None))
+    assert directory.read_status() == DirectoryStatus(SaveHeader(SAVE, "plan", None))
 
 
 @pytest.mark.parametrize("name", [METADATA, DONE])
@@ -161,7 +169,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, name: str, content: bytes) ->
     (tmp_path / name).write_bytes(content)
 
     with pytest.raises(DataLossError, match=name):
-        directory.look()
+        directory.read_status()
 
 
 def test_a_done_that_does_not_add_up_is_damaged(tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_a_done_that_does_not_add_up_is_damaged(tmp_path: Path) -> None:
     ):
         (tmp_path / DONE).write_text(json.dumps({**value, **changes}))
         with pytest.raises(DataLossError, match=r"DONE' is damaged: .*save the dataset again"):
-            directory.look()
+            directory.read_status()
 
 
 def test_a_later_version_is_refused(tmp_path: Path) -> None:
@@ -184,11 +192,11 @@ def test_a_later_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / METADATA).write_text(json.dumps({**value, "version": 2}))
 
     with pytest.raises(FailedPreconditionError, match=r"version 2 of the format, .* reads 1"):
-        directory.look()
+        directory.read_status()
 
 
 def test_a_gap_is_never_finished() -> None:
     with pytest.raises(ValueError, match="chunk file 2 of stream 1 does not follow"):
-        encode_done(SAVE, ordered([ChunkRecord(1, 0, 1), ChunkRecord(1, 2, 1)]))
+        encode_done(SAVE, assign_order([ChunkRecord(1, 0, 1), ChunkRecord(1, 2, 1)]))
     with pytest.raises(ValueError, match="the chunk file of order 1 is missing"):
         encode_done(SAVE, [ChunkRecord(1, 0, 1, order=0), ChunkRecord(1, 1, 1, order=2)])

@@ -15,9 +15,9 @@ import pytest
 from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec, spec_of
 from headrace.errors import DataLossError, InvalidElementError, UnavailableError
-from headrace.saved.chunk_file import ChunkFile, finished, new_columns
-from headrace.saved.form import decode_form
+from headrace.saved.chunk_file import ChunkFile, allocate_columns, finish_columns
 from headrace.saved.format import ChunkRecord
+from headrace.saved.schema import decode_schema
 from headrace.saved.writer import StreamWriter
 from tests.saved.strategies import DTYPES, Pair, array_of, bits, random_structure
 from tests.saved.streams import SAVE, begun, publish, read, saved, write_stream
@@ -56,27 +56,27 @@ def check_column(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> No
     directory = begun(path)
     writer = StreamWriter(directory, SAVE, 0, batch_bytes=max(1, stacked.nbytes // 3))
     writer.append(Chunk.of_columns(stacked, 11))
-    writer.cut()
-    (record,) = writer.take_whole()
+    writer.finish_file()
+    (record,) = writer.take_finished_files()
     (record,) = publish(directory, [record])
 
     assert [bits(row) for row in read(directory, [record], 4)] == [bits(row) for row in stacked]
     file = ChunkFile(directory.folder, record, SAVE)
     rows = np.array([10, 0, 3, 3, 9])
-    made = new_columns(file.form, 5)
+    made = allocate_columns(file.schema, 5)
     file.gather(rows, made, np.arange(5))
-    assert bits(finished(file.form, made)[0]) == bits(np.take(stacked, rows, axis=0))
+    assert bits(finish_columns(file.schema, made)[0]) == bits(np.take(stacked, rows, axis=0))
 
 
 def test_large_rows_are_gathered_too(tmp_path: Path) -> None:
     rows = [np.full(3000, number, ">i2") for number in range(9)]
     directory = saved(tmp_path, rows)
-    (record,) = directory.look().chunks or ()
+    (record,) = directory.read_status().chunks or ()
     file = ChunkFile(directory.folder, record, SAVE)
-    made = new_columns(file.form, 3)
+    made = allocate_columns(file.schema, 3)
     file.gather(np.array([8, 2, 2]), made, np.array([2, 0, 1]))
 
-    assert finished(file.form, made)[0][:, 0].tolist() == [2, 2, 8]
+    assert finish_columns(file.schema, made)[0][:, 0].tolist() == [2, 2, 8]
 
 
 def test_others_read_the_files_as_arrow(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_others_read_the_files_as_arrow(tmp_path: Path) -> None:
         for n in range(4)
     ]
     directory = saved(tmp_path, rows)
-    (record,) = directory.look().chunks or ()
+    (record,) = directory.read_status().chunks or ()
 
     table = pa.ipc.open_file(tmp_path / record.public_name(SAVE)).read_all()
 
@@ -111,7 +111,7 @@ def test_others_read_the_files_as_arrow(tmp_path: Path) -> None:
 
 def test_names_that_would_not_tell_columns_apart_are_spelt_out(tmp_path: Path) -> None:
     directory = saved(tmp_path, [{"a": {"b": np.int8(1)}, "a.b": np.int8(2)}])
-    (record,) = directory.look().chunks or ()
+    (record,) = directory.read_status().chunks or ()
 
     table = pa.ipc.open_file(tmp_path / record.public_name(SAVE)).read_all()
 
@@ -123,8 +123,8 @@ def test_a_file_is_cut_at_its_size(tmp_path: Path) -> None:
     writer = StreamWriter(directory, SAVE, 3, chunk_bytes=10_000, batch_bytes=2000)
     for _ in range(10):
         writer.append(Chunk.of_columns(np.zeros((100, 8)), 100))
-    writer.cut()
-    records = writer.take_whole()
+    writer.finish_file()
+    records = writer.take_finished_files()
 
     assert [record[:2] for record in records] == [(3, number) for number in range(len(records))]
     assert len(records) == 7
@@ -140,7 +140,7 @@ def test_an_element_of_another_shape_begins_another_file(tmp_path: Path) -> None
 
     assert [record.elements for record in records] == [2, 2]
     assert [bits(row) for row in read(directory, records)] == [bits(row) for row in rows]
-    assert [decode_form(r.form, "").columns[0].shape for r in records] == [(4,), (None,)]
+    assert [decode_schema(r.schema, "").columns[0].shape for r in records] == [(4,), (None,)]
 
 
 def test_axes_that_do_not_differ_are_known(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_axes_that_do_not_differ_are_known(tmp_path: Path) -> None:
         writer = StreamWriter(begun(tmp_path), SAVE, 0, spec=spec, batch_bytes=batch_bytes)
         for row in rows:
             writer.append(Chunk.of_rows([row]))
-        writer.cut()
-        records = publish(begun(tmp_path), writer.take_whole())
+        writer.finish_file()
+        records = publish(begun(tmp_path), writer.take_finished_files())
 
-        assert decode_form(records[-1].form, "").spec(None) == spec
+        assert decode_schema(records[-1].schema, "").spec(None) == spec
         assert [bits(row) for row in read(begun(tmp_path), records)] == [bits(row) for row in rows]
 
 
@@ -164,10 +164,10 @@ def test_keys_have_the_order_of_the_spec(tmp_path: Path) -> None:
     for stream, row in enumerate(({"a": np.int64(1), "b": b"x"}, {"b": b"y", "a": np.int64(2)})):
         writer = StreamWriter(directory, SAVE, stream, spec=spec)
         writer.append(Chunk.of_rows([row]))
-        writer.cut()
-        records += writer.take_whole()
+        writer.finish_file()
+        records += writer.take_finished_files()
 
-    assert len({record.form for record in records}) == 1
+    assert len({record.schema for record in records}) == 1
     found = read(directory, publish(directory, records))
     assert [list(row.items()) for row in found] == [
         [("a", 1), ("b", b"x")],
@@ -183,7 +183,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     writer.append(Chunk.of_rows([np.zeros(4)]))
 
     with pytest.raises(UnavailableError, match=r"arrow' cannot be written: .*No space left"):
-        writer.cut()
+        writer.finish_file()
     writer.close()
 
 
@@ -211,14 +211,14 @@ def test_arrays_without_items_become_those_that_come_later(tmp_path: Path) -> No
 def test_elements_without_components_are_counted(tmp_path: Path) -> None:
     directory = saved(tmp_path, [{"nothing": None}] * 5)
 
-    assert read(directory, directory.look().chunks or ()) == [{"nothing": None}] * 5
+    assert read(directory, directory.read_status().chunks or ()) == [{"nothing": None}] * 5
 
 
 def test_a_large_array_is_written_without_a_copy_and_whole(tmp_path: Path) -> None:
     rows = [np.arange(1 << 20), np.arange(1 << 20) + 1]
     directory = saved(tmp_path, rows)
 
-    found = read(directory, directory.look().chunks or ())
+    found = read(directory, directory.read_status().chunks or ())
     assert [bits(row) for row in found] == [bits(row) for row in rows]
 
 
@@ -229,7 +229,7 @@ def test_a_stream_goes_on_with_a_later_number(tmp_path: Path) -> None:
     records = publish(directory, records)
     directory.finish(SAVE, records)
 
-    assert read(directory, directory.look().chunks or ()) == [b"a", b"b", b"c"]
+    assert read(directory, directory.read_status().chunks or ()) == [b"a", b"b", b"c"]
 
 
 def test_a_writer_that_is_closed_leaves_nothing_that_is_not_whole(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_writer_that_is_closed_leaves_nothing_that_is_not_whole(tmp_path: Path
     writer.close()
     writer.close()
 
-    assert writer.take_whole() == []
+    assert writer.take_finished_files() == []
     assert os.listdir(tmp_path) == ["dataset.json"]
 
 
@@ -273,7 +273,7 @@ def test_what_cannot_be_saved_names_the_component(
     def write() -> None:
         for row in rows:
             writer.append(Chunk.of_rows([row]))
-        writer.cut()
+        writer.finish_file()
 
     with pytest.raises(InvalidElementError, match=message):
         write()
@@ -288,13 +288,13 @@ def test_a_stream_is_checked_against_the_spec_of_all(tmp_path: Path) -> None:
         writer = StreamWriter(begun(tmp_path), SAVE, 0, spec=spec)
         writer.append(Chunk.of_rows([{"x": np.int64(1)}]))
         with pytest.raises(InvalidElementError, match=message):
-            writer.cut()
+            writer.finish_file()
         writer.close()
     element = Pair(np.zeros((2, 3)), "s")
     writer = StreamWriter(begun(tmp_path), SAVE, 0, spec=spec_of(element))
     writer.append(Chunk.of_rows([element]))
-    writer.cut()
-    assert len(writer.take_whole()) == 1
+    writer.finish_file()
+    assert len(writer.take_finished_files()) == 1
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_a_file_that_was_cut_short_is_named(tmp_path: Path, left: float) -> None
     size = math.floor(left * record.bytes) if 0 < left < 1 else int(left) % record.bytes
     path.write_bytes(path.read_bytes()[:size])
 
-    for known in (record, record._replace(bytes=0, elements=0, form="")):
+    for known in (record, record._replace(bytes=0, elements=0, schema="")):
         with pytest.raises(DataLossError, match=path.name):
             read(directory, [known])
 
@@ -361,6 +361,6 @@ def test_another_arrow_file_in_its_place_is_refused(tmp_path: Path) -> None:
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
-    for known in (record._replace(bytes=0), record._replace(bytes=0, form="")):
+    for known in (record._replace(bytes=0), record._replace(bytes=0, schema="")):
         with pytest.raises(DataLossError, match=record.public_name(SAVE)):
             read(directory, [known])

@@ -17,7 +17,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
-from headrace.service.client.options import reading_options
+from headrace.service.client.options import make_read_options
 
 NOWHERE = "127.0.0.1:1"
 CONSUMER = {"consumer_index": 0, "num_consumers": 2, "job_name": "j"}
@@ -101,7 +101,7 @@ def test_a_dataset_given_to_distribute_is_refused_with_apply() -> None:
 
 
 def test_dynamic_accepts_the_name_of_its_own_visitation() -> None:
-    options = reading_options(
+    options = make_read_options(
         processing_mode=ShardingPolicy.DYNAMIC, service=NOWHERE, visitation="at_most_once"
     )
     assert options.visitation == "at_most_once"

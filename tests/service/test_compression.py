@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.element import packing
+from headrace.element import frame_compression
 from headrace.errors import FailedPreconditionError
 from headrace.service import (
     DispatchServer,
@@ -83,8 +83,10 @@ def test_what_can_be_made_smaller_comes_sooner_through_a_slow_wire(
 ) -> None:
     monkeypatch.setattr(addresses, "is_local_host", lambda host: False)
     packed: list[int] = []
-    pack = packing.pack
-    monkeypatch.setattr(packing, "pack", lambda *given: packed.append(1) or pack(*given))
+    pack = frame_compression.compress_frame
+    monkeypatch.setattr(
+        frame_compression, "compress_frame", lambda *given: packed.append(1) or pack(*given)
+    )
     paces = {}
     with DispatchServer() as dispatcher:
         config = WorkerConfig(
@@ -118,8 +120,10 @@ def test_what_can_be_made_smaller_comes_sooner_through_a_slow_wire(
 def test_what_was_packed_is_read_in_order_too(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "is_local_host", lambda host: False)
     packed: list[int] = []
-    pack = packing.pack
-    monkeypatch.setattr(packing, "pack", lambda *given: packed.append(1) or pack(*given))
+    pack = frame_compression.compress_frame
+    monkeypatch.setattr(
+        frame_compression, "compress_frame", lambda *given: packed.append(1) or pack(*given)
+    )
     with DispatchServer() as dispatcher:
         config = WorkerConfig(
             dispatcher.target.partition("://")[2],
@@ -138,7 +142,7 @@ def test_what_was_packed_is_read_in_order_too(wire: Wire, monkeypatch: pytest.Mo
 
 
 def test_on_one_machine_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "pack", lambda *given: pytest.fail("packed"))
+    monkeypatch.setattr(frame_compression, "compress_frame", lambda *given: pytest.fail("packed"))
     with (
         DispatchServer() as dispatcher,
         Worker(WorkerConfig(dispatcher.target.partition("://")[2])),

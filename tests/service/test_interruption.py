@@ -173,8 +173,8 @@ def test_what_is_kept_to_go_back_is_bounded(cluster: LocalCluster) -> None:
     kept = 0
     with iter(remote) as iterator:
         for _ in iterator:
-            (reader,) = list(remote.plan.source.keeper._readers.values())  # type: ignore[attr-defined]
-            kept = max(kept, len(reader._kept._given))
+            (reader,) = list(remote.plan.source.replay_buffers._readers.values())  # type: ignore[attr-defined]
+            kept = max(kept, len(reader._replay_buffer._entries))
     assert kept <= 20
 
 

@@ -17,7 +17,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
-from headrace.service.passes import pass_in_words
+from headrace.service.epochs import format_epoch
 from tests.service.reading import numbers
 
 TEN = list(range(10))
@@ -147,8 +147,8 @@ def test_a_restored_iterator_stays_in_its_iteration(target: str, job: str, order
     second = iter(again)
     second.set_state(state)
     assert sorted(taken + numbers(second)) == TEN
-    assert second.pass_number == 2
-    assert iter(again.map(lambda x: x)).pass_number == 3
+    assert second.epoch == 2
+    assert iter(again.map(lambda x: x)).epoch == 3
 
 
 def test_an_iterator_restored_within_a_nested_dataset_stays_in_its_iteration(
@@ -217,7 +217,7 @@ def test_a_state_at_the_start_of_an_epoch_that_was_begun_is_refused(target: str,
     ("number", "words"), [((), "pass 0"), ((3,), "pass 3"), ((0, 2), "pass 0.2")]
 )
 def test_a_pass_is_called_by_its_numbers(number: tuple[int, ...], words: str) -> None:
-    assert pass_in_words(number) == words
+    assert format_epoch(number) == words
 
 
 @pytest.mark.catalogue("LW17")

@@ -333,7 +333,9 @@ def test_what_came_in_one_answer_is_taken_from_it_at_once(monkeypatch: pytest.Mo
         return chunk
 
     monkeypatch.setattr(RemoteReader, "read", noted)
-    monkeypatch.setattr("headrace.execution.intake._LONG", math.inf)  # however busy the machine is
+    monkeypatch.setattr(
+        "headrace.execution.input_buffer._MAX_CONSUMER_SECONDS", math.inf
+    )  # however busy the machine is
     rows = np.arange(512 << 13).reshape(512, 1 << 13)  # of 64 KiB
     with LocalCluster(num_workers=1, processes=False) as cluster:
         dataset = hr.Dataset.from_tensor_slices(rows).apply(

@@ -26,7 +26,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
-from headrace.service.by_value import by_value, checked_modules, dump_with
+from headrace.service.by_value import check_modules, dump_with, pickling_by_value
 from headrace.service.worker.preloading import preload
 from tests.service.reading import numbers
 
@@ -173,11 +173,11 @@ def test_a_module_that_cannot_be_pickled_is_named_and_not_the_dataset() -> None:
         plan = hr.Dataset.range(3).map(holder.add).plan
         assert load_plan(dump_plan(plan))
         with pytest.raises(FailedPreconditionError, match=r"`modules`: holder\).*lock") as caught:
-            dump_with(checked_modules(["holder"]), plan)
+            dump_with(check_modules(["holder"]), plan)
         assert "RangeSource" not in str(caught.value)
         own = threading.Lock()
         with pytest.raises(FailedPreconditionError, match="holds `own`, a lock"):
-            dump_with(checked_modules(["holder"]), hr.Dataset.range(3).map(lambda x: own).plan)
+            dump_with(check_modules(["holder"]), hr.Dataset.range(3).map(lambda x: own).plan)
     finally:
         del sys.modules["holder"]
 
@@ -188,10 +188,10 @@ def test_what_was_registered_before_stays_and_all_else_goes(folder: Path) -> Non
     travelling = alone.deep
     cloudpickle.register_pickle_by_value(alone)
     try:
-        with by_value(checked_modules([alone, travelling, travelling])):
+        with pickling_by_value(check_modules([alone, travelling, travelling])):
             assert cloudpickle.list_registry_pickle_by_value() == {"alone", "travelling.deep"}
         assert cloudpickle.list_registry_pickle_by_value() == {"alone"}
-        with pytest.raises(KeyError), by_value((travelling,)):
+        with pytest.raises(KeyError), pickling_by_value((travelling,)):
             raise KeyError
         assert cloudpickle.list_registry_pickle_by_value() == {"alone"}
     finally:

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.service.ranges import (
-    at_least,
-    common,
-    count,
+    drop_below,
     drop_first,
-    located,
-    numbered,
-    subtracted,
-    united,
+    intersect,
+    locate_in_stream,
+    subtract,
+    to_assignment_order,
+    total_length,
+    union,
 )
 
 PAIRS = st.lists(
@@ -30,9 +30,9 @@ def numbers(ranges: object) -> set[int]:
 
 @given(pairs=PAIRS)
 def test_a_union_has_all_numbers_in_ranges_that_are_apart(pairs: list[tuple[int, int]]) -> None:
-    found = united(pairs)
+    found = union(pairs)
     assert numbers(found) == numbers(pairs)
-    assert count(found) == len(numbers(pairs))
+    assert total_length(found) == len(numbers(pairs))
     assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
 
 
@@ -40,13 +40,13 @@ def test_a_union_has_all_numbers_in_ranges_that_are_apart(pairs: list[tuple[int,
 def test_a_difference_has_what_is_in_one_and_not_in_the_other(
     whole: list[tuple[int, int]], part: list[tuple[int, int]], least: int
 ) -> None:
-    left = subtracted(united(whole), united(part))
+    left = subtract(union(whole), union(part))
     assert numbers(left) == numbers(whole) - numbers(part)
-    assert left == united(left)
-    both = common(united(whole), united(part))
+    assert left == union(left)
+    both = intersect(union(whole), union(part))
     assert numbers(both) == numbers(whole) & numbers(part)
-    assert both == united(both)
-    assert numbers(at_least(united(whole), least)) == {n for n in numbers(whole) if n >= least}
+    assert both == union(both)
+    assert numbers(drop_below(union(whole), least)) == {n for n in numbers(whole) if n >= least}
 
 
 @given(runs=PAIRS, dealt=PAIRS, data=st.data())
@@ -58,9 +58,9 @@ def test_units_in_dealt_order_are_found_in_the_stream(
     kept = list(runs)
     drop_first(kept, first)
     assert [unit for start, stop in kept for unit in range(start, stop)] == stream[first:]
-    asked = at_least(united(dealt), first)
+    asked = drop_below(union(dealt), first)
     expected = {stream[number] for number in numbers(asked) if number < len(stream)}
-    assert numbers(located(kept, first, asked)) == expected
+    assert numbers(locate_in_stream(kept, first, asked)) == expected
 
 
 @given(runs=PAIRS, units=PAIRS, first=st.integers(0, 9))
@@ -69,4 +69,4 @@ def test_units_of_the_stream_are_found_in_dealt_order(
 ) -> None:
     stream = [unit for start, stop in runs for unit in range(start, stop)]
     expected = {first + place for place, unit in enumerate(stream) if unit in numbers(units)}
-    assert numbers(numbered(runs, first, united(units))) == expected
+    assert numbers(to_assignment_order(runs, first, union(units))) == expected

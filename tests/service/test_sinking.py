@@ -16,7 +16,7 @@ import headrace as hr
 from headrace.errors import UserFunctionError
 from headrace.plan.elements import FromSource
 from headrace.service import LocalCluster, ShardingPolicy, distribute
-from headrace.service.modes.ordered.plan_cut import InOrder
+from headrace.service.modes.ordered.ordered_partition import OrderedPartition
 
 pytestmark = pytest.mark.system
 
@@ -44,7 +44,7 @@ def made_by(number: int) -> np.ndarray:
     return np.array([int(number), os.getpid()])
 
 
-HALVES = ["in order", "in order, sunk", "in order, sunk, held"]
+HALVES = ["ordered", "ordered, pushed down", "ordered, pushed down, deferred errors"]
 SHUFFLED = READ.shuffle(25).with_options(hr.Options(seed=5))
 
 
@@ -52,17 +52,17 @@ def in_order(dataset: hr.Dataset, service: str, job: str | None = None, **terms:
     return dataset.apply(distribute(DYNAMIC, service, job, ordered=True, **terms))
 
 
-def cut_of(served: hr.Dataset) -> InOrder:
+def cut_of(served: hr.Dataset) -> OrderedPartition:
     plan = served.plan
     assert isinstance(plan, FromSource)
-    chosen = plan.source.in_order
-    assert isinstance(chosen, InOrder)
+    chosen = plan.source.ordered_partition
+    assert isinstance(chosen, OrderedPartition)
     return chosen
 
 
 def kept_at(half: str, served: hr.Dataset) -> hr.Dataset:
     """Return a dataset that is cut in a way, whatever would be measured."""
-    cut_of(served).keep(half)
+    cut_of(served).fix_mode(half)
     return served
 
 
@@ -116,7 +116,7 @@ def test_what_fails_here_is_left_here_and_fails_as_before(service: str) -> None:
 def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
     first: str, service: str
 ) -> None:
-    second = "in order, sunk, held" if first == "in order" else "in order"
+    second = "ordered, pushed down, deferred errors" if first == "ordered" else "ordered"
     dataset = SHUFFLED.map(spread).batch(3)
     want = lists(dataset)
     with iter(kept_at(first, in_order(dataset, service))) as iterator:
@@ -132,14 +132,14 @@ def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
         here = iter(dataset)
         here.set_state(after)
         assert got + rest + lists(here) == want
-    assert cut_of(going_on).half == "in order, sunk, held", (
+    assert cut_of(going_on).mode == "ordered, pushed down, deferred errors", (
         "the state of one reading decides nothing"
     )
 
 
 def test_all_passes_of_a_named_job_are_cut_alike(service: str) -> None:
     dataset = SHUFFLED.map(spread)
-    with iter(kept_at("in order", in_order(dataset, service))) as iterator:
+    with iter(kept_at("ordered", in_order(dataset, service))) as iterator:
         got = lists(next(iterator) for _ in range(7))
         state = iterator.get_state()
     served = in_order(dataset, service, "all passes")
@@ -148,7 +148,7 @@ def test_all_passes_of_a_named_job_are_cut_alike(service: str) -> None:
     assert got + lists(iterator) == lists(dataset)
     again = iter(dataset)
     assert len(list(served)) == len(list(again))
-    assert cut_of(served).half == "in order"
+    assert cut_of(served).mode == "ordered"
 
 
 def test_a_place_of_one_process_is_gone_on_from_in_any_half(service: str) -> None:
@@ -175,7 +175,7 @@ def test_consumers_that_chose_otherwise_get_their_elements_of_one_order(service:
         in_order(dataset, service, "chose otherwise", consumer_index=index, num_consumers=2)
         for index in range(2)
     ]
-    kept_at("in order", consumers[0])
+    kept_at("ordered", consumers[0])
     assert re.search(r"workers +map ", consumers[1].explain())
     states = []
     for index, consumer in enumerate(consumers):
@@ -183,7 +183,10 @@ def test_consumers_that_chose_otherwise_get_their_elements_of_one_order(service:
         first = lists(next(iterator) for _ in range(4))
         states.append(iterator.get_state())
         assert first + lists(iterator) == want[index : 2 * rounds : 2]
-    assert [state["at"]["half"] for state in states] == ["in order", "in order, sunk, held"]
+    assert [state["at"]["half"] for state in states] == [
+        "ordered",
+        "ordered, pushed down, deferred errors",
+    ]
     again = [
         in_order(dataset, service, "went on", consumer_index=index, num_consumers=2)
         for index in range(2)

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from headrace.errors import NotFoundError
-from headrace.serving.blobs import BlobPart, BlobPlace
-from headrace.serving.journal import Format
+from headrace.serving.blobs import BlobPart, BlobPosition
+from headrace.serving.journal import JournalFormat
 from headrace.transport.channel import Request
 
 
@@ -30,14 +30,14 @@ def apply(state: Count, fact: Added) -> None:
         raise KeyError("no such number")
 
 
-FORMAT = Format(
+FORMAT = JournalFormat(
     number=7,
     file_name="count.sqlite",
     owner="counter",
     fresh_start="begin to count again",
-    decode_facts=msgspec.msgpack.Decoder(list[Added]).decode,
+    decode_events=msgspec.msgpack.Decoder(list[Added]).decode,
     decode_state=msgspec.msgpack.Decoder(Count).decode,
-    first_state=Count,
+    initial_state=Count,
     apply=apply,
 )
 
@@ -68,9 +68,9 @@ class Decided:
     facts: tuple[Added, ...] = ()
     reply: Total = NOTHING
     blobs: tuple[BlobPart, ...] = ()
-    place: BlobPlace | None = None
+    place: BlobPosition | None = None
 
-    def answer(self, read_blob: Callable[[BlobPlace], bytes]) -> Total:
+    def answer(self, read_blob: Callable[[BlobPosition], bytes]) -> Total:
         if self.place is None:
             return self.reply
         return msgspec.structs.replace(self.reply, part=read_blob(self.place))
@@ -96,7 +96,7 @@ class Counter:
                 self.blobs.add(key)
                 return Decided(blobs=(BlobPart(key, 0, part),))
             case Get(key=key):
-                return Decided(place=BlobPlace(key, 0))
+                return Decided(place=BlobPosition(key, 0))
         raise AssertionError(request)
 
     def apply(self, decision: Decided, now: float) -> Sequence[Added]:

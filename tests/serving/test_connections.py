@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.service.messages import DispatcherReply, DispatcherRequest, Done, Ping
-from headrace.serving.connections import Answered, Connections, Lost
+from headrace.serving.connections import PeerConnections, PeerLost, ReplyReceived
 from headrace.transport import zeromq
 from headrace.transport.channel import Request, TransportServer
 
@@ -35,8 +35,8 @@ def peer() -> Iterator[Peer]:
 
 
 @pytest.fixture
-def connections(peer: Peer) -> Iterator[Connections[str, Any]]:
-    found: Connections[str, Any] = Connections()
+def connections(peer: Peer) -> Iterator[PeerConnections[str, Any]]:
+    found: PeerConnections[str, Any] = PeerConnections()
     found.add("peer", zeromq.connect(peer.server.address, reply_type=DispatcherReply))
     yield found
     found.close()
@@ -56,7 +56,7 @@ def test_an_answer_comes_with_its_request(peer: Peer, connections: Any) -> None:
     for request in reversed(peer.requests):
         request.reply(Done())
         (event,) = connections.wait(SECONDS)
-        assert isinstance(event, Answered)
+        assert isinstance(event, ReplyReceived)
         assert (event.peer, event.request) == (
             "peer",
             "two" if request is peer.requests[1] else "one",
@@ -69,7 +69,7 @@ def test_requests_are_lost_with_their_connection(peer: Peer, connections: Any) -
     wait_for(lambda: len(peer.requests) == 2)
     peer.server.close()
     (event,) = connections.wait(SECONDS)
-    assert isinstance(event, Lost)
+    assert isinstance(event, PeerLost)
     assert (event.peer, event.requests) == ("peer", ["one", "two"])
 
 

@@ -20,7 +20,7 @@ def no_metrics():
 
 @contextlib.contextmanager
 def serving(metrics=no_metrics, why_not_ready=str, host="127.0.0.1", port=0):
-    endpoint = Endpoint(host, port, metrics=metrics, why_not_ready=why_not_ready)
+    endpoint = Endpoint(host, port, metrics=metrics, not_ready_reason=why_not_ready)
     try:
         yield endpoint
     finally:
@@ -43,7 +43,7 @@ def test_it_serves_the_metrics_of_the_process_and_of_the_server():
     assert status == 200
     assert "# HELP headrace_here Something.\n" in text
     assert "headrace_here 7.0\n" in text
-    assert "headrace_splits_granted_total" in text
+    assert "headrace_splits_assigned_total" in text
 
 
 def test_it_is_healthy_before_it_is_ready_and_says_what_it_waits_for():
@@ -114,12 +114,12 @@ def test_it_can_be_closed_twice():
 
 
 def test_connections_beyond_a_bound_are_closed_at_once_and_slow_ones_soon(monkeypatch):
-    monkeypatch.setattr(endpoints, "_PATIENCE", 0.3)
+    monkeypatch.setattr(endpoints, "_TIMEOUT_SECONDS", 0.3)
     with serving() as endpoint, contextlib.ExitStack() as stack:
         host, _, port = endpoint.address.rpartition(":")
         slow = [
             stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
-            for _ in range(endpoints._MOST_CONNECTIONS + 8)
+            for _ in range(endpoints._MAX_CONNECTIONS + 8)
         ]
         for each in slow:
             with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import DataLossError, FailedPreconditionError, UnavailableError
-from headrace.serving.blobs import BlobPart, BlobPlace
+from headrace.serving.blobs import BlobPart, BlobPosition
 from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
 from tests.serving.counting import FORMAT, Added, Count, apply
@@ -54,7 +54,7 @@ def read_again(directory: Path) -> Count:
 
 def rows(path: Path) -> int:
     database = sqlite3.connect(path)
-    (count,) = database.execute("SELECT count(*) FROM facts").fetchone()
+    (count,) = database.execute("SELECT count(*) FROM events").fetchone()
     database.close()
     return int(count)
 
@@ -99,7 +99,7 @@ def parts_of(blob: bytes, size: int, key: bytes = b"key") -> list[BlobPart]:
 def read(journal: Journal[Added, Count], key: bytes, total: int) -> bytes:
     blob = b""
     while len(blob) < total:
-        blob += journal.read_blob(BlobPlace(key, len(blob)))
+        blob += journal.read_blob(BlobPosition(key, len(blob)))
     return blob
 
 
@@ -108,7 +108,7 @@ def test_blobs_are_kept_in_parts_and_handed_out(either: Journal[Added, Count]) -
     for part in parts_of(blob, 300):
         either.append([], [part])
     assert read(either, b"key", 1000) == blob
-    assert either.read_blob(BlobPlace(b"key", 350)) == blob[350:600]
+    assert either.read_blob(BlobPosition(b"key", 350)) == blob[350:600]
     either.append([], parts_of(blob[:500], 500))
     assert read(either, b"key", 500) == blob[:500]
 
@@ -118,7 +118,7 @@ def test_blobs_that_nobody_needs_are_dropped(either: Journal[Added, Count]) -> N
     either.drop_blobs(except_for={b"a"})
     assert read(either, b"a", 5) == b"whole"
     with pytest.raises((DataLossError, KeyError)):
-        either.read_blob(BlobPlace(b"b", 0))
+        either.read_blob(BlobPosition(b"b", 0))
 
 
 def test_a_damaged_blob_is_reported(tmp_path: Path) -> None:
@@ -127,11 +127,11 @@ def test_a_damaged_blob_is_reported(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(journal.path, isolation_level=None)) as database:
         database.execute("UPDATE blobs SET body = X'00' WHERE start = 2")
     with contextlib.closing(SqliteJournal(tmp_path, FORMAT)) as journal:
-        assert journal.read_blob(BlobPlace(b"key", 0)) == b"pl"
+        assert journal.read_blob(BlobPosition(b"key", 0)) == b"pl"
         with pytest.raises(DataLossError, match="is damaged at byte 2"):
-            journal.read_blob(BlobPlace(b"key", 2))
+            journal.read_blob(BlobPosition(b"key", 2))
         with pytest.raises(DataLossError, match="is missing at byte 0"):
-            journal.read_blob(BlobPlace(b"another", 0))
+            journal.read_blob(BlobPosition(b"another", 0))
 
 
 # --- whose it is, and what it is -------------------------------------------------------------
@@ -193,12 +193,12 @@ def test_a_journal_of_another_format_is_refused(
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        ("UPDATE facts SET body = X'00' WHERE number = 3", "record 3"),
-        ("UPDATE facts SET checksum = 1 WHERE number = 2", "record 2"),
-        ("DELETE FROM facts WHERE number = 4", "record 4 is missing"),
-        ("DELETE FROM facts WHERE number > 20", "up to 25 were kept, and those after 20 are gone"),
-        ("DELETE FROM facts", "up to 25 were kept, and those after 0 are gone"),
-        ("DROP TABLE facts", "no such table"),
+        ("UPDATE events SET body = X'00' WHERE number = 3", "record 3"),
+        ("UPDATE events SET checksum = 1 WHERE number = 2", "record 2"),
+        ("DELETE FROM events WHERE number = 4", "record 4 is missing"),
+        ("DELETE FROM events WHERE number > 20", "up to 25 were kept, and those after 20 are gone"),
+        ("DELETE FROM events", "up to 25 were kept, and those after 0 are gone"),
+        ("DROP TABLE events", "no such table"),
     ],
 )
 def test_damage_is_reported_with_its_place(

@@ -23,7 +23,7 @@ def journal(tmp_path):
 
 def read(directory):
     with JournalCopy(directory, FORMAT) as copy:
-        number, state = copy.first()
+        number, state = copy.first_state()
         facts = [fact for _, facts in copy.records() for fact in facts]
         for fact in facts:
             FORMAT.apply(state, fact)
@@ -91,7 +91,7 @@ def test_a_damaged_record_and_another_format_are_errors_that_say_so(journal, tmp
     journal.append([Added(1)])
     journal.close()
     database = sqlite3.connect(tmp_path / FORMAT.file_name, isolation_level=None)
-    database.execute("UPDATE facts SET checksum = checksum + 1")
+    database.execute("UPDATE events SET checksum = checksum + 1")
     with pytest.raises(DataLossError, match="record 1"):
         read(tmp_path)
     database.execute("PRAGMA user_version = 99")

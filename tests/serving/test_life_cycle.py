@@ -32,7 +32,7 @@ class Lamp(LifeCycle):
         story = self.story
         for name in ("first", "second", "third"):
             story.append(f"open {name}")
-            self._keep(lambda name=name: story.append(f"close {name}"))  # type: ignore[misc]
+            self._on_stop(lambda name=name: story.append(f"close {name}"))  # type: ignore[misc]
             if self.during is not None:
                 self.during(self, name)
 
@@ -97,7 +97,7 @@ def test_everything_is_closed_also_if_one_of_them_cannot_be() -> None:
 
     def add(lamp: Lamp, name: str) -> None:
         if name == "second":
-            lamp._keep(refuse)
+            lamp._on_stop(refuse)
 
     lamp = Lamp([], add)
     lamp.start()
@@ -157,7 +157,7 @@ def test_whoever_stops_second_returns_when_everything_is_closed() -> None:
         closing.set()
         assert go_on.wait(SECONDS)
 
-    lamp = Lamp([], lambda lamp, name: lamp._keep(dawdle) if name == "third" else None)
+    lamp = Lamp([], lambda lamp, name: lamp._on_stop(dawdle) if name == "third" else None)
     lamp.start()
     stoppers = [threading.Thread(target=lamp.stop) for _ in range(4)]
     for stopper in stoppers:
@@ -174,7 +174,7 @@ def test_whoever_stops_second_returns_when_everything_is_closed() -> None:
 
 
 def test_what_is_closed_may_stop_the_server_again() -> None:
-    lamp = Lamp([], lambda lamp, name: lamp._keep(lamp.stop))
+    lamp = Lamp([], lambda lamp, name: lamp._on_stop(lamp.stop))
     lamp.start()
     lamp.stop()
     assert lamp.story == OPENED + CLOSED
@@ -219,7 +219,7 @@ WAITER = """
 from headrace.serving.life_cycle import LifeCycle
 class Lamp(LifeCycle):
     def _open(self):
-        self._keep(lambda: print("closed", flush=True))
+        self._on_stop(lambda: print("closed", flush=True))
 with Lamp() as lamp:
     lamp.start()
     try:

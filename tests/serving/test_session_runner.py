@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.serving.connections import Answered, Lost
+from headrace.serving.connections import PeerLost, ReplyReceived
 from headrace.serving.session_runner import SessionRunner
 
 SECONDS = 10.0
@@ -23,7 +23,7 @@ class Counting:
         self.runner = SessionRunner("headrace-test", self._turn, self._failed, self._end)
         self._pause, self._fails, self._goes_on = pause, fails, goes_on
 
-    def _turn(self, events: Sequence[Answered | Lost]) -> float:
+    def _turn(self, events: Sequence[ReplyReceived | PeerLost]) -> float:
         with self.runner.lock:
             self.turns += 1
             self.runner.notify()
@@ -77,7 +77,7 @@ def test_a_check_may_end_a_wait() -> None:
     def close() -> None:
         with counting.runner.lock:
             counting.runner.is_closed = True
-            counting.runner.notify(everybody=True)
+            counting.runner.notify(notify_all=True)
 
     timer = threading.Timer(0.02, close)
     timer.start()

@@ -20,5 +20,5 @@ Modes that have processes, terms or invariants of their own
     coordinated_reads.py  cross_trainer_cache.py  distributed_save.py  static_sharding.py
 
 `python -m tests.simulation SEED` runs a seed again. A new kind of process is a `Process` in a file
-of its own; a new mode is a `Cluster` in a file of its own, named in `__main__.py`.
+of its own; a new mode is a `CoordinatorCluster` in a file of its own, named in `__main__.py`.
 """

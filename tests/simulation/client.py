@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.element.chunk import Chunk
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.service.client.session import Delivery, Session
+from headrace.service.client.read_session import ReadSession, ReceivedBatch
 from headrace.service.config import STATIC_POLICIES
 from headrace.service.messages import (
     PROGRESS_REQUEST,
@@ -28,8 +28,8 @@ from headrace.service.messages import (
     RegisterDatasetReply,
     TaskAddress,
 )
-from headrace.service.modes.coordinated_reads.session import RoundSession
-from headrace.service.modes.ordered.units import Found, Units
+from headrace.service.modes.coordinated_reads.coordinated_session import CoordinatedReadSession
+from headrace.service.modes.ordered.reorder_buffer import NextElements, ReorderBuffer
 from headrace.service.ranges import Ranges
 from headrace.transport.envelope import decode_error
 from tests.simulation.kernel import Process
@@ -229,8 +229,8 @@ class ClientProcess(Process):
     def _open_pass(self, number: int) -> None:
         reading = Reading(f"{self.name}/{number}", (number,))
         self.readings.append(reading)
-        self._results: deque[Delivery] = deque()
-        self._in_use: Delivery | None = None
+        self._results: deque[ReceivedBatch] = deque()
+        self._in_use: ReceivedBatch | None = None
         self._unread: list[Element] = []
         self._is_waiting = self._is_open = False
         self._links: dict[int, Link] = {}
@@ -244,7 +244,7 @@ class ClientProcess(Process):
         )
         self.session = self._session(reading.client_id)
         self._owed, self._answered = {}, set()
-        self._units = Units(self.consumer.ahead * _ELEMENT_BYTES)
+        self._units = ReorderBuffer(self.consumer.ahead * _ELEMENT_BYTES)
         self._unit = self._ordinal = 0
 
         def opened(answer: Any) -> None:
@@ -258,27 +258,27 @@ class ClientProcess(Process):
             # A new connection, as that of a reader's own thread.
             self._dispatcher.close()
             self._connect()
-            self.session.opened(answer, self.simulation.now)
+            self.session.iteration_opened(answer, self.simulation.now)
             self._next()
             self._act()
 
         self._ask(opening, opened, self.simulation.now)
 
-    def _session(self, client_id: str) -> Session | RoundSession:
+    def _session(self, client_id: str) -> ReadSession | CoordinatedReadSession:
         opening, consumer = self._opening, self.consumer
         common = client_id, self._dispatcher_address, consumer.max_outstanding, self.simulation.now
         if opening.options.num_consumers is None or opening.consumer_index is None:
-            return Session(
+            return ReadSession(
                 *common,
                 trainer_id=consumer.trainer_id,
                 counts_elements=consumer.counts_elements,
-                has_shares=opening.options.processing_mode in STATIC_POLICIES,
-                wants_all=opening.options.ordered,
+                has_shards=opening.options.processing_mode in STATIC_POLICIES,
+                delivers_empty=opening.options.ordered,
             )
-        return RoundSession(
+        return CoordinatedReadSession(
             *common,
             consumer=opening.consumer_index,
-            consumers=opening.options.num_consumers,
+            num_consumers=opening.options.num_consumers,
             wait_timeout=GROUP_SECONDS,
         )
 
@@ -291,7 +291,7 @@ class ClientProcess(Process):
         if self.is_done or not self._is_open or self.reading.outcome is not None:
             return
         now, session = self.simulation.now, self.session
-        self._results += session.due(now)
+        self._results += session.take_due(now)
         actions = session.act(now)
         for warning in actions.warnings:
             self.log("warns", warning)
@@ -299,9 +299,9 @@ class ClientProcess(Process):
             self.unjudged.append((now, warning))
             if warning.startswith("waited"):
                 self.reading.waiting_since, self.reading.warned = now, True
-        for task_id in actions.drops:
+        for task_id in actions.disconnects:
             self._drop(task_id)
-        for task, number, message in actions.asks:
+        for task, number, message in actions.requests:
             link = self._links.get(task.task_id)
             if link is None:
                 link = self._connect_worker(task)
@@ -347,11 +347,11 @@ class ClientProcess(Process):
                 payload = decode_error(answer.error)
         else:
             self.log(f"is refused by {task_id}", number, repr(answer))
-        due = self.session.answered(task_id, number, answer, payload, self.simulation.now)
+        due = self.session.worker_replied(task_id, number, answer, payload, self.simulation.now)
         for each in due:
-            key = each.task.task_id, each.number
+            key = each.task.task_id, each.request_number
             if _has_content(each):
-                self._owed[key] = max(1, each.count)
+                self._owed[key] = max(1, each.num_elements)
             else:
                 self._owed.pop(key, None)
         if isinstance(answer, GetElementsReply):
@@ -373,7 +373,7 @@ class ClientProcess(Process):
         has_session = len(waiting) < len(self._asked)
         self._asked.clear()
         if has_session and not self.is_done:
-            self.session.unheard(self.simulation.now)
+            self.session.dispatcher_unreachable(self.simulation.now)
             self._act()
 
     def _dispatcher_said(
@@ -387,7 +387,7 @@ class ClientProcess(Process):
             return
         if isinstance(answer, ClientHeartbeatReply) and not answer.unchanged:
             self.log("hears", answer)
-        self.session.heard(asked, answer, self.simulation.now)
+        self.session.dispatcher_replied(asked, answer, self.simulation.now)
         self.longest_silence = max(self.longest_silence, self.simulation.now - self._heard_at)
         self._heard_at = self.simulation.now
         self._act()
@@ -414,7 +414,7 @@ class ClientProcess(Process):
                 self._wait_no_more()
                 self._taken += 1
                 self._begin_to_use(self._results.popleft())
-            elif session.is_over:
+            elif session.is_finished:
                 self._end(Outcome.FAILED if session.failure else Outcome.ENDED, session.failure)
                 return
             else:
@@ -430,25 +430,33 @@ class ClientProcess(Process):
         return has_enough
 
     def _next_in_order(self, now: float) -> None:
-        """Go on reading, as `ArrivingUnits.found` does."""
+        """Go on reading, as `ArrivingSplits.wait_for_next` does."""
         session, units, size = self.session, self._units, self._opening.options.num_splits or 0
         while True:
             if self._closes():
                 return
             while self._results:
                 self._take_in(self._results.popleft())
-            units.forget(units.tasks - session.reading)
-            units.give_up(session.given_up)
-            self.reading.given_up = session.given_up
+            units.forget_tasks(units.tasks - session.active_tasks)
+            units.abandon(session.abandoned_splits)
+            self.reading.given_up = session.abandoned_splits
             limit = self.simulation.random.choice((1, 64))
-            found = None if self._unit >= size else units.found(self._unit, self._ordinal, limit)
+            found = (
+                None
+                if self._unit >= size
+                else units.next_elements(self._unit, self._ordinal, limit)
+            )
             wanted = self._unit if found is None and self._unit < size else None
-            session.allow(units.askable(wanted, session.reading, session.helpers), wanted, now)
+            session.restrict_requests(
+                units.tasks_to_request(wanted, session.active_tasks, session.urgent_tasks),
+                wanted,
+                now,
+            )
             if found is not None:
                 self._wait_no_more()
                 if self._got(found):
                     return
-            elif not session.is_over:
+            elif not session.is_finished:
                 self._wait(now)
                 return
             elif session.failure is not None or self._unit >= size:
@@ -456,12 +464,12 @@ class ClientProcess(Process):
                 self._end(Outcome.FAILED if failed else Outcome.ENDED, session.failure)
                 return
             else:
-                units.give_up([(self._unit, self._unit + 1)])
+                units.abandon([(self._unit, self._unit + 1)])
 
-    def _take_in(self, delivery: Delivery) -> None:
-        self._owed.pop((delivery.task.task_id, delivery.number), None)
-        self.session.used_up(delivery.task.task_id, delivery.number)
-        payload, answer = delivery.payload, delivery.answer
+    def _take_in(self, delivery: ReceivedBatch) -> None:
+        self._owed.pop((delivery.task.task_id, delivery.request_number), None)
+        self.session.batch_consumed(delivery.task.task_id, delivery.request_number)
+        payload, answer = delivery.payload, delivery.reply
         if isinstance(payload, Exception) and (
             answer is None or answer.element_ids.failed_split < 0
         ):
@@ -469,13 +477,13 @@ class ClientProcess(Process):
         content = None
         if isinstance(payload, Exception):
             content = payload
-        elif delivery.count:
+        elif delivery.num_elements:
             content = Chunk.of_rows(list(payload))
         if answer is not None:
-            size = _ELEMENT_BYTES * delivery.count
-            self._units.take(delivery.task.task_id, answer, content, size)
+            size = _ELEMENT_BYTES * delivery.num_elements
+            self._units.add_reply(delivery.task.task_id, answer, content, size)
 
-    def _got(self, found: Found) -> bool:
+    def _got(self, found: NextElements) -> bool:
         """Take what came next; return whether the consumer is busy with it."""
         if found.error is not None:
             self.log("raises", found.error)
@@ -498,7 +506,7 @@ class ClientProcess(Process):
 
     def _has_lease(self, now: float) -> bool:
         """Whether what is here may be yielded; else wait until the dispatcher has said so."""
-        if not self.session.may_use(now):
+        if not self.session.may_consume(now):
             self._wait(now)
             return False
         if self._is_waiting and self.session.failure is not None:
@@ -507,8 +515,8 @@ class ClientProcess(Process):
         self._wait_no_more()
         return True
 
-    def _begin_to_use(self, delivery: Delivery) -> None:
-        self.reading.rounds.append((delivery.task.task_id, delivery.number))
+    def _begin_to_use(self, delivery: ReceivedBatch) -> None:
+        self.reading.rounds.append((delivery.task.task_id, delivery.request_number))
         if isinstance(delivery.payload, Exception):
             error = str(delivery.payload)
             if error.startswith("unit "):
@@ -519,16 +527,16 @@ class ClientProcess(Process):
         else:
             self._in_use, self._unread = delivery, list(delivery.payload)
 
-    def _yield_some(self, delivery: Delivery) -> None:
+    def _yield_some(self, delivery: ReceivedBatch) -> None:
         size = self.simulation.random.choice((1, len(self._unread)))
         part, self._unread = self._unread[:size], self._unread[size:]
         self.log("yields", f"of {delivery.task.task_id}", part)
-        self.reading.yielded.append(Portion(delivery.task, delivery.number, part))
+        self.reading.yielded.append(Portion(delivery.task, delivery.request_number, part))
         self.call_later(self.consumer.think * self.simulation.random.random(), self._go_on_reading)
 
-    def _use_up(self, delivery: Delivery) -> None:
-        self._owed.pop((delivery.task.task_id, delivery.number), None)
-        self.session.used_up(delivery.task.task_id, delivery.number)
+    def _use_up(self, delivery: ReceivedBatch) -> None:
+        self._owed.pop((delivery.task.task_id, delivery.request_number), None)
+        self.session.batch_consumed(delivery.task.task_id, delivery.request_number)
         self._in_use = None
 
     def _go_on_reading(self) -> None:
@@ -537,21 +545,21 @@ class ClientProcess(Process):
             self._act()
 
     def _wait(self, now: float) -> None:
-        self.session.waiting(now)
+        self.session.set_waiting(now)
         if not self._is_waiting:
             self._is_waiting, self.reading.waiting_since = True, now
             self.reading.warned = False
 
     def _wait_no_more(self) -> None:
         if self._is_waiting:
-            self.session.waiting(None)
+            self.session.set_waiting(None)
             self._is_waiting, self.reading.waiting_since = False, None
 
     def _measure(self) -> None:
         """Take note of how much is outstanding, of tasks that are not over."""
         unused = [*self._results, *([self._in_use] if self._in_use else [])]
         outstanding = {
-            (each.task.task_id, each.number)
+            (each.task.task_id, each.request_number)
             for each in unused
             if each.task.task_id in self._numbers and _has_content(each)
         }
@@ -587,19 +595,23 @@ class ClientProcess(Process):
         """Say what was used, where others are to read the rest, and leave."""
         reading = self.reading
         if hasattr(self, "session"):
-            reading.lost = self.session.lost
+            reading.lost = self.session.losses
             for task_id in list(self._links):
                 self._drop(task_id)
             if self._opening.job_name is not None:
                 begun, used = None, self._in_use
                 if used is not None:
-                    begun = used.task.task_id, used.number, used.count - len(self._unread)
-                for word in self.session.leave(begun):
+                    begun = (
+                        used.task.task_id,
+                        used.request_number,
+                        used.num_elements - len(self._unread),
+                    )
+                for word in self.session.final_reports(begun):
                     self.log("says", word)
                     self._dispatcher.send(word)
         self._asked.clear()
         self._dispatcher.send(CloseIteration(client_id=reading.client_id))
 
 
-def _has_content(delivery: Delivery) -> bool:
-    return delivery.count > 0 or isinstance(delivery.payload, Exception)
+def _has_content(delivery: ReceivedBatch) -> bool:
+    return delivery.num_elements > 0 or isinstance(delivery.payload, Exception)

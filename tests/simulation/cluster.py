@@ -1,7 +1,7 @@
 """A simulated cluster of the data service: a dispatcher, workers and clients; and one run of it.
 
-`Cluster(scenario).run()` runs from the first event to the last check. A reading mode with processes
-or invariants of its own has a subclass.
+`CoordinatorCluster(scenario).run()` runs from the first event to the last check. A reading mode
+with processes or invariants of its own has a subclass.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Cluster:
             processing_mode=int(scenario.mode),
             visitation=scenario.visitation,
             ordered=in_order,
-            partition_mode="in order" if in_order else "",
+            partition_mode="ordered" if in_order else "",
             num_splits=scenario.plan.size if in_order else None,
         )
 

@@ -20,8 +20,8 @@ from typing import Any
 from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import JobOptions, RegisterDataset
-from headrace.service.modes.cross_trainer_cache.delivery import Shared
-from headrace.service.worker.hand_out import Bounds
+from headrace.service.modes.cross_trainer_cache.shared_window import SharedWindowDelivery
+from headrace.service.worker.delivery_policy import BufferLimits
 from tests.simulation.client import ClientProcess, Consumer, Outcome, Reading
 from tests.simulation.cluster import DISPATCHER, Cluster
 from tests.simulation.invariants import check_now, duplicates, says_that_copies_are_gone
@@ -44,9 +44,9 @@ class _Worker(WorkerProcess):
 
     def kept(self) -> list[tuple[int, int]]:
         for task in self.session.tasks._tasks.values():
-            hand_out = task._hand_out
-            assert isinstance(hand_out, Shared)
-            fits = hand_out.kept[1] <= self.bounds.window_bytes
+            hand_out = task._delivery
+            assert isinstance(hand_out, SharedWindowDelivery)
+            fits = hand_out.window_usage[1] <= self.bounds.window_bytes
             require(fits, "windows are bounded", self.name, of=[self])
         return []
 
@@ -78,7 +78,7 @@ class CrossTrainerCache(Cluster):
         self._counts_elements = chance.random() < 0.4
 
     def new_worker(self, number: int) -> WorkerProcess:
-        bounds = Bounds(window_bytes=self._window)
+        bounds = BufferLimits(window_bytes=self._window)
         return _Worker(self.network, f"worker{number}", DISPATCHER, self.scenario.plan, bounds)
 
     def registration(self, **options: Any) -> RegisterDataset:
@@ -146,7 +146,7 @@ class CrossTrainerCache(Cluster):
                     require(in_order, "elements of a copy come in order", client.name, units)
                 if by_task and is_copied and self._trainers.count(trainer) == 1:
                     gaps = sum(units[-1] - units[0] + 1 - len(units) for units in by_task.values())
-                    told = client.session._behind.total
+                    told = client.session._lag_reporter.total_skipped
                     require(gaps <= told, "each gap is told", client.name, gaps, told)
                     keeps_all = self._window == _UNBOUNDED
                     require(not (keeps_all and told), "a large window keeps all", client.name, told)

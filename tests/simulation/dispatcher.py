@@ -17,7 +17,7 @@ from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.service.dispatcher.policy_selection import policy_of
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.messages import LostSplits
-from headrace.service.modes.coordinated_reads.records import RoundsSettled
+from headrace.service.modes.coordinated_reads.events import RoundsReported
 from headrace.serving.blobs import BlobPart
 from headrace.serving.journal import MemoryJournal
 from tests.simulation.kernel import Process
@@ -35,7 +35,7 @@ _ENDING = (
     updates.DepartedClientReported,
     updates.ClientLeft,
     updates.DeliveryReported,
-    RoundsSettled,
+    RoundsReported,
     updates.ElementsReceived,
     updates.ElementsConsumed,
     updates.WorkerLost,
@@ -66,7 +66,7 @@ class Disk(MemoryJournal[AnyEvent, DispatcherState]):
 class _Core(DispatcherCore):
     """A core whose own errors end the run."""
 
-    def _own_error(self, request: msgspec.Struct, error: Exception) -> HeadraceError:
+    def _internal_error(self, request: msgspec.Struct, error: Exception) -> HeadraceError:
         raise AssertionError(f"the dispatcher failed at {request}") from error
 
 

@@ -84,7 +84,7 @@ class DistributedSave(Cluster):
         for work in self._ask(ListOpenSaves(known_files={})).saves:
             if not work.is_open:
                 self._ask(ReportDirectory(save_id=_SAVE, outcome="opened"))
-            elif work.is_over:
+            elif work.is_finished:
                 self._ask(ReportDirectory(save_id=_SAVE, outcome="closed"))
 
     def _ask(self, question: Any) -> Any:

@@ -119,7 +119,7 @@ def _check_kept(cluster: Cluster, worker: WorkerProcess) -> None:
         # Two more where elements were handed over before units were waited for, others came after
         # that, and then an error: room for all is seen before the first.
         require(
-            ready <= BOUNDS.ready_portions + 2 and out <= most,
+            ready <= BOUNDS.ready_batches + 2 and out <= most,
             "what a worker keeps is bounded",
             f"{worker.name} keeps {ready} portions, and {out} bytes are out, not {most}",
             of=[worker],

@@ -21,7 +21,7 @@ on one connection keep their order, as do answers; those on several connections 
 
 The kernel knows nothing of what is simulated: the data service (this package), the coordinator of
 parameter servers (`tests/coordinator/simulation.py`), and collectives
-(`tests/distribute/meeting/test_simulation.py`) use it.
+(`tests/distribute/collective_server/test_simulation.py`) use it.
 """
 
 from __future__ import annotations

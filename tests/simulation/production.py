@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from headrace.errors import UserFunctionError
-from headrace.execution.dealt import begun_units
+from headrace.execution.assigned_iterators import count_started_splits
+from headrace.service.element_sets import ALL_ORDINALS, END_ORDINAL, ElementIdRun
 from headrace.service.messages import ElementIds, SavedFile
 from headrace.service.ranges import Ranges
-from headrace.service.rows import END, EVERYTHING, OriginRun
-from headrace.service.worker.dealt_order import DealtOrder
-from headrace.service.worker.opening import units_whole
-from headrace.service.worker.portion import Portion
-from headrace.service.worker.producer import MOST_ELEMENTS, next_limit
+from headrace.service.worker.assignment_order import AssignmentOrder
+from headrace.service.worker.producer import MAX_BATCH_ELEMENTS, next_batch_limit
+from headrace.service.worker.result_batch import ResultBatch
+from headrace.service.worker.task_iterator import count_complete_splits
 
 __all__ = [
     "Atom",
@@ -129,11 +129,11 @@ class Need(enum.Enum):
     """What a producer waits for."""
 
     ROOM = "room for another portion"
-    UNITS = "units: a `Grant`, or None where no more come"
+    UNITS = "units: a `SplitGrant`, or None where no more come"
     DEATH = "its process dies"
 
 
-Production: TypeAlias = Generator[Need | float | Portion, Grant | None, str | None]
+Production: TypeAlias = Generator[Need | float | ResultBatch, Grant | None, str | None]
 """Yields what it needs, seconds that it takes, and portions; returns why it failed, if it did."""
 
 
@@ -147,10 +147,10 @@ class _Stream:
         self, plan: Plan, chance: random.Random, *, is_dealt: bool, shard: int, of: int
     ) -> None:
         self.plan, self._chance, self.is_dealt = plan, chance, is_dealt
-        self.order = DealtOrder()
+        self.order = AssignmentOrder()
         self._granted: deque[tuple[int, Ranges]] = deque()
         if not is_dealt:
-            self._granted.extend((unit, EVERYTHING) for unit in range(shard, plan.size, of))
+            self._granted.extend((unit, ALL_ORDINALS) for unit in range(shard, plan.size, of))
         self._ended = not is_dealt
         self.has_paused = False
         #: (place in dealt order, unit, its elements that are to come)
@@ -173,9 +173,9 @@ class _Stream:
         if grant.is_pause:
             self.has_paused = True
             return
-        rows = grant.rows or EVERYTHING
+        rows = grant.rows or ALL_ORDINALS
         self._granted.extend((unit, rows) for unit in range(grant.start, grant.stop))
-        self.order.deal(grant.start, grant.stop, grant.rows)
+        self.order.assign(grant.start, grant.stop, grant.rows)
         self.is_alone = grant.alone
 
     def open_next(self) -> int | Need | None:
@@ -194,7 +194,7 @@ class _Stream:
         )
         if wanted:
             self._open.append((self.handed, unit, wanted))
-        if rows[-1][1] < END:
+        if rows[-1][1] < END_ORDINAL:
             wanted.append((unit, -1))  # it is not read to its end
         elif not wanted:
             self.ends.append((unit, self.plan.rows(unit)))
@@ -234,22 +234,24 @@ class _Stream:
 
     def state(self) -> Any:
         """Return what the states of the plan's steps would be."""
-        held = [{"dealt": place} for place, _, _ in self._open]
-        held += [{"dealt": place} for place, _ in self._held]
-        held += [{"dealt": self._batch_place}] * bool(self.batch)
+        held = [{"assigned": place} for place, _, _ in self._open]
+        held += [{"assigned": place} for place, _ in self._held]
+        held += [{"assigned": self._batch_place}] * bool(self.batch)
         if self.plan.window > 1 or self.plan.joined > 1 or self.plan.mixed > 1:
-            return {"held": held, "input": {"dealt": self.handed}}
+            return {"held": held, "input": {"assigned": self.handed}}
         if not held and self.plan.parts > 1 and self.handed and not self._knows_end:
             # That a unit has no more elements shows when another is asked for.
-            return {"index": {"dealt": self.handed - 1}, "ordinal": 1}
+            return {"index": {"assigned": self.handed - 1}, "ordinal": 1}
         if not held:
-            return {"index": {"dealt": self.handed}, "ordinal": 0}
+            return {"index": {"assigned": self.handed}, "ordinal": 0}
         return {"index": held[0], "ordinal": self._open[0][2][0][1] if self._open else 1}
 
 
-def frame_of(portion: Portion) -> Any:
-    """Return what is sent of a portion, as `service/worker/sending.py` does."""
-    return portion.buffers if portion.rows is None else portion.buffers[slice(*portion.rows)]
+def frame_of(portion: ResultBatch) -> Any:
+    """Return what is sent of a portion, as `service/worker/batch_frames.py` does."""
+    return (
+        portion.buffers if portion.row_range is None else portion.buffers[slice(*portion.row_range)]
+    )
 
 
 def produce(
@@ -258,7 +260,7 @@ def produce(
     *,
     is_dealt: bool,
     origins: bool = False,
-    most: int = MOST_ELEMENTS,
+    most: int = MAX_BATCH_ELEMENTS,
     portion_bytes: int | None = None,
     most_now: Callable[[], int | None] = lambda: None,
     shard: int = 0,
@@ -273,7 +275,7 @@ def produce(
     """
     most_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
     if plan.broken:
-        yield Portion(first=0, error=UserFunctionError("the plan cannot be opened"))
+        yield ResultBatch(first_element=0, error=UserFunctionError("the plan cannot be opened"))
         return "its plan cannot be opened"
     stream = _Stream(plan, chance, is_dealt=is_dealt, shard=shard, of=of)
     account = _Account(stream, origins)
@@ -348,7 +350,7 @@ def produce(
         if error is not None:
             yield account.error(error, atom)
         elif not was_parted:
-            wanted = next_limit(limit, count, count * plan.bytes, seconds, most_bytes)
+            wanted = next_batch_limit(limit, count, count * plan.bytes, seconds, most_bytes)
             limit = min(most, wanted)
 
 
@@ -359,58 +361,58 @@ class _Account:
         self._stream, self._says_origins = stream, origins
         self._first = self._units = self._touched = 0
 
-    def portion(self, elements: list[Element], state: Any = None) -> Portion:
+    def portion(self, elements: list[Element], state: Any = None) -> ResultBatch:
         before, first = self._units, self._first
         self._count_units(state)
         self._first += len(elements)
-        return Portion(
-            first=first,
-            count=len(elements),
+        return ResultBatch(
+            first_element=first,
+            num_elements=len(elements),
             buffers=elements,  # type: ignore[arg-type]
             size=len(elements) * self._stream.plan.bytes,
             done_from=before,
             done_to=self._units,
-            touched=self._touched,
-            mode=self._origins(elements, says_ends=state is None),
+            delivered_end=self._touched,
+            mode_data=self._origins(elements, says_ends=state is None),
         )
 
-    def ends(self) -> Portion:
+    def ends(self) -> ResultBatch:
         """Return what says of the last units that they ended."""
-        return Portion(
-            first=self._first,
+        return ResultBatch(
+            first_element=self._first,
             done_from=self._units,
             done_to=self._units,
-            touched=self._touched,
-            mode=self._origins([]),
+            delivered_end=self._touched,
+            mode_data=self._origins([]),
         )
 
-    def whole(self) -> Portion:
+    def whole(self) -> ResultBatch:
         """Return what says that all units so far are whole."""
         before = self._units
         self._units = self._touched = self._stream.handed
-        return Portion(
-            first=self._first,
+        return ResultBatch(
+            first_element=self._first,
             done_from=before,
             done_to=self._units,
-            touched=self._touched,
-            mode=self._origins([]),
+            delivered_end=self._touched,
+            mode_data=self._origins([]),
         )
 
-    def error(self, error: UserFunctionError, atom: Atom) -> Portion:
+    def error(self, error: UserFunctionError, atom: Atom) -> ResultBatch:
         before = self._units
         failed, failed_at = -1, (0, 0)
         if self._says_origins:
             failed_at = 0, 1  # the first of its unit
             place = (atom[0], 1, self._stream.plan.ordinal(atom), 1)
-            failed = self._stream.order.origins([place], [])[0][0]
+            failed = self._stream.order.element_ids([place], [])[0][0]
         self._count_units()
-        return Portion(
-            first=self._first,
+        return ResultBatch(
+            first_element=self._first,
             error=error,
             done_from=before,
             done_to=self._units,
-            touched=self._touched,
-            mode=self._origins([], failed_split=failed, failed_position=failed_at),
+            delivered_end=self._touched,
+            mode_data=self._origins([], failed_split=failed, failed_position=failed_at),
         )
 
     def _origins(
@@ -422,7 +424,7 @@ class _Account:
         """
         if not self._says_origins:
             return None
-        stream, runs = self._stream, list[OriginRun]()
+        stream, runs = self._stream, list[ElementIdRun]()
         for unit, k in (atom for element in elements for atom in element):
             ordinal = stream.plan.ordinal((unit, k))
             if runs and runs[-1][0] == unit and runs[-1][2] + runs[-1][3] == ordinal:
@@ -431,13 +433,13 @@ class _Account:
                 runs.append((unit, 1, ordinal, 1))
         ended = [(unit, 1, count) for unit, count in stream.ends if says_ends]
         stream.ends = stream.ends[len(ended) :]
-        return ElementIds(runs=stream.order.origins(runs, ended), **failure)
+        return ElementIds(runs=stream.order.element_ids(runs, ended), **failure)
 
     def _count_units(self, state: Any = None) -> None:
         if self._stream.is_dealt:
             state = self._stream.state() if state is None else state
-            begun = begun_units(state)
-            self._units = units_whole(state, self._units)
+            begun = count_started_splits(state)
+            self._units = count_complete_splits(state, self._units)
             self._touched = max(
                 self._touched, self._units, self._stream.handed if begun is None else begun
             )
@@ -458,25 +460,25 @@ class FileSteps:
         self._held: list[Element] = []
         self._files = self._done = self._touched = self._said = 0
 
-    def send(self, grant: Grant | None) -> Need | float | Portion:
+    def send(self, grant: Grant | None) -> Need | float | ResultBatch:
         """Go on; return what is needed, how long it takes, or files that are whole."""
         while True:
             step = self._steps.send(grant)
             grant = None
-            if not isinstance(step, Portion):
+            if not isinstance(step, ResultBatch):
                 return step
             if step.error is not None:
                 raise StopIteration(str(step.error))
             self._held += step.buffers  # type: ignore[arg-type]
-            self._done, self._touched = step.done_to, max(step.touched, step.done_to)
-            if step.count:
+            self._done, self._touched = step.done_to, max(step.delivered_end, step.done_to)
+            if step.num_elements:
                 is_due = self._is_whole and self._chance.random() < 0.2
             else:
                 is_due = self._has_whole_ones  # after a pause, or at the end
             if is_due:
                 return self._say()
 
-    def let_wait(self) -> Portion | None:
+    def let_wait(self) -> ResultBatch | None:
         """Return what is whole, where units are waited for in vain."""
         return self._say() if self._has_whole_ones else None
 
@@ -488,7 +490,7 @@ class FileSteps:
     def _has_whole_ones(self) -> bool:
         return self._is_whole and (bool(self._held) or self._done > self._said)
 
-    def _say(self) -> Portion:
+    def _say(self) -> ResultBatch:
         files: tuple[SavedFile, ...] = ()
         if self._held:
             atoms = json.dumps([atom for element in self._held for atom in element])
@@ -496,6 +498,10 @@ class FileSteps:
             self._files += 1
         before, self._said = self._said, self._done
         self._held = []
-        return Portion(
-            first=0, files=files, done_from=before, done_to=self._done, touched=self._touched
+        return ResultBatch(
+            first_element=0,
+            files=files,
+            done_from=before,
+            done_to=self._done,
+            delivered_end=self._touched,
         )

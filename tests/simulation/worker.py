@@ -8,15 +8,15 @@ from typing import Any
 
 from headrace.errors import UnavailableError
 from headrace.service.messages import DispatcherRequest, GetElements
-from headrace.service.modes.coordinated_reads.delivery import Rounds
-from headrace.service.worker import answering
-from headrace.service.worker.agenda import Actions, Grant, Start
-from headrace.service.worker.first_come import FirstCome
-from headrace.service.worker.hand_out import Bounds
-from headrace.service.worker.portion import Portion
-from headrace.service.worker.producer import MOST_ELEMENTS
-from headrace.service.worker.session import Session
-from headrace.service.worker.ways import is_in_order
+from headrace.service.modes.coordinated_reads.round_delivery import RoundDelivery
+from headrace.service.worker import replies
+from headrace.service.worker.core import DataWorkerCore
+from headrace.service.worker.delivery_policy import BufferLimits
+from headrace.service.worker.fifo_delivery import FifoDelivery
+from headrace.service.worker.pending_actions import SplitGrant, StartProducer, WorkerActions
+from headrace.service.worker.producer import MAX_BATCH_ELEMENTS
+from headrace.service.worker.registry import is_ordered
+from headrace.service.worker.result_batch import ResultBatch
 from tests.simulation import production
 from tests.simulation.kernel import Process
 from tests.simulation.network import Link, Network, Request
@@ -24,7 +24,7 @@ from tests.simulation.production import FileSteps, Need, Plan, Production, produ
 
 __all__ = ["BOUNDS", "WorkerProcess"]
 
-BOUNDS = Bounds(client_bytes=4 << 20, total_bytes=8 << 20)
+BOUNDS = BufferLimits(client_bytes=4 << 20, total_bytes=8 << 20)
 """Of what is kept of each worker's tasks."""
 
 
@@ -46,7 +46,7 @@ class WorkerProcess(Process):
         name: str,
         dispatcher: str,
         plan: Plan,
-        bounds: Bounds = BOUNDS,
+        bounds: BufferLimits = BOUNDS,
         address: str | None = None,
     ) -> None:
         super().__init__(network, name)
@@ -62,13 +62,13 @@ class WorkerProcess(Process):
     def start(self) -> None:
         super().start()
         self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
-        self.session: Session[Request] = Session(
+        self.session: DataWorkerCore[Request] = DataWorkerCore(
             self.address,
             self._dispatcher_address,
             self.simulation.now,
             new_id=self._new_id,
-            chance=self.simulation.random.random,
-            bounds=self.bounds,
+            random=self.simulation.random.random,
+            limits=self.bounds,
         )
         self._producers: dict[int, _Producer] = {}
         self._is_acting = False
@@ -102,27 +102,27 @@ class WorkerProcess(Process):
     def kept(self) -> list[tuple[int, int]]:
         """Return of each task the portions that nobody asked for, and the bytes that are out."""
         tasks = self.session.tasks._tasks.values()
-        kept = [_kept(task._hand_out) for task in tasks]
+        kept = [_kept(task._delivery) for task in tasks]
         return [each for each in kept if each is not None]
 
     # --- connections --------------------------------------------------------------------------
 
     def _take(self, request: Request) -> None:
         assert isinstance(request.message, GetElements)
-        self.session.requested(request, request.message, self.simulation.now)
+        self.session.request_received(request, request.message, self.simulation.now)
         self.act()
 
     def _said(self, ticket: int, answer: Any, content: Any) -> None:
         asked = self._asked.pop(ticket)
         self.log("hears", answer)
-        self.session.answered(asked, answer, self.simulation.now)
+        self.session.reply_received(asked, answer, self.simulation.now)
         self.act()
 
     def _lost(self, error: UnavailableError) -> None:
         asked, self._asked = list(self._asked.values()), {}
         if self.simulation.random.random() < 0.8:
             for message in asked:
-                self.session.answered(message, error, self.simulation.now)
+                self.session.reply_received(message, error, self.simulation.now)
             self.act()
 
     def woken(self) -> None:
@@ -141,33 +141,33 @@ class WorkerProcess(Process):
         finally:
             self._is_acting = False
 
-    def _do(self, actions: Actions[Request]) -> bool:
+    def _do(self, actions: WorkerActions[Request]) -> bool:
         """Carry actions out; return whether there may be more."""
         for warning in actions.warnings:
             self.log("warns", warning)
         for call in actions.calls:
             self.log("asks", call)
             self._asked[self._dispatcher.send(call)] = call
-        for request, answer in actions.answers:
-            answering.answer(request, answer, production.frame_of)  # type: ignore[arg-type]
+        for request, answer in actions.replies:
+            replies.send_reply(request, answer, production.frame_of)  # type: ignore[arg-type]
         for start in actions.starts:
             self.log("starts", start.definition)
             self._producers[start.producer] = _Producer(self, start)
         steps: list[tuple[int, Callable[[_Producer], None]]] = []
         steps += [(start.producer, _Producer.advance) for start in actions.starts]
         steps += [
-            (each, partial(_Producer.resume, most=actions.most.get(each)))
+            (each, partial(_Producer.resume, most=actions.max_elements.get(each)))
             for each in actions.resumes
         ]
         steps += [(each.producer, partial(_Producer.take, grant=each)) for each in actions.grants]
-        steps += [(each, _Producer.let_wait) for each in actions.waits]
-        steps += [(each, _Producer.cut) for each in actions.cuts]
+        steps += [(each, _Producer.let_wait) for each in actions.deferrals]
+        steps += [(each, _Producer.cut) for each in actions.stops]
         for number, step in steps:
             if self.is_up and number in self._producers:
                 step(self._producers[number])
-        for number in actions.closes:
+        for number in actions.cancellations:
             self.forget(number)
-        if actions.over and self.is_up:
+        if actions.is_finished and self.is_up:
             self.has_left = True
             self.crash("has left")
         if self.is_up:
@@ -181,18 +181,18 @@ class WorkerProcess(Process):
 
 
 def _kept(hand_out: Any) -> tuple[int, int] | None:
-    if isinstance(hand_out, Rounds):
-        return hand_out._made - hand_out._whole, 0
-    if isinstance(hand_out, FirstCome):
-        out = sum(portion.size for portion in hand_out._delivery.portions())
-        return len(hand_out._ready), out
+    if isinstance(hand_out, RoundDelivery):
+        return hand_out._num_produced - hand_out._num_complete, 0
+    if isinstance(hand_out, FifoDelivery):
+        out = sum(portion.size for portion in hand_out._delivery.batches())
+        return len(hand_out._ready_batches), out
     return None
 
 
 class _Producer:
     """Stands for the thread that reads a task's plan."""
 
-    def __init__(self, worker: WorkerProcess, start: Start) -> None:
+    def __init__(self, worker: WorkerProcess, start: StartProducer) -> None:
         self.worker, self.number = worker, start.producer
         self.is_over = False
         self.most: int | None = None
@@ -201,13 +201,13 @@ class _Producer:
             worker.plan,
             worker.simulation.random,
             is_dealt=task.assigns_splits,
-            portion_bytes=start.portion_bytes,
+            portion_bytes=start.max_batch_bytes,
             origins=task.has_element_ids,
-            most=MOST_ELEMENTS if task.num_consumers is None else 1,
+            most=MAX_BATCH_ELEMENTS if task.num_consumers is None else 1,
             most_now=lambda: self.most,
             shard=task.shard_index or 0,
             of=task.num_shards or 1,
-            in_order=is_in_order(task),
+            in_order=is_ordered(task),
             to_files=task.save_destination is not None,
         )
         if task.save_destination is not None:
@@ -224,21 +224,21 @@ class _Producer:
         files = self._steps.let_wait() if isinstance(self._steps, FileSteps) else None
         if files is not None and self._needs is Need.UNITS:
             self._has_room = False
-            self.worker.session.tasks.produced(self.number, files, self.worker.simulation.now)
+            self.worker.session.tasks.batch_produced(self.number, files, self.worker.simulation.now)
 
     def cut(self) -> None:
         self._is_cut = True
         if self._needs is Need.ROOM:
             self.advance()
 
-    def take(self, grant: Grant) -> None:
+    def take(self, grant: SplitGrant) -> None:
         assert self._needs is Need.UNITS, f"producer {self.number} did not ask for units"
         if grant.is_pause:
             self.advance(production.Grant(0, 0, is_pause=True))
-        elif grant.units is None:
+        elif grant.splits is None:
             self.advance()
         else:
-            self.advance(production.Grant(*grant.units, grant.is_alone, grant.rows))
+            self.advance(production.Grant(*grant.splits, grant.deliver_at_once, grant.ordinals))
 
     def advance(self, grant: production.Grant | None = None) -> None:
         """Go on until it must wait for something."""
@@ -258,9 +258,9 @@ class _Producer:
                 self._end(end.value)
                 return
             grant = None
-            if isinstance(step, Portion):
+            if isinstance(step, ResultBatch):
                 self._has_room = False
-                session.tasks.produced(self.number, step, now)
+                session.tasks.batch_produced(self.number, step, now)
             elif step is Need.DEATH:
                 worker.was_killed_by_a_unit = True
                 worker.killed_by_units += 1
@@ -268,7 +268,7 @@ class _Producer:
             elif isinstance(step, Need):
                 self._needs = step
                 if step is Need.UNITS:
-                    session.tasks.needs_units(self.number, now)
+                    session.tasks.splits_needed(self.number, now)
                     return
             else:
                 worker.call_later(step * worker.slowness, self._after_work)
@@ -281,4 +281,4 @@ class _Producer:
 
     def _end(self, failure: str | None) -> None:
         self.worker.forget(self.number)
-        self.worker.session.tasks.ended(self.number, failure, self.worker.simulation.now)
+        self.worker.session.tasks.producer_ended(self.number, failure, self.worker.simulation.now)

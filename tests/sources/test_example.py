@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from headrace.errors import DataLossError, InvalidElementError
 from headrace.io import FixedLenFeature, VarLenFeature, encode_example, parse_example
-from headrace.sources.wire_format import (
+from headrace.sources.protobuf import (
     WireFormatError,
     decode_varints,
+    encode_field,
     encode_varint,
     encode_varints,
-    field,
 )
 
 #: What TensorFlow wrote, deterministically, for the two sets of features below.
@@ -171,14 +171,14 @@ def test_the_position_in_the_batch_is_named() -> None:
 
 
 def entry(name: bytes, feature: bytes) -> bytes:
-    return field(1, field(1, name) + field(2, feature))
+    return encode_field(1, encode_field(1, name) + encode_field(2, feature))
 
 
-UNPACKED = field(
+UNPACKED = encode_field(
     1,
-    entry(b"i", field(3, b"\x08\x05\x08\xac\x02" + field(1, b"\x07")))
-    + entry(b"f", field(2, b"\x0d\x00\x00\x80\x3f" + field(1, b"\x00\x00\x00\x40")))
-    + entry(b"\x66" * 200, field(1, field(1, b"x" * 300))),
+    entry(b"i", encode_field(3, b"\x08\x05\x08\xac\x02" + encode_field(1, b"\x07")))
+    + entry(b"f", encode_field(2, b"\x0d\x00\x00\x80\x3f" + encode_field(1, b"\x00\x00\x00\x40")))
+    + entry(b"\x66" * 200, encode_field(1, encode_field(1, b"x" * 300))),
 )
 
 
@@ -196,10 +196,12 @@ def test_numbers_that_are_not_packed_are_read() -> None:
 
 def test_unknown_fields_are_passed_over_and_the_last_of_two_entries_counts() -> None:
     unknown = b"\x18\x96\x01" + b"\x21" + bytes(8) + b"\x2d" + bytes(4) + b"\x32\x02hi"
-    number = entry(b"a", unknown + field(3, field(1, b"\x01")))
-    again = entry(b"a", field(3, unknown + field(1, b"\x02")))
-    swapped = field(1, field(2, field(3, field(1, b"\x09"))) + field(1, b"b"))
-    data = unknown + field(1, number + unknown) + field(1, again + swapped)
+    number = entry(b"a", unknown + encode_field(3, encode_field(1, b"\x01")))
+    again = entry(b"a", encode_field(3, unknown + encode_field(1, b"\x02")))
+    swapped = encode_field(
+        1, encode_field(2, encode_field(3, encode_field(1, b"\x09"))) + encode_field(1, b"b")
+    )
+    data = unknown + encode_field(1, number + unknown) + encode_field(1, again + swapped)
 
     parsed = parse_example(
         data, {"a": FixedLenFeature((), np.int64), "b": FixedLenFeature((), np.int64)}
@@ -220,11 +222,11 @@ def test_unknown_fields_are_passed_over_and_the_last_of_two_entries_counts() -> 
         b"\x0a" + b"\xff" * 11,
         GOLDEN[0][:-1],
         GOLDEN[0] + b"\x0a",
-        field(1, entry(b"ids", field(3, b"\x0a\x05\x01"))),
-        field(1, entry(b"ids", field(3, field(1, b"\x80")))),
-        field(1, entry(b"ids", field(3, field(1, b"\x80" * 30)))),
-        field(1, entry(b"weights", field(2, field(1, b"\x80" * 5)))),
-        field(1, field(1, b"\x0a\x7fids")),
+        encode_field(1, entry(b"ids", encode_field(3, b"\x0a\x05\x01"))),
+        encode_field(1, entry(b"ids", encode_field(3, encode_field(1, b"\x80")))),
+        encode_field(1, entry(b"ids", encode_field(3, encode_field(1, b"\x80" * 30)))),
+        encode_field(1, entry(b"weights", encode_field(2, encode_field(1, b"\x80" * 5)))),
+        encode_field(1, encode_field(1, b"\x0a\x7fids")),
     ],
 )
 def test_damaged_examples_are_lost_data(data: bytes) -> None:
@@ -316,20 +318,31 @@ def test_one_value_of_any_size_is_given_as_it_was_stored(size: int, number: int)
 @pytest.mark.parametrize("size", [0, 1, 130, 20_000])
 def test_entries_in_unusual_forms_are_read(size: int) -> None:
     item = b"x" * size
-    name, values = field(1, b"image"), field(2, field(1, field(1, item)))
-    parts = field(2, field(1, field(1, b"a"))) + field(2, field(1, field(1, item)))
+    name, values = (
+        encode_field(1, b"image"),
+        encode_field(2, encode_field(1, encode_field(1, item))),
+    )
+    parts = encode_field(2, encode_field(1, encode_field(1, b"a"))) + encode_field(
+        2, encode_field(1, encode_field(1, item))
+    )
     forms = {
         "value first": (values + name, [item]),
         "value in parts": (name + parts, [b"a", item]),
         "value around the name": (values + name + values, [item, item]),
-        "two items": (name + field(2, field(1, field(1, item) * 2)), [item, item]),
-        "two lists": (name + field(2, field(2, b"") + field(1, field(1, item))), [item]),
-        "no item": (name + field(2, field(1, b"")), []),
-        "no list": (name + field(2, b""), []),
-        "a field more": (name + values + field(7, item), [item]),
+        "two items": (
+            name + encode_field(2, encode_field(1, encode_field(1, item) * 2)),
+            [item, item],
+        ),
+        "two lists": (
+            name + encode_field(2, encode_field(2, b"") + encode_field(1, encode_field(1, item))),
+            [item],
+        ),
+        "no item": (name + encode_field(2, encode_field(1, b"")), []),
+        "no list": (name + encode_field(2, b""), []),
+        "a field more": (name + values + encode_field(7, item), [item]),
     }
     for what, (entry, expected) in forms.items():
-        example = field(1, field(1, entry))
+        example = encode_field(1, encode_field(1, entry))
         parsed = parse_example(example, {"image": VarLenFeature(bytes)})
         assert parsed["image"].tolist() == expected, what
 

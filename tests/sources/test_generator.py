@@ -10,7 +10,7 @@ import pytest
 from headrace.element.spec import ArraySpec
 from headrace.errors import InvalidElementError, UserFunctionError
 from headrace.sources.generator import GeneratorSource
-from headrace.testing.conformance import assert_same, check_source, read_all
+from headrace.testing.conformance import assert_equal, check_source, read_all
 
 
 def count(stop: int) -> Iterator[int]:
@@ -46,7 +46,7 @@ def test_nested_signatures_are_checked_leaf_by_leaf() -> None:
 
     source = GeneratorSource(lambda: [({"a": 1}, np.ones(2)), ({"a": 2}, [1, 2])], (), signature)
 
-    assert_same(
+    assert_equal(
         read_all(source.open(0, 1)),
         [({"a": np.int32(1)}, np.ones(2)), ({"a": np.int32(2)}, np.array([1.0, 2.0]))],
     )
@@ -91,14 +91,14 @@ def test_a_value_that_does_not_fit_is_named_and_the_next_one_comes(value: Any, s
     position = reader.get_position()
     rest = read_all(reader)
 
-    assert_same(rest, [{"k": fitting}])
-    assert_same(read_all(source.open(0, 1, position)), rest)
+    assert_equal(rest, [{"k": fitting}])
+    assert_equal(read_all(source.open(0, 1, position)), rest)
 
 
 def test_floats_round_to_the_signature() -> None:
     source = GeneratorSource(lambda: [0.1, float("inf"), 3], (), ArraySpec((), np.float32))
 
-    assert_same(read_all(source.open(0, 1)), [np.float32(0.1), np.float32("inf"), np.float32(3)])
+    assert_equal(read_all(source.open(0, 1)), [np.float32(0.1), np.float32("inf"), np.float32(3)])
 
 
 def test_elements_must_have_the_structure_of_the_signature() -> None:

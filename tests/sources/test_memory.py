@@ -10,7 +10,7 @@ from headrace.element.spec import ArraySpec
 from headrace.element.structure import flatten
 from headrace.plan.source import INFINITE, IndexedSource
 from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
-from headrace.testing.conformance import assert_same, check_source, read_all
+from headrace.testing.conformance import assert_equal, check_source, read_all
 
 
 class Pair(NamedTuple):
@@ -145,9 +145,9 @@ def test_what_slices_lend_is_what_they_give(length: int, indices: Any) -> None:
     array = np.arange(9.0 * length).reshape(9, length)
     source = SlicesSource({"x": array, "y": np.arange(9)})
 
-    lent = source.lend(indices)
+    lent = source.gather_borrowed(indices)
 
-    assert_same([lent], [source.gather(indices)])
+    assert_equal([lent], [source.gather(indices)])
     if np.shares_memory(lent["x"], array):
         assert not lent["x"].flags.writeable
 
@@ -157,7 +157,7 @@ def test_runs_of_large_slices_are_lent_without_a_copy(indices: Any) -> None:
     array = np.arange(9 * 5000.0).reshape(9, 5000)
     source = SlicesSource(array)
 
-    for lent in (source.lend(indices), source.lend_run(2, 6)):
+    for lent in (source.gather_borrowed(indices), source.gather_run_borrowed(2, 6)):
         assert np.shares_memory(lent, array)
         with pytest.raises(ValueError, match="read-only"):
             lent[...] = -1
@@ -169,9 +169,9 @@ def test_tensors_are_lent_without_a_copy(shape: tuple[int, ...]) -> None:
     array, indices = np.arange(6.0).reshape(2, 3), np.zeros(shape, np.int64)
     source = TensorsSource({"x": array, "y": 3, "z": "text"})
 
-    lent = source.lend(indices)
+    lent = source.gather_borrowed(indices)
 
-    assert_same([lent], [source.gather(indices)])
+    assert_equal([lent], [source.gather(indices)])
     assert np.shares_memory(lent["x"], array) == bool(indices.size)
     assert not lent["x"].flags.writeable
 
@@ -269,6 +269,6 @@ def test_a_run_is_what_gather_gives_in_memory_of_its_own(source) -> None:
     stop = source.size
     for first, last in ((0, stop), (1, 2), (stop - 2, stop), (2, 2)):
         run = source.gather_run(first, last)
-        assert_same([run], [source.gather(np.arange(first, last))])
+        assert_equal([run], [source.gather(np.arange(first, last))])
         for leaf in flatten(run)[0]:
             assert leaf.flags.owndata or not leaf.size

@@ -7,12 +7,12 @@ import pytest
 
 import headrace as hr
 from headrace.errors import FailedPreconditionError
-from headrace.execution.build import start
-from headrace.plan.random_words import key_of, words_at
+from headrace.execution.build import build_iterator
+from headrace.plan.random_words import derive_key, random_words
 from headrace.plan.source import INFINITE
-from headrace.plan.traverse import leaves
-from headrace.rewrites.normal import normalize
-from headrace.rewrites.positions import deal_of
+from headrace.plan.traverse import find_leaves
+from headrace.rewrites.canonicalize import canonicalize
+from headrace.rewrites.split_space import compute_split_space
 from headrace.sources.memory import RandomSource
 
 Dataset = hr.Dataset
@@ -48,7 +48,7 @@ def test_random_numbers_fill_their_range_evenly():
 
 
 def test_the_numbers_of_a_seed_are_the_same_for_ever():
-    words = words_at(key_of([1, 2]), np.array([0, 1, 10**15]))
+    words = random_words(derive_key([1, 2]), np.array([0, 1, 10**15]))
     assert words.tolist() == WORDS
     assert first(Dataset.random(seed=0), 3) == NUMBERS
 
@@ -114,16 +114,18 @@ def test_a_cache_of_random_numbers_keeps_those_of_one_iteration():
 
 
 def test_random_numbers_beside_data_are_dealt_with_it():
-    plan = normalize(Dataset.zip(Dataset.range(20), Dataset.random()).shuffle(5).batch(3).plan).plan
-    assert deal_of(plan).size == 7
-    assert len(leaves(plan)) == 1
+    plan = canonicalize(
+        Dataset.zip(Dataset.range(20), Dataset.random()).shuffle(5).batch(3).plan
+    ).plan
+    assert compute_split_space(plan).size == 7
+    assert len(find_leaves(plan)) == 1
     units = iter([(2, 5), (0, 2), (5, 7), None])
-    dealt = start(plan, seed=8, units=lambda: next(units))
-    whole = start(plan, seed=8)
+    dealt = build_iterator(plan, seed=8, next_splits=lambda: next(units))
+    whole = build_iterator(plan, seed=8)
     want = [row[1].tolist() for c in iter(lambda: whole.next_chunk(1), None) for row in c.rows()]
     got = [row[1].tolist() for c in iter(lambda: dealt.next_chunk(1), None) for row in c.rows()]
     assert got == want[2:5] + want[:2] + want[5:]
-    assert deal_of(normalize(Dataset.random().map(abs).plan).plan).size == INFINITE
+    assert compute_split_space(canonicalize(Dataset.random().map(abs).plan).plan).size == INFINITE
 
 
 def test_numbers_that_nobody_has_seeded_are_read_through_a_dataset():

@@ -13,7 +13,7 @@ import pytest
 import headrace as hr
 from headrace.errors import DataLossError, HeadraceError, UnavailableError
 from headrace.sources import record_files
-from headrace.sources.files import TextLineSource
+from headrace.sources.text_files import TextLineSource
 from headrace.sources.tfrecord import TFRecordSource, TFRecordWriter
 
 

@@ -15,7 +15,7 @@ import headrace as hr
 from headrace.element.spec import ArraySpec
 from headrace.errors import NotFoundError
 from headrace.plan.source import IndexedSource
-from headrace.sources.files import FileNamesSource, TextLineSource, cut_lines
+from headrace.sources.text_files import FileNamesSource, TextLineSource, parse_lines
 from headrace.testing.conformance import check_source, read_all
 
 
@@ -74,16 +74,16 @@ def test_a_missing_file_fails_when_its_turn_comes_and_the_next_one_follows(
     cut=st.integers(1, 20),
 )
 def test_blocks_do_not_matter(content: bytes, cut: int) -> None:
-    whole = cut_lines(content, True, "x", 0)
-    assert whole.used == len(content)
+    whole = parse_lines(content, True, "x", 0)
+    assert whole.consumed_bytes == len(content)
     found: list[bytes] = []
     rest = b""
     for start in range(0, len(content), cut):
         rest += content[start : start + cut]
-        part = cut_lines(rest, False, "x", 0)
+        part = parse_lines(rest, False, "x", 0)
         found += part.records
-        rest = rest[part.used :]
-    found += cut_lines(rest, True, "x", 0).records
+        rest = rest[part.consumed_bytes :]
+    found += parse_lines(rest, True, "x", 0).records
     assert found == whole.records
 
 
@@ -105,7 +105,7 @@ def test_file_names_are_a_source(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "c.csv"):
         (tmp_path / name).touch()
 
-    source = FileNamesSource.matching([f"{tmp_path}/*.txt"])
+    source = FileNamesSource.from_patterns([f"{tmp_path}/*.txt"])
 
     assert isinstance(source, IndexedSource)
     assert source.patterns == (f"{tmp_path}/*.txt",)

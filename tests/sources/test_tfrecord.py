@@ -436,7 +436,7 @@ def test_opening_one_file_looks_at_no_other_name(tmp_path: Path) -> None:
 def test_an_index_is_a_file() -> None:
     source = TFRecordSource(("a", "b"))
 
-    assert source.index_holds == "file"
+    assert source.index_kind == "file"
     assert source.paths == ("a", "b")
 
 

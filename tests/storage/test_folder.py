@@ -33,8 +33,8 @@ def filled(folder: Folder, name: str, data: bytes) -> None:
 
 def test_a_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     for folder in (open_folder(tmp_path / "no"), open_folder("memory://no-such-folder")):
-        assert folder.names() == []
-        assert folder.leftovers() == []
+        assert folder.list_published() == []
+        assert folder.list_unpublished() == []
         with pytest.raises(NotFoundError, match=r"No such file: .*x'"):
             folder.read("x")
 
@@ -42,14 +42,14 @@ def test_a_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
 def test_a_file_is_seen_once_it_is_published(folder: Folder) -> None:
     filled(folder, "b", b"two")
     filled(folder, "a", b"one")
-    assert (folder.names(), folder.leftovers()) == ([], ["a", "b"])
+    assert (folder.list_published(), folder.list_unpublished()) == ([], ["a", "b"])
 
     folder.publish("a", "1-a")
     folder.publish("a", "1-a")
 
-    assert folder.names() == ["1-a"]
-    assert "b" in folder.leftovers()
-    assert folder.read(folder.found_as("a", "1-a")) == b"one"
+    assert folder.list_published() == ["1-a"]
+    assert "b" in folder.list_unpublished()
+    assert folder.read(folder.find_name("a", "1-a")) == b"one"
 
 
 def test_a_small_file_is_written_in_place_of_another(folder: Folder) -> None:
@@ -66,7 +66,7 @@ def test_what_is_removed_is_gone_published_or_not(folder: Folder) -> None:
     for name in ("1-a", "a", "b", "was never there"):
         folder.remove(name)
 
-    assert (folder.names(), folder.leftovers()) == ([], [])
+    assert (folder.list_published(), folder.list_unpublished()) == ([], [])
 
 
 def test_a_folder_travels_to_another_process(folder: Folder) -> None:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from headrace.element.chunk import Chunk
 from headrace.plan.source import (
     IndexedSource,
-    IndexHolds,
+    IndexKind,
     Position,
     Reader,
     Source,
     check_limit,
     check_range,
-    checked_source,
+    validate_source,
 )
 from headrace.testing import check_source
 
@@ -124,11 +124,11 @@ class Miscounts(Threes):
 
 
 class Files(Threes):
-    index_holds: IndexHolds = "file"  # type: ignore[assignment]
+    index_kind: IndexKind = "file"  # type: ignore[assignment]
 
 
 class Elements(Threes):
-    index_holds: IndexHolds = "element"  # type: ignore[assignment]
+    index_kind: IndexKind = "element"  # type: ignore[assignment]
 
 
 class SameMemory(Squares):
@@ -186,18 +186,18 @@ class LooksLikeOne:
 )
 def test_what_is_no_source_is_refused_with_what_would_do(thing: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        checked_source(thing)
+        validate_source(thing)
     with pytest.raises(AssertionError, match="does not derive from Source"):
         check_source(thing, [])
 
 
 def test_a_source_says_little_by_itself() -> None:
-    source = checked_source(Threes())
+    source = validate_source(Threes())
 
     assert source.element_spec is None
     assert source.elements_per_index is None
     assert source.splittable
     assert not source.runs_user_code
-    assert source.index_holds == "part"
+    assert source.index_kind == "part"
     assert source.paths == ()
-    assert Squares().index_holds == "element"
+    assert Squares().index_kind == "element"

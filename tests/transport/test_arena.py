@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from headrace import counts
-from headrace.testing import ManualClock, Resources
+from headrace import process_metrics
+from headrace.testing import HeldResources, ManualClock
 from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.copying import copy_memory
 from headrace.transport.mappings import SegmentMappings
@@ -78,7 +78,7 @@ def test_a_segment_that_is_held_for_too_long_is_the_channel_s(
     offer = arena.write([memoryview(bytes(50_000))])
     mappings.open_segment(offer)
     arena.apply_report(mappings.take_report())
-    before = Resources.held_now()
+    before = HeldResources.capture()
     placed = arena.write([memoryview(b"x" * 50_000)])
     views = mappings.view(placed)
     clock.advance(100)
@@ -90,8 +90,8 @@ def test_a_segment_that_is_held_for_too_long_is_the_channel_s(
     assert bytes(views[0]) == b"x" * 50_000
     del views
     gc.collect()
-    assert not Resources.held_now().beyond(before)
-    assert len(Resources.held_now().mappings) == len(before.mappings) - 2
+    assert not HeldResources.capture().describe_leaks(before)
+    assert len(HeldResources.capture().mappings) == len(before.mappings) - 2
     arena.apply_report(mappings.take_report())
     assert arena.slots_in_use == 0
     assert isinstance(arena.write([memoryview(bytes(50_000))]), SegmentOffer), "and begins again"
@@ -149,7 +149,7 @@ def test_what_lies_in_a_row_is_copied_at_once(identity: ProcessIdentity, monkeyp
 
 
 def refused() -> float:
-    return counts.REGISTRY.get_sample_value("headrace_memory_refused_total") or 0.0
+    return process_metrics.REGISTRY.get_sample_value("headrace_shared_memory_refused_total") or 0.0
 
 
 def offered(fd: int) -> SegmentOffer:

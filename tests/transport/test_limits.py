@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from headrace import counts
+from headrace import process_metrics
 from headrace.errors import FailedPreconditionError, UnavailableError
 from headrace.transport import zeromq, zeromq_server
 from headrace.transport.channel import Request
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 def count(name: str) -> float:
-    return counts.REGISTRY.get_sample_value(name) or 0.0
+    return process_metrics.REGISTRY.get_sample_value(name) or 0.0
 
 
 def mapped(pid: int) -> int:
@@ -203,16 +203,16 @@ class Silent:
 
 def test_answers_that_nobody_reads_are_bounded_and_go_with_the_connection(small_server):
     withheld, cut = (
-        count("headrace_answers_withheld_total"),
-        count("headrace_connections_cut_total"),
+        count("headrace_replies_dropped_total"),
+        count("headrace_slow_connections_closed_total"),
     )
     peer = Silent(small_server.address)
     for n in range(1, 61):
         peer.ask(n)
     outbox = small_server._reply_writer
-    assert eventually(10, lambda: count("headrace_answers_withheld_total") - withheld > 40)
+    assert eventually(10, lambda: count("headrace_replies_dropped_total") - withheld > 40)
     assert outbox.pending_bytes <= 24 * MIB, "of the 240 that were asked for"
-    assert eventually(10, lambda: count("headrace_connections_cut_total") == cut + 1)
+    assert eventually(10, lambda: count("headrace_slow_connections_closed_total") == cut + 1)
 
     # Another peer is served all the time, and nothing is left of the first.
     other = zeromq.connect(small_server.address, reply_type=TestReply, shared_memory=False)

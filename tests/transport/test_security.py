@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 import headrace as hr
-from headrace import counts
+from headrace import process_metrics
 from headrace.errors import UnauthenticatedError, UnavailableError
 from headrace.plan.serialize import dump_plan
-from headrace.service.client.options import reading_options
+from headrace.service.client.options import make_read_options
 from headrace.service.client.source import RemoteSource
 from headrace.transport import inprocess, zeromq
 from headrace.transport.security import AllowList, Security, new_keys
@@ -275,7 +275,8 @@ def test_a_directory_of_keys_without_a_list_of_workers_still_serves(keys: Path):
 def refusals(*reasons: str) -> float:
     name = "headrace_handshakes_refused_total"
     return sum(
-        counts.REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0 for reason in reasons
+        process_metrics.REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0
+        for reason in reasons
     )
 
 
@@ -345,7 +346,7 @@ def test_keys_that_were_not_loaded_do_not_travel(tmp_path: Path) -> None:
 
 def test_no_secret_key_is_in_the_plan_of_a_dataset_that_reads_a_service(tmp_path: Path) -> None:
     keys = Security.load(new_keys(tmp_path / "keys"), "client")
-    options = reading_options(processing_mode="parallel_epochs", service="h:1", security=keys)
+    options = make_read_options(processing_mode="parallel_epochs", service="h:1", security=keys)
     source = RemoteSource(options=options, dataset_id="1", cardinality=5)
     plan = dump_plan(hr.Dataset.from_source(source).map(lambda x: x + 1).plan)
     assert keys.secret_key.encode() not in plan

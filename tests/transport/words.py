@@ -33,7 +33,7 @@ class Fail(Word):
 
 
 class Hold(Word):
-    """Not answered before a `Release`."""
+    """Not answered before a `ReleaseResources`."""
 
     number: int = 0
 

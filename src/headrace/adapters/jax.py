@@ -5,14 +5,14 @@ JAX is imported when one of these is first used, and not before.
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.lazy import lazily
+from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from headrace.adapters.jax_iterator import DeviceIterator, device_iterator
     from headrace.adapters.jax_iterator import device_iterator as to_jax
     from headrace.adapters.jax_tables import lookup, prefetch
 else:
-    _load, __dir__ = lazily(
+    _load, __dir__ = lazy_attributes(
         __name__,
         {
             "DeviceIterator": "headrace.adapters.jax_iterator",
@@ -21,7 +21,7 @@ else:
             "prefetch": "headrace.adapters.jax_tables",
             "to_jax": "headrace.adapters.jax_iterator:device_iterator",
         },
-        absent="headrace.data.absent:no_such_name",
+        missing="headrace.data.missing_names:missing_name_message",
     )
 
     def __getattr__(name: str) -> Any:

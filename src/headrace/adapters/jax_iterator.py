@@ -13,13 +13,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from headrace.adapters.jax_agreement import Agreement, Word
-from headrace.adapters.jax_placement import Placement
-from headrace.adapters.jax_sharing import agreement_of, share
-from headrace.adapters.jax_steps import Place, ReplicaSteps, Step, Steps
+from headrace.adapters.jax_input_steps import (
+    DistributedInputSteps,
+    InputStep,
+    InputSteps,
+    StepPosition,
+)
+from headrace.adapters.jax_placement import ShardedPlacement
+from headrace.adapters.jax_process_input import make_agreement, open_process_input
+from headrace.adapters.jax_step_agreement import InputStepAgreement, StepMessage
 from headrace.arguments import check_int, check_state_version
 from headrace.data.dataset import Dataset
-from headrace.distribute.dataset import Distributed
+from headrace.distribute.dataset import ReplicaDataset
 from headrace.distribute.values import PerReplicaSpec
 from headrace.element.spec import ArraySpec, Spec
 from headrace.element.structure import flatten, unflatten
@@ -28,8 +33,8 @@ from headrace.errors import (
     UnavailableError,
     describe_error,
 )
-from headrace.frameworks.jax_arrays import BatchLayout, check_is_numeric, narrowed_dtype
-from headrace.frameworks.shares import check_remainder, rows_to_use, with_mask
+from headrace.frameworks.batch_shards import add_mask, check_remainder, rows_per_shard
+from headrace.frameworks.jax_global_arrays import BatchLayout, check_is_numeric, jax_dtype
 from headrace.plan.traverse import element_spec
 
 __all__ = ["DeviceIterator", "device_iterator"]
@@ -65,18 +70,20 @@ def device_iterator(
     check_int("prefetch", prefetch, minimum=0)
     check_remainder(remainder)
     process = jax.process_index()
-    if isinstance(dataset, Distributed):
-        spec, here = _of_one_replica(dataset.element_spec)
-        placement = Placement(_mesh_of(here) if sharding is None else sharding)
+    if isinstance(dataset, ReplicaDataset):
+        spec, here = _replica_spec(dataset.element_spec)
+        placement = ShardedPlacement(_default_sharding(here) if sharding is None else sharding)
         layout = placement.layout
-        agreement = agreement_of(layout, process)
-        passes_on = layout.shards == 1 and remainder != "pad" and agreement is None
+        agreement = make_agreement(layout, process)
+        passes_on = layout.num_shards == 1 and remainder != "pad" and agreement is None
         return DeviceIterator(
-            ReplicaSteps(iter(dataset), layout, passes_on),
+            DistributedInputSteps(iter(dataset), layout, passes_on),
             placement,
             remainder,
-            lambda: _with_rows(spec, lambda rows: None if rows is None else rows * layout.shards),
-            _rows_of(spec),
+            lambda: _with_rows(
+                spec, lambda rows: None if rows is None else rows * layout.num_shards
+            ),
+            _num_rows(spec),
             agreement,
         )
     if not isinstance(dataset, Dataset):
@@ -84,29 +91,29 @@ def device_iterator(
             f"`dataset` must be a Dataset or a distributed one, but got {type(dataset).__name__}: "
             "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a generator"
         )
-    placement = Placement(_default_device() if sharding is None else sharding)
+    placement = ShardedPlacement(_default_device() if sharding is None else sharding)
     _check_is_numeric(element_spec(dataset.plan))
-    part = share(dataset, placement.layout, process, prefetch, remainder == "pad")
+    part = open_process_input(dataset, placement.layout, process, prefetch, remainder == "pad")
     return DeviceIterator(
         part.steps,
         placement,
         remainder,
         lambda: dataset.element_spec,
-        part.size,
+        part.rows_per_shard,
         part.agreement,
-        part.depth,
-        part.reshared,
+        part.device_prefetch,
+        part.open_resharded,
     )
 
 
-class _Item:
+class _ReadyStep:
     """A step that is on its devices, or an error, and the place after it."""
 
-    __slots__ = ("error", "is_given", "place", "value")
+    __slots__ = ("error", "is_returned", "position", "value")
 
-    def __init__(self, value: Any, error: Exception | None, place: Place) -> None:
-        self.value, self.error, self.place = value, error, place
-        self.is_given = False
+    def __init__(self, value: Any, error: Exception | None, position: StepPosition) -> None:
+        self.value, self.error, self.position = value, error, position
+        self.is_returned = False
 
 
 class DeviceIterator:
@@ -124,52 +131,52 @@ class DeviceIterator:
         placement: Where they go.
         remainder: What becomes of shares that differ.
         spec: Returns the spec of a whole batch in NumPy.
-        size: Rows that each share of a full batch has; None: that is not known.
+        rows_per_shard: Rows that each share of a full batch has; None: that is not known.
         agreement: How processes agree on each step; None: they need not.
-        depth: How many steps may be on their devices before they are asked for.
-        reshared: Returns steps that go on from the state of other processes; None: these do.
+        device_prefetch: How many steps may be on their devices before they are asked for.
+        open_resharded: Returns steps that go on from the state of other processes; None: these do.
     """
 
     def __init__(
         self,
-        steps: Steps,
-        placement: Placement,
+        steps: InputSteps,
+        placement: ShardedPlacement,
         remainder: str,
         spec: Callable[[], Spec],
-        size: int | None = None,
-        agreement: Agreement | None = None,
-        depth: int = 0,
-        reshared: Callable[[], Steps] | None = None,
+        rows_per_shard: int | None = None,
+        agreement: InputStepAgreement | None = None,
+        device_prefetch: int = 0,
+        open_resharded: Callable[[], InputSteps] | None = None,
     ) -> None:
         self._steps = steps
         self._placement = placement
         self._remainder = remainder
         self._spec = spec
-        self._size = size
+        self._rows_per_shard = rows_per_shard
         self._agreement = agreement
-        self._depth = depth
-        self._reshared = reshared
+        self._device_prefetch = device_prefetch
+        self._open_resharded = open_resharded
         if agreement is not None:
             weakref.finalize(self, agreement.close).atexit = False
-        self._start_at(None)
+        self._reset(None)
 
-    def _start_at(self, place: Place) -> None:
+    def _reset(self, position: StepPosition) -> None:
         #: Steps that come next; the first may be given already.
-        self._ready: deque[_Item] = deque()
+        self._ready: deque[_ReadyStep] = deque()
         #: The place after the last step that is in use, unless that is the first of `_ready`.
-        self._used = place
-        self._has_begun = self._is_at_end = self._is_cut_off = False
+        self._consumed_position = position
+        self._has_begun = self._is_at_end = self._was_interrupted = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         ready = self._ready
-        if ready and ready[0].is_given:
-            self._used = ready[0].place
+        if ready and ready[0].is_returned:
+            self._consumed_position = ready[0].position
             ready.popleft()
         # The first step is not held up by the second.
-        wanted = 1 + (self._depth if self._has_begun else 0)
+        wanted = 1 + (self._device_prefetch if self._has_begun else 0)
         # Nor is one that is on its devices, or was waited for. But processes that agree on steps
         # all read as many: who waits for their word with a step in hand would hold up theirs.
         may_wait = self._agreement is not None or (not ready and self._steps.is_ready)
@@ -182,80 +189,80 @@ class DeviceIterator:
         self._has_begun = True
         item = ready[0]
         if item.error is not None:
-            self._used = item.place
+            self._consumed_position = item.position
             ready.popleft()
             raise item.error
         # No call until the return, where an interruption could lose what is given.
         value, item.value = item.value, None
-        item.is_given = True
+        item.is_returned = True
         return value
 
     def _read(self) -> None:
         """Read one step more and put it on its devices."""
         ready, steps = self._ready, self._steps
-        if self._is_cut_off:
-            steps.go_back(ready[-1].place if ready else self._used)
-        elif not ready and self._used is None:
-            self._used = steps.place()
-        self._is_cut_off = True  # until it is done; an interruption leaves it so
+        if self._was_interrupted:
+            steps.rewind(ready[-1].position if ready else self._consumed_position)
+        elif not ready and self._consumed_position is None:
+            self._consumed_position = steps.get_position()
+        self._was_interrupted = True  # until it is done; an interruption leaves it so
         try:
-            made = self._next_value()
+            made = self._next_element()
         except Exception as error:
             self._is_at_end = self._agreement is not None
-            ready.append(_Item(None, error, steps.place()))
+            ready.append(_ReadyStep(None, error, steps.get_position()))
         else:
             if made is None:
                 self._is_at_end = True
             else:
-                ready.append(_Item(made[0], None, steps.place()))
-        self._is_cut_off = False
+                ready.append(_ReadyStep(made[0], None, steps.get_position()))
+        self._was_interrupted = False
 
-    def _next_value(self) -> tuple[Any] | None:
+    def _next_element(self) -> tuple[Any] | None:
         """Return the next step's element in a tuple, or None at the end."""
         while True:
-            step, rows = self._agreed() if self._agreement else self._alone()
+            step, rows = self._next_agreed_step() if self._agreement else self._next_local_step()
             if step is None:
                 return None
             if rows is not None:
                 return (self._placement.put(step, rows, self._remainder == "pad"),)
             _log.info("a batch was left out, since its rows cannot be shared evenly")
 
-    def _alone(self) -> tuple[Step | None, int | None]:
+    def _next_local_step(self) -> tuple[InputStep | None, int | None]:
         """Return the next step, and how many rows each share is to have; None: it is left out."""
         step = self._steps.next()
         if step is None or not step.rows:
             return step, 0
-        return step, rows_to_use(self._remainder, list(step.rows.values()), self._size)
+        return step, rows_per_shard(self._remainder, list(step.rows.values()), self._rows_per_shard)
 
-    def _agreed(self) -> tuple[Step | None, int | None]:
+    def _next_agreed_step(self) -> tuple[InputStep | None, int | None]:
         """Return the same, as all processes do it."""
         assert self._agreement is not None
         try:
             step = self._steps.next()
         except Exception as error:
             with contextlib.suppress(AbortedError, UnavailableError):
-                self._agreement.ask({"error": describe_error(error)}, self._remainder)
+                self._agreement.agree({"error": describe_error(error)}, self._remainder)
             raise
-        word: Word = {"end": True}
+        word: StepMessage = {"end": True}
         if step is not None:
             rows = {str(share): count for share, count in step.rows.items()}
-            word = {"rows": rows, "forms": [_form(column[0]) for column in step.columns]}
-        decided = self._agreement.ask(word, self._remainder, self._size)
+            word = {"rows": rows, "forms": [_row_signature(column[0]) for column in step.columns]}
+        decided = self._agreement.agree(word, self._remainder, self._rows_per_shard)
         if "end" in decided:
             return None, None
         if step is None:
-            step = _without_rows(self._spec(), decided["forms"], self._placement.layout)
+            step = _empty_step(self._spec(), decided["forms"], self._placement.layout)
         return step, decided.get("use")
 
     @property
     def element_spec(self) -> Spec:
         """Spec of the elements: shapes of whole arrays, in JAX's dtypes."""
-        shards, size = self._placement.layout.shards, self._size
+        shards, size = self._placement.layout.num_shards, self._rows_per_shard
         if self._remainder != "pad":
             return _with_rows(self._spec(), lambda rows: None if (rows or 0) % shards else rows)
         spec = _with_rows(self._spec(), lambda rows: None if size is None else size * shards)
         leaves, structure = flatten(spec)
-        return with_mask(structure, leaves, ArraySpec(leaves[0].shape[:1], np.bool_))
+        return add_mask(structure, leaves, ArraySpec(leaves[0].shape[:1], np.bool_))
 
     def get_state(self) -> dict[str, Any]:
         """Return where the step after the one in use comes from: a JSON value.
@@ -265,10 +272,10 @@ class DeviceIterator:
         the same.
         """
         ready = self._ready
-        place = ready[0].place if ready and ready[0].is_given else self._used
+        place = ready[0].position if ready and ready[0].is_returned else self._consumed_position
         found = self._steps.get_state(place)
-        if self._reshared is not None and self._agreement is not None:
-            said = [each["streams"] for each in self._agreement.of_all(found)]
+        if self._open_resharded is not None and self._agreement is not None:
+            said = [each["streams"] for each in self._agreement.all_gather(found)]
             streams = [next(filter(None, each), None) for each in zip(*said, strict=True)]
             found = {"streams": streams}
         return {"version": _VERSION, "distributed": found}
@@ -285,12 +292,12 @@ class DeviceIterator:
             )
         check_state_version(state["version"], _VERSION)
         saved = state["distributed"]
-        if self._reshared is not None and not self._steps.takes(saved):
+        if self._open_resharded is not None and not self._steps.accepts_state(saved):
             self._steps.close()
             # It reads ahead by itself, and is read no further than it is used.
-            self._steps, self._depth = self._reshared(), 0
+            self._steps, self._device_prefetch = self._open_resharded(), 0
         self._steps.set_state(saved)
-        self._start_at(None)
+        self._reset(None)
 
     state_dict = get_state
     load_state_dict = set_state
@@ -301,8 +308,8 @@ class DeviceIterator:
         Its state stays: what was given counts as used.
         """
         self._is_at_end = True
-        if self._ready and self._ready[0].is_given:
-            self._used = self._ready[0].place
+        if self._ready and self._ready[0].is_returned:
+            self._consumed_position = self._ready[0].position
         self._ready.clear()
         self._steps.close()
         if self._agreement is not None:
@@ -320,31 +327,32 @@ def _default_device() -> Any:
     return chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
 
 
-def _mesh_of(here: int) -> Any:
+def _default_sharding(local_replicas: int) -> Any:
     """Return a sharding over as many devices of each process as it has replicas."""
     by_process: dict[int, list[Any]] = {}
     for device in jax.devices():
         by_process.setdefault(device.process_index, []).append(device)
     found = jax.local_device_count()
-    if found < here:
+    if found < local_replicas:
         raise ValueError(
-            f"the strategy has {here} replicas in this process, and JAX has {found} devices here: "
+            f"the strategy has {local_replicas} replicas in this process, and JAX has {found} "
+            "devices here: "
             "pass `sharding`, or use as many replicas as there are devices"
         )
-    devices = [device for each in by_process.values() for device in each[:here]]
-    if here == 1:
+    devices = [device for each in by_process.values() for device in each[:local_replicas]]
+    if local_replicas == 1:
         return SingleDeviceSharding(jax.local_devices()[0])
     return NamedSharding(Mesh(np.array(devices), ("replica",)), PartitionSpec("replica"))
 
 
-def _of_one_replica(spec: Spec) -> tuple[Spec, int]:
+def _replica_spec(spec: Spec) -> tuple[Spec, int]:
     """Return the spec of what one replica gets, and how many there are in this process."""
     leaves, structure = flatten(spec)
     specs = [leaf.specs if isinstance(leaf, PerReplicaSpec) else (leaf,) for leaf in leaves]
     return unflatten(structure, [each[0] for each in specs]), len(specs[0]) if specs else 1
 
 
-def _rows_of(spec: Spec) -> int | None:
+def _num_rows(spec: Spec) -> int | None:
     leaves, _ = flatten(spec)
     return leaves[0].shape[0] if leaves and leaves[0].shape else None
 
@@ -355,7 +363,7 @@ def _with_rows(spec: Spec, change: Callable[[int | None], int | None]) -> Spec:
     made = []
     for leaf in leaves:
         shape = (change(leaf.shape[0]), *leaf.shape[1:]) if leaf.shape else ()
-        made.append(ArraySpec(shape, narrowed_dtype(leaf.dtype), leaf.name))
+        made.append(ArraySpec(shape, jax_dtype(leaf.dtype), leaf.name))
     return unflatten(structure, made)
 
 
@@ -367,12 +375,14 @@ def _check_is_numeric(spec: Spec | None) -> None:
         check_is_numeric(leaf.dtype, path)
 
 
-def _form(value: Any) -> list[Any]:
+def _row_signature(value: Any) -> list[Any]:
     """Return what must be equal in all processes: lengths of axes but the first, and the dtype."""
     return [*value.shape[1:], value.dtype.name]
 
 
-def _without_rows(spec: Spec, forms: list[list[Any]], layout: BatchLayout) -> Step:
+def _empty_step(spec: Spec, signatures: list[list[Any]], layout: BatchLayout) -> InputStep:
     _, structure = flatten(spec)
-    columns = [[np.zeros((0, *form[:-1]), form[-1])] * len(layout.here) for form in forms]
-    return Step(structure, columns, dict.fromkeys(layout.here, 0))
+    columns = [
+        [np.zeros((0, *form[:-1]), form[-1])] * len(layout.local_shards) for form in signatures
+    ]
+    return InputStep(structure, columns, dict.fromkeys(layout.local_shards, 0))

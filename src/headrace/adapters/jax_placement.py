@@ -9,25 +9,25 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
-from headrace.adapters.jax_steps import Step
-from headrace.element.structure import Structure, component, flatten, unflatten
+from headrace.adapters.jax_input_steps import InputStep
+from headrace.element.structure import Structure, describe_component, flatten, unflatten
 from headrace.element.transpose import flatten_like
-from headrace.frameworks.jax_arrays import (
+from headrace.frameworks.batch_shards import add_mask, make_mask, pad_column
+from headrace.frameworks.jax_global_arrays import (
     BatchLayout,
     batch_layout,
     check_is_numeric,
     global_array,
-    narrowed_dtype,
+    jax_dtype,
     whole_array,
 )
-from headrace.frameworks.shares import mask_of, padded, with_mask
 
-__all__ = ["Placement"]
+__all__ = ["ShardedPlacement"]
 
 _log = logging.getLogger("headrace")
 
 
-class Placement:
+class ShardedPlacement:
     """Puts steps on devices.
 
     Args:
@@ -46,43 +46,46 @@ class Placement:
             raise ValueError(f"`sharding` must hold a sharding for each leaf, but is {sharding!r}")
         self.layout = self._layouts[0]
         for other in self._layouts:
-            if (other.pipelines, other.here) != (self.layout.pipelines, self.layout.here):
+            if (other.pipelines, other.local_shards) != (
+                self.layout.pipelines,
+                self.layout.local_shards,
+            ):
                 raise ValueError(
                     "the shardings of all leaves must share the rows of a batch in one way, but "
                     f"{self.layout.sharding} and {other.sharding} differ"
                 )
         #: The structure of the last element, and the layout and path of each of its leaves.
-        self._known: tuple[Structure, list[tuple[BatchLayout, str]]] | None = None
+        self._cached_leaves: tuple[Structure, list[tuple[BatchLayout, str]]] | None = None
 
-    def put(self, step: Step, rows: int, pads: bool) -> Any:
+    def put(self, step: InputStep, rows: int, pad: bool) -> Any:
         """Return an element of arrays on devices.
 
         Args:
             step: The rows of this process.
             rows: How many rows each share is to have, if they are padded.
-            pads: Whether they are, and a mask is added.
+            pad: Whether they are, and a mask is added.
         """
         structure, columns, counts, whole = step
-        if self._known is None or self._known[0] != structure:
-            self._known = structure, self._leaves_of(structure)
-            _say_what_is_narrowed(structure, columns)
-        if whole is not None and not (pads and rows != max(counts.values())):
+        if self._cached_leaves is None or self._cached_leaves[0] != structure:
+            self._cached_leaves = structure, self._leaf_layouts(structure)
+            _warn_about_narrowing(structure, columns)
+        if whole is not None and not (pad and rows != max(counts.values())):
             leaves = [
                 whole_array(layout, leaf, path)
-                for (layout, path), leaf in zip(self._known[1], whole, strict=True)
+                for (layout, path), leaf in zip(self._cached_leaves[1], whole, strict=True)
             ]
         else:
             leaves = [
-                global_array(layout, padded(column, rows) if pads else column, path)
-                for (layout, path), column in zip(self._known[1], columns, strict=True)
+                global_array(layout, pad_column(column, rows) if pad else column, path)
+                for (layout, path), column in zip(self._cached_leaves[1], columns, strict=True)
             ]
-        if not pads:
+        if not pad:
             return unflatten(structure, leaves)
-        real = [counts.get(shard, 0) for shard in self.layout.here]
-        mask = global_array(self.layout, mask_of(real, rows), "['mask']")
-        return with_mask(structure, leaves, mask)
+        real = [counts.get(shard, 0) for shard in self.layout.local_shards]
+        mask = global_array(self.layout, make_mask(real, rows), "['mask']")
+        return add_mask(structure, leaves, mask)
 
-    def _leaves_of(self, structure: Structure) -> list[tuple[BatchLayout, str]]:
+    def _leaf_layouts(self, structure: Structure) -> list[tuple[BatchLayout, str]]:
         layouts = [self.layout] * structure.size
         if self._structure is not None:
             numbers = unflatten(self._structure, range(len(self._layouts)))
@@ -94,23 +97,23 @@ def _as_sharding(given: Any) -> Any:
     return SingleDeviceSharding(given) if isinstance(given, jax.Device) else given
 
 
-def _say_what_is_narrowed(structure: Structure, columns: list[list[Any]]) -> None:
+def _warn_about_narrowing(structure: Structure, columns: list[list[Any]]) -> None:
     """Say once in a process that JAX makes 32 bits of 64."""
-    global _has_said_what_is_narrowed
+    global _has_warned_about_narrowing
     for path, column in zip(structure.paths, columns, strict=True):
         dtype = getattr(column[0], "dtype", None)
-        if not isinstance(column[0], np.ndarray | np.generic) or _has_said_what_is_narrowed:
+        if not isinstance(column[0], np.ndarray | np.generic) or _has_warned_about_narrowing:
             continue
         check_is_numeric(column[0].dtype, path)
-        if narrowed_dtype(column[0].dtype) != dtype:
-            _has_said_what_is_narrowed = True
+        if jax_dtype(column[0].dtype) != dtype:
+            _has_warned_about_narrowing = True
             _log.warning(
                 "%s is %s, of which JAX makes %s: convert it with map(), or enable 64 bits with "
                 'jax.config.update("jax_enable_x64", True)',
-                component(path),
+                describe_component(path),
                 dtype,
-                narrowed_dtype(column[0].dtype),
+                jax_dtype(column[0].dtype),
             )
 
 
-_has_said_what_is_narrowed = False
+_has_warned_about_narrowing = False

@@ -23,10 +23,10 @@ from headrace.parameter_server.cluster_registry import BackgroundTask
 from headrace.parameter_server.optimizer import InBackground, Optimizer, can_write_in_background
 from headrace.parameter_server.table import EmbeddingTable, PulledRows, pull
 
-__all__ = ["Push", "lookup", "prefetch"]
+__all__ = ["GradientPush", "lookup", "prefetch"]
 
 
-class Push:
+class GradientPush:
     """Pushes the gradients of rows that were looked up.
 
     Args:
@@ -51,7 +51,7 @@ class Push:
         self._structure = structure
         self._optimizer = optimizer
 
-    def pairs(self, gradients: Any) -> list[tuple[IndexedSlices, EmbeddingTable]]:
+    def gradient_pairs(self, gradients: Any) -> list[tuple[IndexedSlices, EmbeddingTable]]:
         """Return gradients as pairs for `apply_gradients`, to be pushed with those of others.
 
         A table that was looked up several times in one call has one pair.
@@ -101,16 +101,16 @@ class Push:
             raise TypeError(
                 f"`optimizer` must be one of hr.optimizers, but got a {type(chosen).__name__}"
             )
-        return chosen.apply_gradients(self.pairs(gradients))
+        return chosen.apply_gradients(self.gradient_pairs(gradients))
 
 
-class Ahead:
+class PendingLookup:
     """Rows that are being pulled; `prefetch` makes it."""
 
-    def __init__(self, finish: Callable[[], tuple[Any, Any, Push]]) -> None:
+    def __init__(self, finish: Callable[[], tuple[Any, Any, GradientPush]]) -> None:
         self._finish = finish
 
-    def result(self) -> tuple[Any, Any, Push]:
+    def result(self) -> tuple[Any, Any, GradientPush]:
         """Return what `lookup` does; wait for it if need be."""
         return self._finish()
 
@@ -122,7 +122,7 @@ def lookup(
     *,
     size: int | None = None,
     training: bool = True,
-) -> tuple[Any, Any, Push]:
+) -> tuple[Any, Any, GradientPush]:
     """Pull the rows of ids from a table, or from many in one call.
 
     Inside of `jax.jit` and the like it is an error: call it before, and pass the rows.
@@ -152,7 +152,7 @@ def lookup(
     Raises:
         FailedPreconditionError: JAX is tracing.
     """
-    return _begin(table, ids, optimizer, size, training)()()
+    return _prepare_lookup(table, ids, optimizer, size, training)()()
 
 
 def prefetch(
@@ -162,7 +162,7 @@ def prefetch(
     *,
     size: int | None = None,
     training: bool = True,
-) -> Ahead:
+) -> PendingLookup:
     """Begin to pull rows for a step that is to come; its `result()` is what `lookup` returns.
 
     The rows are those after all steps that began before this call (with `InBackground`, too), and
@@ -178,19 +178,19 @@ def prefetch(
     >>> rows[inverse].shape
     (3, 4)
     """
-    work = _begin(table, ids, optimizer, size, training)
+    work = _prepare_lookup(table, ids, optimizer, size, training)
     tables = jax.tree.leaves(table)
     if not tables or not can_write_in_background():
-        return Ahead(lambda: work()())
-    begun: BackgroundTask[Callable[[], tuple[Any, Any, Push]]] = tables[
+        return PendingLookup(lambda: work()())
+    begun: BackgroundTask[Callable[[], tuple[Any, Any, GradientPush]]] = tables[
         0
     ].cluster.background.submit(work)
-    return Ahead(lambda: begun.result()())
+    return PendingLookup(lambda: begun.result()())
 
 
-def _begin(
+def _prepare_lookup(
     table: Any, ids: Any, optimizer: Any, size: int | None, training: bool
-) -> Callable[[], Callable[[], tuple[Any, Any, Push]]]:
+) -> Callable[[], Callable[[], tuple[Any, Any, GradientPush]]]:
     """Check arguments; return what pulls, and returns what makes arrays of JAX."""
     if size is not None:
         check_int("size", size, minimum=0)
@@ -203,28 +203,28 @@ def _begin(
         for each, part in zip(tables, structure.flatten_up_to(ids), strict=True)
     ]
 
-    def work() -> Callable[[], tuple[Any, Any, Push]]:
+    def work() -> Callable[[], tuple[Any, Any, GradientPush]]:
         pulled = pull(tables, wanted, counts=training) if tables else []
-        return functools.partial(_arrays, tables, pulled, structure, optimizer, size)
+        return functools.partial(_make_arrays, tables, pulled, structure, optimizer, size)
 
     return work
 
 
-def _arrays(
+def _make_arrays(
     tables: Sequence[EmbeddingTable],
     pulled: Sequence[PulledRows],
     structure: Any,
     optimizer: Any,
     size: int | None,
-) -> tuple[Any, Any, Push]:
-    padded = [_padded(each.rows, size) for each in pulled]
+) -> tuple[Any, Any, GradientPush]:
+    padded = [_pad_rows(each.rows, size) for each in pulled]
     rows = structure.unflatten([jnp.asarray(each) for each in padded])
     inverse = structure.unflatten([jnp.asarray(each.inverse.astype(np.int32)) for each in pulled])
     ids, counts = [each.ids for each in pulled], [len(each) for each in padded]
-    return rows, inverse, Push(tables, ids, counts, structure, optimizer)
+    return rows, inverse, GradientPush(tables, ids, counts, structure, optimizer)
 
 
-def _padded(rows: NDArray[Any], size: int | None) -> NDArray[Any]:
+def _pad_rows(rows: NDArray[Any], size: int | None) -> NDArray[Any]:
     if size is None or len(rows) >= size:
         return rows
     whole = np.zeros((size, rows.shape[1]), rows.dtype)

@@ -6,7 +6,7 @@ Keras is imported when one of these is first used, and not before.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headrace.lazy import lazily
+from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from headrace.adapters.keras_dataset import KerasDataset, dataset
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.adapters.keras_training.tensorboard import TensorBoard
     from headrace.adapters.keras_training.training_data import DatasetCreator
 else:
-    _load, __dir__ = lazily(
+    _load, __dir__ = lazy_attributes(
         __name__,
         {
             "BestModelExporter": "headrace.adapters.keras_training.sidecar_evaluator",
@@ -35,7 +35,7 @@ else:
             "dataset": "headrace.adapters.keras_dataset",
             "distribute": "headrace.adapters.keras_fit",
         },
-        absent="headrace.data.absent:no_such_name",
+        missing="headrace.data.missing_names:missing_name_message",
     )
 
     def __getattr__(name: str) -> Any:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from headrace.distribute.iterator import DistributedIterator
 from headrace.distribute.values import local_results, map_structure
 from headrace.element.spec import BYTES, STR, Spec, spec_of
-from headrace.element.structure import Kind, component, flatten
+from headrace.element.structure import NodeKind, describe_component, flatten
 from headrace.errors import InvalidArgumentError
 
 __all__ = [
-    "JoinedSteps",
+    "GlobalBatchIterator",
     "check_batches",
-    "weighing",
+    "make_sample_weighter",
 ]
 
 
@@ -34,13 +34,13 @@ def check_batches(spec: Spec) -> None:
     """
     leaves, structure = flatten(spec)
     root = structure.root
-    if root.kind in (Kind.TUPLE, Kind.NAMEDTUPLE) and len(root.children) not in (1, 2, 3):
+    if root.kind in (NodeKind.TUPLE, NodeKind.NAMEDTUPLE) and len(root.children) not in (1, 2, 3):
         raise InvalidArgumentError(
             f"an element has {len(root.children)} parts, and Keras takes x, (x, y) or (x, y, "
             "sample_weight): map() it to one of these; several inputs are a dict or tuple, as in "
             "((a, b), y)"
         )
-    if root.kind == Kind.DATACLASS:
+    if root.kind == NodeKind.DATACLASS:
         raise InvalidArgumentError(
             f"an element is a {root.cls.__name__ if root.cls else 'dataclass'}, and Keras takes x, "
             "(x, y) or (x, y, sample_weight): map() it to one of these"
@@ -48,17 +48,19 @@ def check_batches(spec: Spec) -> None:
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if leaf.dtype in (BYTES, STR):
             raise InvalidArgumentError(
-                f"{component(path)} holds bytes or str, of which Keras makes no tensors: make "
+                f"{describe_component(path)} holds bytes or str, of which Keras makes no tensors: "
+                "make "
                 "numbers of it with map(), or leave it out"
             )
         if not leaf.shape:
             raise InvalidArgumentError(
-                f"{component(path)} is a scalar ({leaf}), and Keras takes batches: call the "
+                f"{describe_component(path)} is a scalar ({leaf}), and Keras takes batches: call "
+                "the "
                 "`batch` method on the dataset"
             )
 
 
-def weighing(class_weight: Mapping[Any, Any]) -> Callable[[Any], Any]:
+def make_sample_weighter(class_weight: Mapping[Any, Any]) -> Callable[[Any], Any]:
     """Return what adds a sample weight for each row: that of its class.
 
     Raises:
@@ -79,12 +81,12 @@ def weighing(class_weight: Mapping[Any, Any]) -> Callable[[Any], Any]:
                 f"{spec_of(batch)!r:.200}: add sample weights with map()"
             )
         x, y = batch
-        return x, y, _weight_of_each(y, classes)
+        return x, y, _sample_weights(y, classes)
 
     return weigh
 
 
-def _weight_of_each(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArray[Any]:
+def _sample_weights(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArray[Any]:
     if labels.ndim > 1:
         labels = labels.argmax(axis=-1) if labels.shape[-1] != 1 else labels[..., 0]
     found, inverse = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
@@ -92,7 +94,7 @@ def _weight_of_each(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArr
     return weights[inverse.reshape(labels.shape)]
 
 
-class JoinedSteps:
+class GlobalBatchIterator:
     """An iterator over a pass; its states are those of the steps.
 
     Args:
@@ -106,14 +108,14 @@ class JoinedSteps:
         self.close = steps.close
 
     def __next__(self) -> Any:
-        return map_structure(_joined, *local_results(next(self._steps)))
+        return map_structure(_concatenate_replicas, *local_results(next(self._steps)))
 
 
-def _joined(*replicas: Any) -> NDArray[Any]:
-    arrays = [_on_host(each) for each in replicas]
+def _concatenate_replicas(*replicas: Any) -> NDArray[Any]:
+    arrays = [_to_host(each) for each in replicas]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _on_host(leaf: Any) -> NDArray[Any]:
+def _to_host(leaf: Any) -> NDArray[Any]:
     # A tensor of PyTorch may be on a device, and NumPy does not fetch it from there.
     return np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)

@@ -19,11 +19,11 @@ import keras
 # Keras takes whatever derives from this; it has no public name.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from headrace.adapters.keras_batches import JoinedSteps, check_batches, weighing
+from headrace.adapters.keras_batches import GlobalBatchIterator, check_batches, make_sample_weighter
 from headrace.arguments import check_instance, check_int, check_state_version
-from headrace.data.ahead import next_pass
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
+from headrace.data.lookahead import next_epoch
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.element.spec import Spec, spec_of
 from headrace.element.transpose import map_leaves
@@ -39,7 +39,7 @@ __all__ = ["KerasDataset", "dataset"]
 _log = logging.getLogger(__name__)
 
 _VERSION = 1
-_SHARED_WITH_TORCH = {
+_ZERO_COPY_DTYPES = {
     *("bool", "uint8", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 }
@@ -121,18 +121,20 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         self._dataset = dataset
         self._steps = steps
         self.class_weight = class_weight
-        self._weigh = None if class_weight is None else weighing(class_weight)
-        self._open: Callable[[int], DatasetIterator | JoinedSteps]
+        self._add_sample_weights = (
+            None if class_weight is None else make_sample_weighter(class_weight)
+        )
+        self._open_iterator: Callable[[int], DatasetIterator | GlobalBatchIterator]
         if isinstance(dataset, Dataset):
-            self._open = partial(
-                DatasetIterator, _checked_plan(dataset, prefetch), for_training=True
+            self._open_iterator = partial(
+                DatasetIterator, _plan_of_batches(dataset, prefetch), for_training=True
             )
         else:
-            self._open = lambda number: JoinedSteps(dataset.open_pass(number))
+            self._open_iterator = lambda number: GlobalBatchIterator(dataset.open_epoch(number))
         #: Whether passes follow those of a state, and not those of others over the dataset.
-        self._counts_alone = not isinstance(dataset, Dataset)
+        self._has_own_numbering = not isinstance(dataset, Dataset)
         self._is_within_epoch = False
-        self._start_at(0)
+        self._reset(0)
         if self.num_batches == 0:
             raise InvalidArgumentError(
                 f"{dataset!r:.200} has no batches, and Keras wants one at least: has it fewer rows "
@@ -142,11 +144,11 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"<KerasDataset of {self._dataset!r}, steps={self._steps}>"
 
-    def _start_at(self, number: int) -> None:
+    def _reset(self, number: int) -> None:
         #: The pass that is read, or comes next: that of states.
-        self._now = _Pass(number)
+        self._current = _DatasetIteration(number)
         #: The one that gave a batch last.
-        self._last = self._now
+        self._last = self._current
 
     @property
     def dataset(self) -> Dataset | DistributedDataset | DistributedDatasetsFromFunction:
@@ -170,7 +172,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         return None if size in (INFINITE, UNKNOWN) else size
 
     @property
-    def is_endless(self) -> bool:
+    def is_infinite(self) -> bool:
         """Whether an epoch ends only where Keras is told a number of steps."""
         return self._steps is None and self._dataset.cardinality() == INFINITE
 
@@ -210,7 +212,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Return the same as tensors, on the device that Keras uses."""
-        return _tensors(self._batches())
+        return _to_tensors(self._batches())
 
     def get_tf_dataset(self) -> Any:
         """Raise: the back end TensorFlow reads tf.data.
@@ -231,7 +233,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         """Take note that an epoch is over."""
         self._is_within_epoch = False
 
-    def weighted(self, class_weight: Mapping[int, float]) -> DataAdapter:
+    def with_class_weight(self, class_weight: Mapping[int, float]) -> DataAdapter:
         """Return what gives the same batches, with the weights of their classes.
 
         Raises:
@@ -243,7 +245,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
                 f"{dict(self.class_weight)}: give it once"
             )
         check_instance("class_weight", class_weight, Mapping)
-        return _Weighted(self, weighing(class_weight))
+        return _ClassWeightedDataset(self, make_sample_weighter(class_weight))
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -254,89 +256,93 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         ends at once. The next one begins with the same batch: what comes from a shared job comes
         only once.
         """
-        own = self._begun()
-        first, read = own.first, 0
+        own = self._begin_iteration()
+        first, read = own.repeated_batch, 0
         if first is not None:
-            own.given, own.first = 0, None
-        elif own.start is not None and not own.given:
-            first = self._next_of(own)
+            own.batches_yielded, own.repeated_batch = 0, None
+        elif own.start_state is not None and not own.batches_yielded:
+            first = self._next_batch(own)
             if first is None:  # the state was taken where a pass ended, and nobody knew that yet
-                self._leave()
-                own = self._begun()
-        own.is_read = True
+                self._end_iteration()
+                own = self._begin_iteration()
+        own.is_being_read = True
         try:
-            while self._steps is None or own.before + own.given < self._steps:
+            while self._steps is None or own.batches_before + own.batches_yielded < self._steps:
                 batch, first = first, None
                 if batch is None:
-                    batch = self._next_of(own)
+                    batch = self._next_batch(own)
                     if batch is None:
                         break
-                own.given += 1
+                own.batches_yielded += 1
                 read += 1
                 self._last = own
-                if not self._now.is_read:
-                    self._now = own
+                if not self._current.is_being_read:
+                    self._current = own
                 yield batch
             if not read:
                 _log.warning("a pass over %r has no batches, and Keras wants one at least", self)
             own.close()
-            if own is self._now:
-                self._leave()
+            if own is self._current:
+                self._end_iteration()
         except GeneratorExit:
-            is_for_a_model = self._is_within_epoch and read == own.given == 1
-            if own is not self._now:
+            is_for_a_model = self._is_within_epoch and read == own.batches_yielded == 1
+            if own is not self._current:
                 own.close()
             elif is_for_a_model and self.num_batches != 1:  # else it was perhaps the epoch
-                own.first = batch
+                own.repeated_batch = batch
             raise
         finally:
-            own.is_read = False
+            own.is_being_read = False
 
-    def _begun(self) -> _Pass:
+    def _begin_iteration(self) -> _DatasetIteration:
         """Return the pass of which batches are wanted."""
-        now = self._now
-        if now.is_read and now is self._last:
+        now = self._current
+        if now.is_being_read and now is self._last:
             # Within an epoch that goes on, as where a callback evaluates on what it trains on.
-            own = _Pass(self._next_pass(now.number))
-        elif now.reading is None or now.is_read or (now.given and now.first is None):
-            if now.is_read:  # whoever reads it was left: another pass was read since
-                self._start_at(now.number + 1)
-            self._leave()
-            own = self._now
-            own.number = self._next_pass(own.number)
+            own = _DatasetIteration(self._next_number(now.number))
+        elif (
+            now.iterator is None
+            or now.is_being_read
+            or (now.batches_yielded and now.repeated_batch is None)
+        ):
+            if now.is_being_read:  # whoever reads it was left: another pass was read since
+                self._reset(now.number + 1)
+            self._end_iteration()
+            own = self._current
+            own.number = self._next_number(own.number)
         else:
             own = now
-        if own.reading is None:
-            own.reading = self._open(own.number)
+        if own.iterator is None:
+            own.iterator = self._open_iterator(own.number)
         return own
 
-    def _next_of(self, own: _Pass) -> Any:
+    def _next_batch(self, iteration: _DatasetIteration) -> Any:
         """Return the next batch of a pass, as Keras takes it; None: there is none."""
-        assert own.reading is not None
-        batch = next(own.reading, None)
-        return None if batch is None else self._prepared(batch)
+        assert iteration.iterator is not None
+        batch = next(iteration.iterator, None)
+        return None if batch is None else self._prepare_batch(batch)
 
-    def _prepared(self, batch: Any) -> Any:
+    def _prepare_batch(self, batch: Any) -> Any:
         check_batches(spec_of(batch))
-        return batch if self._weigh is None else self._weigh(batch)
+        return batch if self._add_sample_weights is None else self._add_sample_weights(batch)
 
-    def _next_pass(self, least: int) -> int:
-        if self._counts_alone or not isinstance(self._dataset, Dataset):
-            return least
-        return next_pass(self._dataset, least)
+    def _next_number(self, minimum: int) -> int:
+        if self._has_own_numbering or not isinstance(self._dataset, Dataset):
+            return minimum
+        return next_epoch(self._dataset, minimum)
 
-    def _leave(self) -> None:
+    def _end_iteration(self) -> None:
         """End the pass that is read, so that the next one comes."""
-        if self._now.reading is not None:
-            self._now.close()
-            self._start_at(self._now.number + 1)
+        if self._current.iterator is not None:
+            self._current.close()
+            self._reset(self._current.number + 1)
 
     @property
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether all batches of the pass were given."""
-        now = self._now
-        is_begun = now.reading is not None and now.first is None
-        return is_begun and now.before + now.given == self.num_batches
+        now = self._current
+        is_begun = now.iterator is not None and now.repeated_batch is None
+        return is_begun and now.batches_before + now.batches_yielded == self.num_batches
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -346,15 +352,19 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         With JAX on an accelerator Keras takes one batch more than it has used, so there take it
         where an epoch ends.
         """
-        now = self._now
-        if now.reading is None or self._is_whole:
-            return {"version": _VERSION, "pass": now.number + self._is_whole, "at": None}
-        is_unused = now.first is not None  # a model was built of it, and no more
-        at = now.start if is_unused else now.reading.get_state()
+        now = self._current
+        if now.iterator is None or self._is_complete:
+            return {"version": _VERSION, "pass": now.number + self._is_complete, "at": None}
+        is_unused = now.repeated_batch is not None  # a model was built of it, and no more
+        at = now.start_state if is_unused else now.iterator.get_state()
         state = {"version": _VERSION, "pass": now.number, "at": at}
         # How far the epoch is, where it is shorter than the dataset.
         counts = self._steps is not None and at is not None
-        return {**state, "given": now.before + now.given - is_unused} if counts else state
+        return (
+            {**state, "given": now.batches_before + now.batches_yielded - is_unused}
+            if counts
+            else state
+        )
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Have the next epoch begin where `state` was taken; it ends with its pass.
@@ -372,19 +382,23 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         given = check_int("state['given']", state.get("given", 0), minimum=0)
         reading = None
         if state["at"] is not None:
-            reading = self._open(number)
+            reading = self._open_iterator(number)
             reading.set_state(state["at"])
         self.close()
-        self._start_at(number)
-        self._now.reading, self._now.start, self._now.before = reading, state["at"], given
-        self._counts_alone = True
+        self._reset(number)
+        self._current.iterator, self._current.start_state, self._current.batches_before = (
+            reading,
+            state["at"],
+            given,
+        )
+        self._has_own_numbering = True
 
     state_dict = get_state
     load_state_dict = set_state
 
     def close(self) -> None:
         """Release threads and files; what comes next is a new pass. May be called twice."""
-        self._leave()
+        self._end_iteration()
 
     def __enter__(self) -> Self:
         return self
@@ -393,25 +407,25 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         self.close()
 
 
-class _Weighted(DataAdapter):  # type: ignore[misc]
+class _ClassWeightedDataset(DataAdapter):  # type: ignore[misc]
     """A dataset with class weights of one `fit`.
 
     Not within `KerasDataset`, which may be validation data of the same `fit`.
     """
 
-    def __init__(self, data: KerasDataset, weigh: Callable[[Any], Any]) -> None:
+    def __init__(self, data: KerasDataset, add_sample_weights: Callable[[Any], Any]) -> None:
         self._data = data
-        self._weigh = weigh
+        self._add_sample_weights = add_sample_weights
         self.on_epoch_begin = data.on_epoch_begin
         self.on_epoch_end = data.on_epoch_end
 
     def get_numpy_iterator(self) -> Iterator[Any]:
-        return map(self._weigh, self._data.get_numpy_iterator())
+        return map(self._add_sample_weights, self._data.get_numpy_iterator())
 
     get_jax_iterator = get_numpy_iterator
 
     def get_torch_dataloader(self) -> Iterator[Any]:
-        return _tensors(self.get_numpy_iterator())
+        return _to_tensors(self.get_numpy_iterator())
 
     @property
     def num_batches(self) -> int | None:
@@ -420,50 +434,58 @@ class _Weighted(DataAdapter):  # type: ignore[misc]
     batch_size = has_partial_batch = partial_batch_size = None
 
 
-def _tensors(batches: Iterator[Any]) -> Iterator[Any]:
+def _to_tensors(batches: Iterator[Any]) -> Iterator[Any]:
     """Return batches as tensors of PyTorch, on the device that Keras uses."""
     import torch  # noqa: PLC0415 - optional dependency
 
     def tensor(array: Any) -> Any:
         # Keras copies arrays, and takes tensors as they are.
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        shares = array.dtype.name in _SHARED_WITH_TORCH
+        shares = array.dtype.name in _ZERO_COPY_DTYPES
         return keras.ops.convert_to_tensor(torch.from_numpy(array) if shares else array)
 
     return (map_leaves(tensor, batch) for batch in batches)
 
 
-class _Pass:
+class _DatasetIteration:
     """A pass over the dataset.
 
     Attributes:
         number: Which one it is.
-        reading: What reads it; None: nothing was read of it.
-        start: The state that it goes on from; None: its beginning.
-        before: How many batches were given before that, where the epoch's number is set.
-        given: How many batches of it were given.
-        first: A batch that was given and comes again: Keras built the model of it.
-        is_read: Whether an iterator of Keras's is at it.
+        iterator: What reads it; None: nothing was read of it.
+        start_state: The state that it goes on from; None: its beginning.
+        batches_before: How many batches were given before that, where the epoch's number is set.
+        batches_yielded: How many batches of it were given.
+        repeated_batch: A batch that was given and comes again: Keras built the model of it.
+        is_being_read: Whether an iterator of Keras's is at it.
     """
 
-    __slots__ = ("before", "first", "given", "is_read", "number", "reading", "start")
+    __slots__ = (
+        "batches_before",
+        "batches_yielded",
+        "is_being_read",
+        "iterator",
+        "number",
+        "repeated_batch",
+        "start_state",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.reading: DatasetIterator | JoinedSteps | None = None
-        self.start: dict[str, Any] | None = None
-        self.before = 0
-        self.given = 0
-        self.first: Any = None
-        self.is_read = False
+        self.iterator: DatasetIterator | GlobalBatchIterator | None = None
+        self.start_state: dict[str, Any] | None = None
+        self.batches_before = 0
+        self.batches_yielded = 0
+        self.repeated_batch: Any = None
+        self.is_being_read = False
 
     def close(self) -> None:
         """Release what reads it."""
-        if self.reading is not None:
-            self.reading.close()
+        if self.iterator is not None:
+            self.iterator.close()
 
 
-def _checked_plan(dataset: Dataset, prefetch: int) -> Node:
+def _plan_of_batches(dataset: Dataset, prefetch: int) -> Node:
     """Return the plan of a dataset whose elements are batches, as far as is known by now."""
     plan: Node = dataset.plan
     spec = element_spec(plan)
@@ -482,7 +504,7 @@ def _check_arguments(data: KerasDataset, caller: FrameType) -> None:
     given = caller.f_locals
     if caller.f_code.co_name != "__init__" or not {"x", "steps_per_epoch"} <= given.keys():
         return
-    if data.is_endless and not given["steps_per_epoch"]:
+    if data.is_infinite and not given["steps_per_epoch"]:
         raise ValueError(
             "the epoch would never end: the dataset is infinite, and the number of steps is not "
             "given. Say steps_per_epoch=n, or hr.keras.dataset(dataset, steps=n)"

@@ -31,8 +31,8 @@ from headrace.adapters.keras_training.embedding_tables import (
     table_layers,
 )
 from headrace.adapters.keras_training.keras_internals import (
-    attached,
     check_back_end,
+    get_or_attach,
     set_strategy,
     strategy_of,
 )
@@ -41,12 +41,12 @@ from headrace.adapters.keras_training.training_data import DatasetCreator
 from headrace.arguments import check_int
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
-from headrace.distribute.current import get_strategy
+from headrace.distribute.current_strategy import get_strategy
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.distribute.iterator import DistributedIterator
 from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.keras_state import WHAT_WORKS, share_with
+from headrace.frameworks.keras_state import SUPPORTED_KERAS_USE, set_keras_reducer
 from headrace.parameter_server.pickling import PerWorkerInput
 from headrace.parameter_server.strategy import ParameterServerStrategy
 
@@ -67,7 +67,7 @@ def install() -> None:
             _replace(name, prepare)
         if importlib.util.find_spec("tensorflow") is None:
             _replace_tensorboard()
-        share_with(_reduce_shared)
+        set_keras_reducer(_reduce_shared)
         install_tables()
         replace_saving(saving_tables, loading_tables)
         leave_optimizers_unbuilt(table_layers)
@@ -78,19 +78,19 @@ def mark_models() -> None:
 
     Called where Keras was imported within the scope: its models were all made there.
     """
-    if (strategy := _distributing()) is not None:
+    if (strategy := _distributed_strategy()) is not None:
         for each in gc.get_objects():
             if keras.Model in type(each).__mro__:
                 set_strategy(each, strategy)
 
 
-def _distributing() -> Any:
+def _distributed_strategy() -> Any:
     """Return the current strategy if it has several replicas, or parameter servers; else None."""
     strategy = get_strategy()
-    return None if _is_alone(strategy) else strategy
+    return None if _is_single_replica(strategy) else strategy
 
 
-def _is_alone(strategy: Any) -> bool:
+def _is_single_replica(strategy: Any) -> bool:
     return strategy.variable_type is None and strategy.num_replicas_in_sync == 1
 
 
@@ -100,7 +100,7 @@ def _replace_new() -> None:
     @functools.wraps(original)
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(cls, *args, **kwargs)
-        if (strategy := _distributing()) is not None:
+        if (strategy := _distributed_strategy()) is not None:
             set_strategy(made, strategy)
         return made
 
@@ -189,7 +189,7 @@ def _on_parameter_servers(model: Any, strategy: Any, name: str) -> Callable[...,
         ParameterServerTrainer,
     )
 
-    trainer = attached(model, "trainer", lambda _: ParameterServerTrainer(model, strategy))
+    trainer = get_or_attach(model, "trainer", lambda _: ParameterServerTrainer(model, strategy))
     method: Callable[..., Any] = getattr(trainer, name)
     return method
 
@@ -210,7 +210,7 @@ def _mirrored_trainer(model: Any, strategy: Any) -> Any:
         MirroredTrainer,
     )
 
-    return attached(model, "trainer", lambda _: MirroredTrainer(model, strategy))
+    return get_or_attach(model, "trainer", lambda _: MirroredTrainer(model, strategy))
 
 
 def distribute(
@@ -260,13 +260,13 @@ def distribute(
         )
     if pss_evaluation_shards is not None:
         _set_evaluation_shards(model, pss_evaluation_shards)
-    if not _is_alone(strategy):
+    if not _is_single_replica(strategy):
         set_strategy(model, strategy)
     return model
 
 
 def _check_strategy(model: Any, name: str) -> None:
-    own, strategy = strategy_of(model), _distributing()
+    own, strategy = strategy_of(model), _distributed_strategy()
     if isinstance(own, ParameterServerStrategy):
         strategy = strategy or own
     elif strategy is own:
@@ -275,7 +275,7 @@ def _check_strategy(model: Any, name: str) -> None:
         raise FailedPreconditionError(
             f"{name} of the Keras model {model.name!r} in the scope of {strategy!r}: Keras would "
             "run it in this process alone, as one replica, whatever the strategy says. "
-            f"{WHAT_WORKS}"
+            f"{SUPPORTED_KERAS_USE}"
         )
 
 
@@ -297,10 +297,10 @@ def _prepare_fit(given: dict[str, Any]) -> None:
     for part in parts:
         _check_kind("validation_data", part)
     if isinstance(data, KerasDataset):
-        _refuse("fit", given, ("y", "batch_size", "sample_weight"))
-        _check_end("fit", data, given, "steps_per_epoch")
+        _check_unused("fit", given, ("y", "batch_size", "sample_weight"))
+        _check_finite("fit", data, given, "steps_per_epoch")
         if given.get("class_weight") is not None:
-            given["x"] = data.weighted(given["class_weight"])
+            given["x"] = data.with_class_weight(given["class_weight"])
             given["class_weight"] = None
     if parts and isinstance(parts[0], KerasDataset):
         if any(part is not None for part in parts[1:]):
@@ -308,8 +308,8 @@ def _prepare_fit(given: dict[str, Any]) -> None:
                 "`validation_data` of fit is an hr.keras.dataset beside labels or weights, which "
                 "Keras would ignore: have the dataset's elements be (x, y) or (x, y, sample_weight)"
             )
-        _refuse("fit", given, ("validation_batch_size",))
-        _check_end("fit", parts[0], given, "validation_steps")
+        _check_unused("fit", given, ("validation_batch_size",))
+        _check_finite("fit", parts[0], given, "validation_steps")
 
 
 def _prepare_pass(method: str) -> Callable[[dict[str, Any]], None]:
@@ -319,8 +319,8 @@ def _prepare_pass(method: str) -> Callable[[dict[str, Any]], None]:
         data = given.get("x")
         _check_kind("x", data)
         if isinstance(data, KerasDataset):
-            _refuse(method, given, ("y", "batch_size", "sample_weight"))
-            _check_end(method, data, given, "steps")
+            _check_unused(method, given, ("y", "batch_size", "sample_weight"))
+            _check_finite(method, data, given, "steps")
 
     return prepare
 
@@ -353,17 +353,17 @@ _UNREADABLE: Sequence[tuple[Any, str]] = (
 )
 
 
-def _refuse(method: str, given: dict[str, Any], names: Sequence[str]) -> None:
+def _check_unused(method: str, given: dict[str, Any], names: Sequence[str]) -> None:
     """Raise for arguments that Keras would ignore beside an `hr.keras.dataset`."""
     for name in names:
         if given.get(name) is not None:
             raise ValueError(
                 f"`{name}` of {method} is given beside an hr.keras.dataset, and Keras would ignore "
-                f"it: {_INSTEAD[name]}"
+                f"it: {_ALTERNATIVES[name]}"
             )
 
 
-_INSTEAD = {
+_ALTERNATIVES = {
     "y": "have the dataset's elements be (x, y)",
     "sample_weight": "have the dataset's elements be (x, y, sample_weight)",
     "batch_size": "the batches are the dataset's, hr.keras.dataset(dataset.batch(n))",
@@ -371,10 +371,10 @@ _INSTEAD = {
 }
 
 
-def _check_end(method: str, data: KerasDataset, given: dict[str, Any], argument: str) -> None:
+def _check_finite(method: str, data: KerasDataset, given: dict[str, Any], argument: str) -> None:
     # Keras' own limit, for debugging, is a recent one.
     limit = getattr(keras.config, "max_steps_per_epoch", lambda: None)()
-    if not data.is_endless or given.get(argument) or limit:
+    if not data.is_infinite or given.get(argument) or limit:
         return
     raise ValueError(
         f"{method} would never end: the dataset is infinite, and `{argument}` is not given. Say "

@@ -5,7 +5,7 @@ PyTorch is imported when one of these is first used, and not before.
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.lazy import lazily
+from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from headrace.adapters.torch_datasets import from_torch
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.adapters.torch_loader import loader as to_torch
     from headrace.adapters.torch_tables import Embedding, EmbeddingBag, TableOptimizer, prefetch
 else:
-    _load, __dir__ = lazily(
+    _load, __dir__ = lazy_attributes(
         __name__,
         {
             "Embedding": "headrace.adapters.torch_tables",
@@ -27,7 +27,7 @@ else:
             "prefetch": "headrace.adapters.torch_tables",
             "to_torch": "headrace.adapters.torch_loader:loader",
         },
-        absent="headrace.data.absent:no_such_name",
+        missing="headrace.data.missing_names:missing_name_message",
     )
 
     def __getattr__(name: str) -> Any:

@@ -54,7 +54,7 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
     if isinstance(dataset, DataLoader):
         return _from_loader(dataset, num_parallel_calls)
     if isinstance(dataset, IterableDataset):
-        return Dataset.from_generator(_Stream(dataset))
+        return Dataset.from_generator(_ArrayStream(dataset))
     if not isinstance(dataset, TorchDataset):
         raise TypeError(
             f"`dataset` must be a torch Dataset, IterableDataset or DataLoader, but is a "
@@ -67,7 +67,9 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
         )
     is_single = type(dataset).__getitem__ is not TorchDataset.__getitem__
     items = (
-        _Items(dataset) if is_single or not hasattr(dataset, "__getitems__") else _Lists(dataset)
+        _ArrayItems(dataset)
+        if is_single or not hasattr(dataset, "__getitems__")
+        else _ArrayBatches(dataset)
     )
     return Dataset.from_random_access(items, num_parallel_calls)
 
@@ -75,17 +77,17 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
 def _from_loader(loader: Any, num_parallel_calls: int | None) -> Dataset:
     made = copy.copy(loader)
     if isinstance(loader.dataset, IterableDataset):
-        return Dataset.from_generator(_Stream(loader))
+        return Dataset.from_generator(_ArrayStream(loader))
     # Beside what a DataLoader lets one change: it is read here, and never started.
-    made.__dict__["collate_fn"] = _Collated(loader.collate_fn)
+    made.__dict__["collate_fn"] = _ArrayCollate(loader.collate_fn)
     if loader.worker_init_fn is not None and loader.num_workers:
-        made.__dict__["dataset"] = _Begun(loader.dataset, loader.worker_init_fn)
+        made.__dict__["dataset"] = _WorkerInitDataset(loader.dataset, loader.worker_init_fn)
     if num_parallel_calls is not None:
         made.__dict__["num_workers"] = num_parallel_calls
     return Dataset.from_pipeline(made)
 
 
-class _Items:
+class _ArrayItems:
     """Gets items of a map-style dataset as arrays."""
 
     def __init__(self, dataset: Any) -> None:
@@ -98,7 +100,7 @@ class _Items:
         return to_arrays(self._dataset[index])
 
 
-class _Lists:
+class _ArrayBatches:
     """Gets items of a map-style dataset that only has `__getitems__`."""
 
     def __init__(self, dataset: Any) -> None:
@@ -111,7 +113,7 @@ class _Lists:
         return [to_arrays(item) for item in self._dataset.__getitems__(indices)]
 
 
-class _Stream:
+class _ArrayStream:
     """Iterates over a stream, or a DataLoader, from its start."""
 
     def __init__(self, stream: Any) -> None:
@@ -121,7 +123,7 @@ class _Stream:
         return map(to_arrays, self._stream)
 
 
-class _Collated:
+class _ArrayCollate:
     """Makes a batch as a DataLoader does, as arrays."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
@@ -131,12 +133,12 @@ class _Collated:
         return to_arrays(self._collate(items))
 
 
-class _Begun:
+class _WorkerInitDataset:
     """A map-style dataset that has a function called in each process before its first item."""
 
-    def __init__(self, dataset: Any, begin: Callable[[int], object]) -> None:
+    def __init__(self, dataset: Any, worker_init_fn: Callable[[int], object]) -> None:
         self._dataset = dataset
-        self._begin = begin
+        self._worker_init_fn = worker_init_fn
         self._process = 0
         self._lock = threading.Lock()
 
@@ -147,12 +149,12 @@ class _Begun:
         if self._process != os.getpid():
             with self._lock:
                 if self._process != os.getpid():
-                    self._begin(0)
+                    self._worker_init_fn(0)
                     self._process = os.getpid()
         return self._dataset[index]
 
     def __getstate__(self) -> tuple[Any, Any]:
-        return self._dataset, self._begin
+        return self._dataset, self._worker_init_fn
 
     def __setstate__(self, state: tuple[Any, Any]) -> None:
         self.__init__(*state)  # type: ignore[misc]

@@ -26,9 +26,9 @@ __all__ = ["WorkerEpochs", "is_spawning", "worker_epochs"]
 
 T = TypeVar("T")
 
-_MOST_EPOCHS = 8
+_MAX_EPOCHS = 8
 """Epochs of one process that are remembered: several DataLoaders may be read at once."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 class WorkerEpochs:
@@ -44,49 +44,51 @@ class WorkerEpochs:
         #: The next number of this process, as far as it was read.
         self._next = 0
 
-    def begin(self, seed: int, worker: int, least: int) -> int:
+    def begin(self, seed: int, worker: int, minimum: int) -> int:
         """Return the number of the epoch that a worker process of a DataLoader begins.
 
         Args:
             seed: The base seed of the epoch. Where a program seeds each epoch alike, a worker that
                 has begun with it already begins the next epoch.
             worker: Which worker this is.
-            least: Numbers below it are not used.
+            minimum: Numbers below it are not used.
         """
 
         def begun(rows: dict[str, Any]) -> int:
-            epochs = _row(rows)["epochs"]
+            epochs = _reader_record(rows)["epochs"]
             for epoch in reversed(epochs):
                 if epoch["seed"] == seed and worker not in epoch["workers"]:
                     epoch["workers"].append(worker)
                     return int(epoch["number"])
-            number = _after(epochs, least)
+            number = _next_number(epochs, minimum)
             epochs.append({"seed": seed, "number": number, "workers": [worker]})
-            del epochs[:-_MOST_EPOCHS]
+            del epochs[:-_MAX_EPOCHS]
             return number
 
-        return self._changed(begun)
+        return self._update(begun)
 
     def next(self) -> int:
         """Return the number after those that worker processes of this process began."""
         if get_worker_info() is not None:
             return self._next  # it has its number from `begin`
         # A process that was forked from this one continues after what was known before.
-        self._next = max(self._next, self._changed(lambda rows: _after(_row(rows)["epochs"], 0)))
+        self._next = max(
+            self._next, self._update(lambda rows: _next_number(_reader_record(rows)["epochs"], 0))
+        )
         return self._next
 
     def note_joined(self) -> None:
         """Note that this process, or the one that it works for, joined an iteration."""
-        self._changed(lambda rows: _row(rows).update(joined=True))
+        self._update(lambda rows: _reader_record(rows).update(joined=True))
 
     def has_joined(self) -> bool:
         """Whether this process, the one that it works for or another worker of that one joined."""
-        return bool(self._changed(lambda rows: _row(rows)["joined"]))
+        return bool(self._update(lambda rows: _reader_record(rows)["joined"]))
 
-    def _changed(self, change: Callable[[dict[str, Any]], T]) -> T:
+    def _update(self, change: Callable[[dict[str, Any]], T]) -> T:
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
-            rows = json.loads(os.pread(self._descriptor, _MOST_BYTES, 0) or b"{}")
+            rows = json.loads(os.pread(self._descriptor, _MAX_BYTES, 0) or b"{}")
             result = change(rows)
             written = json.dumps(rows).encode()
             os.pwrite(self._descriptor, written, 0)
@@ -96,10 +98,10 @@ class WorkerEpochs:
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (reduction.DupFd(self._descriptor),)
+        return _rebuild, (reduction.DupFd(self._descriptor),)
 
 
-def _row(rows: dict[str, Any]) -> dict[str, Any]:
+def _reader_record(rows: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of the process that reads, which may have worker processes."""
     reader = os.getpid()
     if get_worker_info() is not None:
@@ -109,11 +111,11 @@ def _row(rows: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _after(epochs: list[Any], least: int) -> int:
+def _next_number(epochs: list[Any], least: int) -> int:
     return max([least, *(int(epoch["number"]) + 1 for epoch in epochs)])
 
 
-def _received(duplicate: Any) -> WorkerEpochs:
+def _rebuild(duplicate: Any) -> WorkerEpochs:
     return WorkerEpochs(duplicate.detach())
 
 
@@ -128,7 +130,7 @@ def worker_epochs(counter: IterationCounter) -> WorkerEpochs:
     if known is None:
         with tempfile.TemporaryFile() as file:
             known = _known[counter] = WorkerEpochs(os.dup(file.fileno()))
-        counter.others = known
+        counter.peers = known
     return known
 
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
-from headrace.adapters.torch_device import Sent, Way
+from headrace.adapters.torch_device_transfer import DeviceTransfer, PendingTransfer
 from headrace.adapters.torch_tensors import to_tensors
 from headrace.arguments import check_state_version
-from headrace.data.ahead import AheadIterator, Mark
+from headrace.data.lookahead import IteratorPosition, LookaheadIterator
 from headrace.distribute.iterator import DistributedIterator
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["LoaderIterator", "Opened", "check_form"]
+__all__ = ["LoaderIterator", "OpenedEpoch", "check_loader_state"]
 
 _VERSION = 1
 
 
-class Opened(NamedTuple):
+class OpenedEpoch(NamedTuple):
     """What is read, and from where on."""
 
-    elements: AheadIterator | DistributedIterator
-    pass_number: int
-    parts: list[int]
+    elements: LookaheadIterator | DistributedIterator
+    epoch: int
+    sharding: list[int]
     """Number of ranks, this one, number of its processes, this one; [] of a distributed dataset."""
     start: int = 0
     """Elements that all ranks together had read before this number of ranks went on."""
-    taken: int = 0
+    num_taken: int = 0
     """Elements that this process has taken since, those that failed among them."""
-    failed: int = 0
+    num_failed: int = 0
     """Those that failed."""
 
 
@@ -44,26 +44,26 @@ class LoaderIterator:
 
     Args:
         opened: What is read.
-        way: The way to the device; None: tensors stay where they are.
+        transfer: The way to the device; None: tensors stay where they are.
         reopen: Opens the dataset where a state stands.
     """
 
     def __init__(
         self,
-        opened: Opened,
-        way: Way | None,
-        reopen: Callable[[dict[str, Any]], Opened],
+        opened: OpenedEpoch,
+        transfer: DeviceTransfer | None,
+        reopen: Callable[[dict[str, Any]], OpenedEpoch],
     ) -> None:
         self._opened = opened
-        self._taken, self._failed = opened.taken, opened.failed
-        self._way = way
+        self._num_taken, self._num_failed = opened.num_taken, opened.num_failed
+        self._transfer = transfer
         self._reopen = reopen
         self._has_ended = False
         self._is_closed = False
         #: An element that was read and not given yet; () is none. It stays after an interruption.
-        self._held: tuple[()] | tuple[Any] = ()
+        self._pending: tuple[()] | tuple[Any] = ()
         #: The place before it; None: nobody can go back there.
-        self._before: Mark | None = None
+        self._pending_position: IteratorPosition | None = None
 
     def __iter__(self) -> Self:
         return self
@@ -71,53 +71,57 @@ class LoaderIterator:
     def __next__(self) -> Any:
         if self._has_ended or self._is_closed:
             raise StopIteration
-        if not self._held:
-            self._read()
+        if not self._pending:
+            self._read_next()
         try:
-            made = self._made(*self._held)
+            made = self._to_device(*self._pending)
         except Exception:
-            self._held = ()
+            self._pending = ()
             raise
         # No call until the return, where an interruption could lose what is given.
-        self._held = ()
+        self._pending = ()
         return made
 
-    def _read(self) -> None:
+    def _read_next(self) -> None:
         """Hold the next element."""
         elements = self._opened.elements
         before = None
-        if isinstance(elements, AheadIterator) and elements.may_run_ahead:
-            before = elements.here
+        if isinstance(elements, LookaheadIterator) and elements.can_read_ahead:
+            before = elements.position
         try:
             for element in elements:
-                self._held, self._before, self._taken = (element,), before, self._taken + 1
+                self._pending, self._pending_position, self._num_taken = (
+                    (element,),
+                    before,
+                    self._num_taken + 1,
+                )
                 return
         except Exception:
-            self._taken += 1  # the next one comes after it
-            self._failed += 1
+            self._num_taken += 1  # the next one comes after it
+            self._num_failed += 1
             raise
         self._has_ended = True
         raise StopIteration
 
-    def _made(self, element: Any) -> Any:
+    def _to_device(self, element: Any) -> Any:
         """Return an element as tensors that may be used."""
-        way = self._way
+        way = self._transfer
         if way is None:
             return to_tensors(element)
-        if not isinstance(element, Sent):
-            element = Sent(*way.send(to_tensors(element)))
+        if not isinstance(element, PendingTransfer):
+            element = PendingTransfer(*way.send(to_tensors(element)))
         return way.receive(*element)
 
-    def _put_back(self) -> None:
+    def _rewind_pending(self) -> None:
         """Stand before the element that was read when an interruption came."""
         elements = self._opened.elements
-        if self._before is None or not isinstance(elements, AheadIterator):
+        if self._pending_position is None or not isinstance(elements, LookaheadIterator):
             raise FailedPreconditionError(
                 "an interruption came when the next element had been read already; take the state "
                 "after it"
             )
-        elements.go_back(self._before)
-        self._held, self._taken = (), self._taken - 1
+        elements.rewind(self._pending_position)
+        self._pending, self._num_taken = (), self._num_taken - 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next element comes from: a JSON value of a few hundred bytes.
@@ -127,19 +131,19 @@ class LoaderIterator:
         Raises:
             FailedPreconditionError: Nobody could go there: it reads the data service, for one.
         """
-        if self._held:
-            self._put_back()
+        if self._pending:
+            self._rewind_pending()
         opened = self._opened
         state = {
             "version": _VERSION,
-            "parts": opened.parts,
+            "parts": opened.sharding,
             "start": opened.start,
-            "taken": self._taken,
-            "pass": opened.pass_number,
+            "taken": self._num_taken,
+            "pass": opened.epoch,
             "ended": self._has_ended,
             "place": None if self._has_ended else opened.elements.get_state(),
         }
-        return {**state, "failed": self._failed} if self._failed else state
+        return {**state, "failed": self._num_failed} if self._num_failed else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken.
@@ -148,16 +152,20 @@ class LoaderIterator:
             FailedPreconditionError: The state is of another dataset, or of parts of it that this
                 one does not go on from.
         """
-        check_form(state)
+        check_loader_state(state)
         if state["ended"]:
             self._opened.elements.close()
-            self._opened = self._opened._replace(pass_number=state["pass"], start=state["start"])
-            self._taken, self._failed = state["taken"], state.get("failed", 0)
+            self._opened = self._opened._replace(epoch=state["pass"], start=state["start"])
+            self._num_taken, self._num_failed = state["taken"], state.get("failed", 0)
         else:
             opened = self._reopen(state)
             self._opened.elements.close()
-            self._opened, self._taken, self._failed = opened, opened.taken, opened.failed
-        self._has_ended, self._is_closed, self._held = state["ended"], False, ()
+            self._opened, self._num_taken, self._num_failed = (
+                opened,
+                opened.num_taken,
+                opened.num_failed,
+            )
+        self._has_ended, self._is_closed, self._pending = state["ended"], False, ()
 
     get_state = state_dict
     set_state = load_state_dict
@@ -174,7 +182,7 @@ class LoaderIterator:
         self.close()
 
 
-def check_form(state: Any) -> None:
+def check_loader_state(state: Any) -> None:
     """Refuse what `state_dict` never returns.
 
     Raises:

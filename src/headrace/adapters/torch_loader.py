@@ -7,21 +7,21 @@ from typing import Any, Self
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.adapters.torch_device import Sideways, Way, way_to
-from headrace.adapters.torch_iterator import LoaderIterator, Opened, check_form
-from headrace.adapters.torch_passes import DistributedPasses, PlainPasses
-from headrace.adapters.torch_share import Part
+from headrace.adapters.torch_device_transfer import DeviceTransfer, StreamTransfer, make_transfer
+from headrace.adapters.torch_iterator import LoaderIterator, OpenedEpoch, check_loader_state
+from headrace.adapters.torch_loader_epochs import DatasetEpochs, DistributedDatasetEpochs
+from headrace.adapters.torch_sharding import DataShard
 from headrace.arguments import check_flag, check_int
-from headrace.data.absent import with_known_arguments
 from headrace.data.dataset import Dataset
-from headrace.distribute.dataset import Distributed
+from headrace.data.missing_names import explain_unknown_arguments
+from headrace.distribute.dataset import ReplicaDataset
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 
 __all__ = ["Loader", "loader"]
 
 
-@with_known_arguments
+@explain_unknown_arguments
 def loader(
     dataset: Any,
     device: Any = None,
@@ -85,31 +85,31 @@ class Loader(IterableDataset):  # type: ignore[misc]
         check_flag("drop_remainder", drop_remainder, or_none=False)
         self._device = None if device is None else torch.device(device)
         self._prefetch = check_int("prefetch", prefetch, minimum=0)
-        self._passes = _passes_over(dataset, self._prefetch, _checked(shard), drop_remainder)
+        self._epochs = _make_epochs(dataset, self._prefetch, _check_shard(shard), drop_remainder)
         #: The number of the next pass.
-        self._pass = 0
-        self._newest: LoaderIterator | None = None
+        self._next_epoch = 0
+        self._iterator: LoaderIterator | None = None
         #: Whether nobody has the newest yet: it was made to ask where the first pass begins.
-        self._is_waiting = False
+        self._is_unclaimed = False
         #: Where the next iterator is to begin.
         self._state: dict[str, Any] | None = None
 
     # --- reading ------------------------------------------------------------------------------
 
     def __iter__(self) -> LoaderIterator:
-        newest, is_waiting = self._newest, self._is_waiting
-        self._is_waiting = False
+        newest, is_waiting = self._iterator, self._is_unclaimed
+        self._is_unclaimed = False
         # Not in a worker process that was forked: its part is another.
         if newest is not None and is_waiting and get_worker_info() is None:
             return newest
         state, self._state = self._state, None
         opened = self._open(state)
-        self._pass = opened.pass_number + 1
-        self._newest = LoaderIterator(opened, self._way(), self._open)
-        return self._newest
+        self._next_epoch = opened.epoch + 1
+        self._iterator = LoaderIterator(opened, self._make_transfer(), self._open)
+        return self._iterator
 
     def __len__(self) -> int:
-        return len(self._passes)
+        return len(self._epochs)
 
     def __bool__(self) -> bool:
         return True  # `if loader:` asks whether there is one, not how long it is
@@ -117,7 +117,7 @@ class Loader(IterableDataset):  # type: ignore[misc]
     @property
     def element_spec(self) -> Spec:
         """Spec of the dataset's elements."""
-        return self._passes.element_spec
+        return self._epochs.element_spec
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next pass, by which shuffles differ from one to the next.
@@ -126,9 +126,9 @@ class Loader(IterableDataset):  # type: ignore[misc]
         know of those before: call it before each epoch there, as for a DistributedSampler. Epochs
         of a named job of a data service count there, too.
         """
-        self._pass = check_int("epoch", epoch, minimum=0)
-        if self._is_waiting:
-            self._forget()
+        self._next_epoch = check_int("epoch", epoch, minimum=0)
+        if self._is_unclaimed:
+            self._drop_iterator()
 
     # --- states -------------------------------------------------------------------------------
 
@@ -142,9 +142,9 @@ class Loader(IterableDataset):  # type: ignore[misc]
         """
         if self._state is not None:
             return self._state
-        if self._newest is None:
-            self._newest, self._is_waiting = iter(self), True
-        return self._newest.state_dict()
+        if self._iterator is None:
+            self._iterator, self._is_unclaimed = iter(self), True
+        return self._iterator.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next iterator begin where `state` was taken.
@@ -152,10 +152,10 @@ class Loader(IterableDataset):  # type: ignore[misc]
         It may have been taken by another number of ranks, by any of them, where all had taken as
         many elements, and elements are shared one by one.
         """
-        check_form(state)
-        self._forget()
+        check_loader_state(state)
+        self._drop_iterator()
         if state["ended"]:
-            self._state, self._pass = None, state["pass"] + 1
+            self._state, self._next_epoch = None, state["pass"] + 1
         else:
             self._state = state
 
@@ -167,13 +167,13 @@ class Loader(IterableDataset):  # type: ignore[misc]
 
         Its state stays; another iteration begins the next pass.
         """
-        self._is_waiting = False
-        if self._newest is not None:
-            self._newest.close()
+        self._is_unclaimed = False
+        if self._iterator is not None:
+            self._iterator.close()
 
-    def _forget(self) -> None:
+    def _drop_iterator(self) -> None:
         self.close()
-        self._newest = None
+        self._iterator = None
 
     def __enter__(self) -> Self:
         return self
@@ -185,14 +185,14 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return dict(self.__dict__, _newest=None, _is_waiting=False)
 
     def __repr__(self) -> str:
-        return f"<Loader of {self._passes!r}, device={self._device}, prefetch={self._prefetch}>"
+        return f"<Loader of {self._epochs!r}, device={self._device}, prefetch={self._prefetch}>"
 
-    def _open(self, state: dict[str, Any] | None) -> Opened:
-        return self._passes.open(self._pass, state, self._way())
+    def _open(self, state: dict[str, Any] | None) -> OpenedEpoch:
+        return self._epochs.open(self._next_epoch, state, self._make_transfer())
 
-    def _way(self) -> Way | None:
-        way = way_to(self._device)
-        if isinstance(way, Sideways) and get_worker_info() is not None:
+    def _make_transfer(self) -> DeviceTransfer | None:
+        way = make_transfer(self._device)
+        if isinstance(way, StreamTransfer) and get_worker_info() is not None:
             raise FailedPreconditionError(
                 f"a worker process of a DataLoader cannot give tensors on {self._device} to its "
                 "parent: leave `device` out, and use DataLoader(..., pin_memory=True), or iterate "
@@ -201,25 +201,25 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return way
 
 
-def _passes_over(
-    dataset: Any, prefetch: int, shard: bool | Part, drop_remainder: bool
-) -> PlainPasses | DistributedPasses:
+def _make_epochs(
+    dataset: Any, prefetch: int, shard: bool | DataShard, drop_remainder: bool
+) -> DatasetEpochs | DistributedDatasetEpochs:
     if isinstance(dataset, Dataset):
-        return PlainPasses(dataset, prefetch, shard, drop_remainder)
-    if isinstance(dataset, Distributed):
-        return DistributedPasses(dataset)
+        return DatasetEpochs(dataset, prefetch, shard, drop_remainder)
+    if isinstance(dataset, ReplicaDataset):
+        return DistributedDatasetEpochs(dataset)
     raise TypeError(
         f"`dataset` must be a Dataset, or one that a strategy distributed, but got "
         f"{type(dataset).__name__}; hr.torch.from_torch makes one of torch's"
     )
 
 
-def _checked(shard: Any) -> bool | Part:
+def _check_shard(shard: Any) -> bool | DataShard:
     if isinstance(shard, bool):
         return shard
     if isinstance(shard, tuple) and len(shard) == 2:
         count = check_int("num_shards", shard[0], minimum=1)
-        return Part(count, check_int("index", shard[1], minimum=0, maximum=count - 1))
+        return DataShard(count, check_int("index", shard[1], minimum=0, maximum=count - 1))
     raise TypeError(
         f"`shard` must be True, False or a tuple (num_shards, index), but got {shard!r:.80}"
     )

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from headrace.adapters.torch_tensors import to_tensors
 from headrace.arguments import check_instance, check_int
-from headrace.distribute.pooling import COMBINERS
+from headrace.distribute.bag_combiner import COMBINERS
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import IndexedSlices, as_array
 from headrace.parameter_server.cluster_registry import BackgroundTask
@@ -38,7 +38,7 @@ from headrace.parameter_server.table import EmbeddingTable, PulledRows, pull
 
 __all__ = ["Embedding", "EmbeddingBag", "TableOptimizer", "prefetch"]
 
-_AHEAD = 8
+_MAX_PREFETCHED = 8
 
 
 class _Layer(nn.Module):  # type: ignore[misc]
@@ -52,8 +52,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
             check_int("padding_idx", padding_idx, minimum=-(2**63))
         self.padding_idx = padding_idx
         self._gradients: list[tuple[NDArray[np.int64], torch.Tensor]] = []
-        self._ahead: deque[tuple[NDArray[np.int64], BackgroundTask[list[PulledRows]], int]] = deque(
-            maxlen=_AHEAD
+        self._prefetched: deque[tuple[NDArray[np.int64], BackgroundTask[list[PulledRows]], int]] = (
+            deque(maxlen=_MAX_PREFETCHED)
         )
 
     @property
@@ -72,16 +72,16 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # Of a copy: what is under way belongs to this one.
-        return {**self.__dict__, "_gradients": [], "_ahead": deque(maxlen=_AHEAD)}
+        return {**self.__dict__, "_gradients": [], "_ahead": deque(maxlen=_MAX_PREFETCHED)}
 
-    def _wanted(self, ids: Any) -> NDArray[np.int64]:
+    def _ids_to_pull(self, ids: Any) -> NDArray[np.int64]:
         """Return the ids to pull, in one row."""
         wanted = self.table.check_ids(ids).reshape(-1)
         return wanted if self.padding_idx is None else wanted[wanted != self.padding_idx]
 
     def _pull(self, wanted: NDArray[np.int64], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of ids, each once, and where each id is among them."""
-        pulled = self._pulled_ahead(wanted)
+        pulled = self._take_prefetched(wanted)
         trains = self.training and torch.is_grad_enabled()
         if pulled is None:
             pulled = pull([self.table], [wanted], counts=trains)[0]
@@ -89,14 +89,14 @@ class _Layer(nn.Module):  # type: ignore[misc]
         if trains:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(
-                functools.partial(_keep_gradient, weakref.ref(self), pulled.ids)
+                functools.partial(_store_gradient, weakref.ref(self), pulled.ids)
             )
         return rows, torch.from_numpy(pulled.inverse).to(device)
 
-    def _pulled_ahead(self, wanted: NDArray[np.int64]) -> PulledRows | None:
-        for place, (ids, work, number) in enumerate(self._ahead):
+    def _take_prefetched(self, wanted: NDArray[np.int64]) -> PulledRows | None:
+        for place, (ids, work, number) in enumerate(self._prefetched):
             if np.array_equal(ids, wanted):
-                del self._ahead[place]
+                del self._prefetched[place]
                 return work.result()[number]
         return None
 
@@ -106,7 +106,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         return [IndexedSlices(gradient, ids) for ids, gradient in taken]
 
 
-def _keep_gradient(of: weakref.ref[_Layer], ids: NDArray[np.int64], rows: torch.Tensor) -> None:
+def _store_gradient(of: weakref.ref[_Layer], ids: NDArray[np.int64], rows: torch.Tensor) -> None:
     gradient, rows.grad = rows.grad, None
     layer = of()
     if layer is not None and gradient is not None:
@@ -143,7 +143,7 @@ class Embedding(_Layer):
             input: Integers of any shape; the answer is on their device.
         """
         ids = self.table.check_ids(input)
-        rows, inverse = self._pull(self._wanted(ids), _device_of(input))
+        rows, inverse = self._pull(self._ids_to_pull(ids), _device_of(input))
         if inverse.numel() < ids.size:
             rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
             whole = inverse.new_full((ids.size,), len(rows) - 1)
@@ -200,7 +200,7 @@ class EmbeddingBag(_Layer):
         Raises:
             ValueError: Offsets or weights do not fit.
         """
-        flat, bags, count = _bags(input, offsets, self.include_last_offset)
+        flat, bags, count = _flatten_bags(input, offsets, self.include_last_offset)
         ids = self.table.check_ids(flat)
         device = _device_of(input)
         weights = None
@@ -232,8 +232,10 @@ class EmbeddingBag(_Layer):
             size = torch.where(size > 0, size, torch.ones_like(size)).sqrt()
         return summed / torch.where(size != 0, size, torch.ones_like(size))[:, None]
 
-    def _wanted(self, ids: Any) -> NDArray[np.int64]:
-        return super()._wanted(_bags(ids, None, False)[0] if isinstance(ids, list) else ids)
+    def _ids_to_pull(self, ids: Any) -> NDArray[np.int64]:
+        return super()._ids_to_pull(
+            _flatten_bags(ids, None, False)[0] if isinstance(ids, list) else ids
+        )
 
     def extra_repr(self) -> str:
         """Return what `repr` shows."""
@@ -278,14 +280,14 @@ class TableOptimizer:
         check_number("scale", scale)
         check_instance("optimizer", optimizer, Optimizer)
         several = [modules] if isinstance(modules, nn.Module) else list(modules)
-        found = {id(each): each for module in several for each in _layers(module)}
+        found = {id(each): each for module in several for each in _table_layers(module)}
         if not found:
             raise ValueError(
                 "`modules` have no hr.torch.Embedding or EmbeddingBag, and so no table to train"
             )
         self._layers = list(found.values())
         self._scale = float(scale)
-        self._later = InBackground(optimizer, in_flight)
+        self._background_optimizer = InBackground(optimizer, in_flight)
 
     def step(self) -> None:
         """Push what backward left; without any, do nothing.
@@ -297,11 +299,11 @@ class TableOptimizer:
         for layer in self._layers:
             for slices in layer.take_gradients():
                 by_table.setdefault(id(layer.table), (layer.table, []))[1].append(slices)
-        pairs = [(self._joined(slices), table) for table, slices in by_table.values()]
+        pairs = [(self._concatenate_slices(slices), table) for table, slices in by_table.values()]
         if pairs:
-            self._later.apply_gradients(pairs)
+            self._background_optimizer.apply_gradients(pairs)
 
-    def _joined(self, slices: Sequence[IndexedSlices]) -> IndexedSlices:
+    def _concatenate_slices(self, slices: Sequence[IndexedSlices]) -> IndexedSlices:
         values = np.concatenate([each.values for each in slices])
         if self._scale != 1.0:
             values = values * values.dtype.type(self._scale)
@@ -318,12 +320,12 @@ class TableOptimizer:
         Raises:
             Exception: What one failed with.
         """
-        self._later.flush()
+        self._background_optimizer.flush()
 
     @property
     def iterations(self) -> int:
         """Steps that were taken, by all ranks."""
-        return self._later.iterations
+        return self._background_optimizer.iterations
 
 
 def prefetch(
@@ -359,15 +361,15 @@ def prefetch(
     for trains in (True, False):
         chosen = [pair for pair in pairs if pair[0].training is trains]
         if chosen:
-            wanted = [layer._wanted(ids) for layer, ids in chosen]
+            wanted = [layer._ids_to_pull(ids) for layer, ids in chosen]
             tables = [layer.table for layer, _ in chosen]
             work = functools.partial(pull, tables, wanted, counts=trains)
             begun = tables[0].cluster.background.submit(work)
             for number, (layer, _) in enumerate(chosen):
-                layer._ahead.append((wanted[number], begun, number))
+                layer._prefetched.append((wanted[number], begun, number))
 
 
-def _layers(module: Any) -> Iterator[_Layer]:
+def _table_layers(module: Any) -> Iterator[_Layer]:
     check_instance("modules", module, nn.Module)
     for each in module.modules():
         if isinstance(each, _Layer):
@@ -387,7 +389,7 @@ def _flat_weights(weights: Any, device: torch.device) -> torch.Tensor:
     return flat
 
 
-def _bags(
+def _flatten_bags(
     ids: Any, offsets: Any, include_last: bool
 ) -> tuple[NDArray[Any], NDArray[np.int64], int]:
     """Return all ids in a row, the bag of each, and how many bags there are."""

@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from headrace.distribute.values import PerReplica
 from headrace.element.description import decode_dtype
-from headrace.element.structure import component, container_kind, flatten, unflatten
+from headrace.element.structure import container_kind, describe_component, flatten, unflatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import InvalidElementError
 from headrace.frameworks.torch import EXTENDED
 
 __all__ = ["map_tensors", "to_arrays", "to_tensors"]
 
-_AS_THEY_ARE = frozenset(
+_SAME_DTYPES = frozenset(
     np.dtype(name)
     for name in (
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -37,8 +37,8 @@ _AS_THEY_ARE = frozenset(
     )
 )
 #: `ndarray.flags.num`: writeable and aligned.
-_USABLE = 0x0500
-_CURES = {
+_WRITEABLE_ALIGNED = 0x0500
+_DTYPE_HINTS = {
     "M": "a number of your own, as in map(lambda t: t.astype('int64'))",
     "m": "a number of your own, as in map(lambda t: t.astype('int64'))",
     "V": "one component for each field, or a dtype that torch has",
@@ -54,18 +54,18 @@ def to_tensors(element: Any) -> Any:
         InvalidElementError: Torch has no such dtype; the message names the component.
     """
     if type(element) is np.ndarray:
-        return _tensor(element)
+        return _to_tensor(element)
     try:
         if type(element) is dict:
             return {
-                name: _tensor(value) if type(value) is np.ndarray else to_tensors(value)
+                name: _to_tensor(value) if type(value) is np.ndarray else to_tensors(value)
                 for name, value in element.items()
             }
-        return map_leaves(_tensor, element)
+        return map_leaves(_to_tensor, element)
     except InvalidElementError:
         leaves, structure = flatten(element)
         for path, leaf in zip(structure.paths, leaves, strict=True):
-            _named(path, leaf)
+            _raise_with_path(path, leaf)
         raise
 
 
@@ -82,28 +82,28 @@ def map_tensors(fn: Callable[[Any], Any], element: Any) -> Any:
     return map_leaves(changed, element)
 
 
-def _named(path: str, leaf: Any) -> None:
+def _raise_with_path(path: str, leaf: Any) -> None:
     """Raise for a leaf that is refused, with its name."""
     try:
-        _tensor(leaf)
+        _to_tensor(leaf)
     except InvalidElementError as error:
-        raise InvalidElementError(f"{component(path)}: {error}") from None
+        raise InvalidElementError(f"{describe_component(path)}: {error}") from None
 
 
-def _tensor(leaf: Any) -> Any:
+def _to_tensor(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
-        return _of_array(leaf)
+        return _array_to_tensor(leaf)
     if isinstance(leaf, np.generic):
-        return _of_array(np.array(leaf))
+        return _array_to_tensor(np.array(leaf))
     if isinstance(leaf, PerReplica):
         return PerReplica(to_tensors(value) for value in leaf.values)
     return leaf
 
 
-def _of_array(array: NDArray[Any]) -> Any:
+def _array_to_tensor(array: NDArray[Any]) -> Any:
     dtype = array.dtype
-    if dtype in _AS_THEY_ARE:
-        if array.flags.num & _USABLE == _USABLE:
+    if dtype in _SAME_DTYPES:
+        if array.flags.num & _WRITEABLE_ALIGNED == _WRITEABLE_ALIGNED:
             try:
                 return torch.from_numpy(array)
             except ValueError:
@@ -111,14 +111,14 @@ def _of_array(array: NDArray[Any]) -> Any:
         return torch.from_numpy(array.copy("K") if _has_plain_strides(array) else array.copy())
     if dtype.kind == "O":
         return array
-    if dtype.newbyteorder("=") in _AS_THEY_ARE:
+    if dtype.newbyteorder("=") in _SAME_DTYPES:
         return torch.from_numpy(array.astype(dtype.newbyteorder("=")))
     extended = EXTENDED.get(dtype.name)
     if extended is None:
-        cure = _CURES.get(dtype.char, _CURES.get(dtype.kind, "a dtype that torch has"))
+        cure = _DTYPE_HINTS.get(dtype.char, _DTYPE_HINTS.get(dtype.kind, "a dtype that torch has"))
         raise InvalidElementError(f"torch has no dtype for NumPy's {dtype}; make it {cure}")
     bits, like = extended
-    return _of_array(array.view(bits)).view(like)
+    return _array_to_tensor(array.view(bits)).view(like)
 
 
 def _has_plain_strides(array: NDArray[Any]) -> bool:
@@ -136,28 +136,28 @@ def to_arrays(value: Any) -> Any:
             not installed.
     """
     if isinstance(value, torch.Tensor):
-        return _array(value)
+        return _tensor_to_array(value)
     kind = type(value)
     if kind is dict:
         return {name: to_arrays(part) for name, part in value.items()}
     if kind is tuple:
         return tuple(map(to_arrays, value))
     if kind is list and any(isinstance(part, torch.Tensor | tuple | dict | list) for part in value):
-        return _of_list(value)
+        return _convert_list(value)
     if container_kind(kind):  # namedtuples and dataclasses
         leaves, structure = flatten(value)
         return unflatten(structure, [to_arrays(leaf) for leaf in leaves])
     return value
 
 
-def _of_list(value: list[Any]) -> Any:
+def _convert_list(value: list[Any]) -> Any:
     """Return a list of numbers, in lists, as it is: it is an array. Another is a tuple."""
     parts = [to_arrays(part) for part in value]
     rows = all(isinstance(part, list) for part in parts)
     return parts if rows else tuple(parts)
 
 
-def _array(tensor: Any) -> Any:
+def _tensor_to_array(tensor: Any) -> Any:
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()

@@ -4,13 +4,13 @@ main               the commands, and what holds for all of them; `headrace keys`
 commands           what all commands share: options, help, failures
 serve              `headrace dispatcher`, `headrace worker`
 task               `headrace server`: a worker or a parameter server of a cluster
-running            one server, or several worker processes, from the start to the last line
+run_server         one server, or several worker processes, from the start to the last line
 inspect            `headrace status`, `headrace journal`; a status as text and as JSON
 top                `headrace top`: a live view
-asking             asks whatever listens at an address for its status
-frame              one frame of a dispatcher, as text, with what bounds an epoch
+status_client      asks whatever listens at an address for its status
+dispatcher_frame   one frame of a dispatcher, as text, with what bounds an epoch
 coordinator_frame  one frame of a coordinator or a parameter server
-tables             numbers, lines and columns of a frame
+formatting         numbers, lines and columns of a frame
 doctor             `headrace doctor`: what of this machine would hurt
 demo               `headrace demo`: the classifier and its training; `digits_data` has the data,
                    which workers import without JAX

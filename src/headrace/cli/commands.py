@@ -1,13 +1,13 @@
-"""What all commands share: options, help, and failures.
+"""Common behaviour of all commands: options, help, and failures.
 
-Help is plain text in which no name is broken, however narrow the terminal is. A failure is one line
-on stderr and an exit code:
+Help is plain text that never breaks names, however narrow the terminal is. A failure is one line on
+stderr and an exit code:
 
-    0  done, or stopped by Ctrl-C or SIGTERM after running
-    1  something failed while it ran (`HeadraceError`, `OSError`)
-    2  the command was called wrongly
+    0  success, or stopped by Ctrl-C or SIGTERM after running
+    1  failed while running (`HeadraceError`, `OSError`)
+    2  wrong usage
 
-`--debug` shows the traceback too.
+`--debug` also shows the traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.errors import DataLossError, HeadraceError
-from headrace.open_files import in_words
+from headrace.open_files import explain_open_error
 
 __all__ = [
     "CommandGroup",
@@ -32,8 +32,8 @@ __all__ = [
     "Keys",
     "MetricsHost",
     "MetricsPort",
-    "WithParent",
-    "wrong_arguments",
+    "ParentOption",
+    "convert_argument_errors",
 ]
 
 
@@ -48,10 +48,10 @@ MetricsPort = Annotated[
 MetricsHost = Annotated[
     str, typer.Option(help="Whom these are for; the default is this machine alone.")
 ]
-WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True)]
+ParentOption = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 
 
-#: A hyphen at which no line is broken: `--fault-tolerant` is one word.
+#: A hyphen without a line break after it: `--fault-tolerant` is one word.
 _FIRM_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
@@ -59,13 +59,15 @@ _WrapsLines: Any = typer.Context.formatter_class  # which has no public name
 
 
 class _Formatter(_WrapsLines):  # type: ignore[misc]
-    """Breaks lines at blanks alone."""
+    """Breaks lines at spaces only."""
 
     def write_text(self, text: str) -> None:
-        super().write_text(_firm(text))
+        super().write_text(_protect_names(text))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **options: Any) -> None:
-        super().write_dl([(_firm(term), _firm(text)) for term, text in rows], *args, **options)
+        super().write_dl(
+            [(_protect_names(term), _protect_names(text)) for term, text in rows], *args, **options
+        )
 
     def write(self, string: str) -> None:
         super().write(string.replace(_FIRM_HYPHEN, "-"))
@@ -76,7 +78,7 @@ class _Context(typer.Context):
 
 
 class GroupWithHelp(TyperGroup):
-    """Commands with such a help."""
+    """Group of commands with such help."""
 
     context_class = _Context
 
@@ -88,7 +90,7 @@ class GroupWithHelp(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write each command with the whole first line of its help."""
+        """Write each command with the complete first line of its help."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [
             (name, (command.help or "").partition("\n")[0])
@@ -99,12 +101,12 @@ class GroupWithHelp(TyperGroup):
             formatter.write_dl(rows)
 
 
-def _firm(text: str) -> str:
+def _protect_names(text: str) -> str:
     return text.replace("-", _FIRM_HYPHEN)
 
 
 class CommandGroup(GroupWithHelp):
-    """The commands; what one of them raises becomes a line and an exit code."""
+    """Group of all commands; an error becomes a line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
@@ -113,17 +115,17 @@ class CommandGroup(GroupWithHelp):
         except (HeadraceError, OSError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            # An error without words of its own is named by its class.
-            print(f"headrace: {in_words(error) or type(error).__name__}", file=sys.stderr)
+            # An error without a message is named by its class.
+            print(f"headrace: {explain_open_error(error) or type(error).__name__}", file=sys.stderr)
             raise typer.Exit(1) from error
 
 
 @contextmanager
-def wrong_arguments(options: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn the ValueError or TypeError of a checked record into a usage error.
+def convert_argument_errors(options: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Convert the ValueError or TypeError of a validated record to a usage error.
 
     Args:
-        options: The option for each field of the record: errors are to name what the user wrote.
+        options: Option for each field of the record, so that errors name what the user wrote.
     """
     try:
         yield

@@ -1,108 +1,115 @@
-"""One frame of `headrace top` on a coordinator, or on a parameter server, as text."""
+"""One frame of `headrace top` for a coordinator or a parameter server, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.cli.asking import Look, SeenServer
-from headrace.cli.tables import (
-    bytes_of,
-    cut,
-    duration,
-    fitted,
-    number,
-    other_versions,
-    plural,
-    rate,
-    table,
-    trend,
+from headrace.cli.formatting import (
+    fit_lines,
+    format_bytes,
+    format_duration,
+    format_number,
+    format_rate,
+    format_table,
+    format_trend,
+    pluralize,
+    truncate_line,
+    version_mismatches,
 )
-from headrace.coordinator.status import CoordinatorStatus, WorkerStatus
+from headrace.cli.status_client import ServerSnapshot, StatusSnapshot
+from headrace.coordinator.status import CoordinatorStatus, TrainingWorkerStatus
 from headrace.parameter_server.messages import ServerStatus
 
 __all__ = ["render_coordinator", "render_server"]
 
-_MOST_NAMED = 2
-_MOST_OPERATIONS = 8
-_WIDEST = 52
-"""Letters of what a worker runs, or of why it is not there: what comes after that counts, too."""
+_MAX_LISTED = 2
+_MAX_OPERATIONS = 8
+_MAX_WIDTH = 52
+"""Maximum characters of a running function or of a loss reason, so that later columns fit."""
 _SERVER_HEAD = (
     "server", "shards", "tables", "rows", "kept", "requests", "came", "went", "busy", "waiting",
 )  # fmt: skip
 
 
 def render_coordinator(
-    look: Look, status: CoordinatorStatus, previous: Look | None, width: int
+    snapshot: StatusSnapshot, status: CoordinatorStatus, previous: StatusSnapshot | None, width: int
 ) -> str:
-    """Return how a coordinator is as lines of at most `width` letters.
+    """Return the status of a coordinator as lines of at most `width` characters.
 
     Args:
-        look: What is shown, with its parameter servers.
-        status: The coordinator in it.
-        previous: The look before it, for rates and what rises and falls; None: there is none.
-        width: Of the terminal.
+        snapshot: Snapshot to show, with its parameter servers.
+        status: The coordinator's status in it.
+        previous: Previous snapshot, for rates and trends; None without one.
+        width: Width of the terminal.
     """
     before = None if previous is None else previous.status
     then = before.finished_per_second if isinstance(before, CoordinatorStatus) else None
-    versions = other_versions(status.versions, status.workers)
+    versions = version_mismatches(status.versions, status.workers)
     lines = [*_head(status), *versions, "", *_closures(status, then), "", *_workers(status)]
-    if look.servers:
-        lines += ["", *_servers(look, previous)]
-    return fitted(lines, width)
+    if snapshot.servers:
+        lines += ["", *_servers(snapshot, previous)]
+    return fit_lines(lines, width)
 
 
-def render_server(look: Look, status: ServerStatus, previous: Look | None, width: int) -> str:
-    """Return how a parameter server is; see `render_coordinator`."""
+def render_server(
+    snapshot: StatusSnapshot, status: ServerStatus, previous: StatusSnapshot | None, width: int
+) -> str:
+    """Return the status of a parameter server; see `render_coordinator`."""
     before = None if previous is None else previous.status
-    row = _server(f"{status.index}", status, look, before, previous)
+    row = _server(f"{status.index}", status, snapshot, before, previous)
     done = sorted(status.operations.items(), key=lambda item: -item[1])
-    named = [f"{name} {number(count)}" for name, count in done[:_MOST_OPERATIONS]]
+    named = [f"{name} {format_number(count)}" for name, count in done[:_MAX_OPERATIONS]]
     lines = [
-        f"parameter server {status.index}  up {duration(status.uptime_seconds)}  "
-        f"{plural(status.requests, 'request')}  {number(status.failed)} failed",
+        f"parameter server {status.index}  up {format_duration(status.uptime_seconds)}  "
+        f"{pluralize(status.requests, 'request')}  {format_number(status.failed)} failed",
         f"operations  {', '.join(named) or 'none so far'}",
         "",
-        *table([_SERVER_HEAD, row]),
+        *format_table([_SERVER_HEAD, row]),
     ]
-    return fitted(lines, width)
+    return fit_lines(lines, width)
 
 
 def _head(status: CoordinatorStatus) -> Iterator[str]:
-    there = sum(each.is_there for each in status.workers)
+    there = sum(each.is_connected for each in status.workers)
     missing = len(status.workers) - there
-    parts = [plural(there, "worker")]
+    parts = [pluralize(there, "worker")]
     if missing:
         parts.append(f"{missing} missing")
     if status.servers:
-        parts.append(plural(len(status.servers), "parameter server"))
-    parts.append(f"up {duration(status.seconds_up)}")
-    if status.workers_lost:
-        parts.append(f"{plural(status.workers_lost, 'worker')} lost so far")
+        parts.append(pluralize(len(status.servers), "parameter server"))
+    parts.append(f"up {format_duration(status.uptime_seconds)}")
+    if status.num_workers_lost:
+        parts.append(f"{pluralize(status.num_workers_lost, 'worker')} lost so far")
     yield "  ".join(parts)
 
 
 def _closures(status: CoordinatorStatus, before: float | None) -> Iterator[str]:
     now = status.finished_per_second
     yield (
-        f"functions  {number(status.waiting)} queued, {number(status.in_flight)} in flight, "
-        f"{number(status.finished)} done  {rate(now)}{trend(now, before)}"
+        f"functions  {format_number(status.num_waiting)} queued, "
+        f"{format_number(status.num_in_flight)} in flight, "
+        f"{format_number(status.num_finished)} done  {format_rate(now)}{format_trend(now, before)}"
     )
-    if status.retried or status.failed:
+    if status.num_retried or status.num_failed:
         yield (
-            f"  again    {number(status.retried)} taken back from lost workers, "
-            f"{number(status.failed)} failed"
+            f"  again    {format_number(status.num_retried)} taken back from lost workers, "
+            f"{format_number(status.num_failed)} failed"
         )
     bound = "no bound" if status.staleness is None else f"bound {status.staleness}"
     yield (
-        f"  stale    {number(status.gap)} behind the newest one sent, "
-        f"{number(status.largest_gap)} at most so far ({bound})"
+        f"  stale    {format_number(status.staleness_gap)} behind the newest one sent, "
+        f"{format_number(status.max_staleness_gap)} at most so far ({bound})"
     )
-    longest = status.longest
+    longest = status.longest_running
     if longest is not None:
-        usual = "" if longest.usual is None else f"; {_brief(longest.usual)} in the median"
+        usual = (
+            ""
+            if longest.median_seconds is None
+            else f"; {_format_seconds(longest.median_seconds)} in the median"
+        )
         yield (
             f"  longest  {longest.name} on worker {longest.worker} for "
-            f"{duration(longest.seconds)}{usual}"
+            f"{format_duration(longest.seconds)}{usual}"
         )
     if status.failure:
         yield f"  error    to be raised by schedule, join or done: {_first_line(status.failure)}"
@@ -113,48 +120,52 @@ def _workers(status: CoordinatorStatus) -> Iterator[str]:
         yield "there is no worker; start one with `headrace server --coordinator HOST:PORT`"
         return
     head = ("worker", "runs", "has", "done", "lost", "since")
-    yield from table([head, *map(_worker, status.workers)], left=2)
+    yield from format_table([head, *map(_worker, status.workers)], left=2)
 
 
-def _worker(worker: WorkerStatus) -> tuple[str, ...]:
-    name = f"{worker.worker} at {worker.address}{' (leaving)' if worker.is_leaving else ''}"
-    if worker.is_there:
-        first = worker.running[:_MOST_NAMED]
-        named = [f"{function} {duration(seconds)}" for function, seconds in first]
+def _worker(worker: TrainingWorkerStatus) -> tuple[str, ...]:
+    name = f"{worker.worker} at {worker.address}{' (leaving)' if worker.is_draining else ''}"
+    if worker.is_connected:
+        first = worker.running[:_MAX_LISTED]
+        named = [f"{function} {format_duration(seconds)}" for function, seconds in first]
         more = len(worker.running) - len(named)
         runs = ", ".join(named) + (f" and {more} more" if more else "") or "nothing"
     else:
         runs = f"not there: {_first_line(worker.reason) or 'it was not reached yet'}"
     return (
         name,
-        cut(runs, _WIDEST),
-        number(worker.in_flight),
-        number(worker.finished),
-        number(worker.losses),
-        duration(worker.seconds),
+        truncate_line(runs, _MAX_WIDTH),
+        format_number(worker.num_in_flight),
+        format_number(worker.num_finished),
+        format_number(worker.num_losses),
+        format_duration(worker.seconds_in_state),
     )
 
 
-def _servers(look: Look, previous: Look | None) -> Iterator[str]:
+def _servers(snapshot: StatusSnapshot, previous: StatusSnapshot | None) -> Iterator[str]:
     then = {} if previous is None else {each.address: each.status for each in previous.servers}
     rows: list[tuple[str, ...]] = [_SERVER_HEAD]
-    silent: list[SeenServer] = []
-    for each in look.servers:
+    silent: list[ServerSnapshot] = []
+    for each in snapshot.servers:
         if each.status is None:
             silent.append(each)
         else:
             name = f"{each.status.index} at {each.address}"
-            rows.append(_server(name, each.status, look, then.get(each.address), previous))
+            rows.append(_server(name, each.status, snapshot, then.get(each.address), previous))
     if len(rows) > 1:
-        yield from table(rows)
+        yield from format_table(rows)
     for each in silent:
         yield f"the parameter server at {each.address} does not answer: {_first_line(each.problem)}"
 
 
 def _server(
-    name: str, status: ServerStatus, look: Look, before: object, previous: Look | None
+    name: str,
+    status: ServerStatus,
+    snapshot: StatusSnapshot,
+    before: object,
+    previous: StatusSnapshot | None,
 ) -> tuple[str, ...]:
-    """Return a row; rates are those since the look before, or else since the server started."""
+    """Return a row; rates are relative to the previous status, or else to the server's start."""
     seconds = max(status.uptime_seconds, 1e-3)
     requests, busy = status.requests, status.busy_seconds
     came, went = status.bytes_in, status.bytes_out
@@ -162,27 +173,27 @@ def _server(
         isinstance(before, ServerStatus)
         and before.state_id == status.state_id
         and previous is not None
-        and look.at > previous.at
+        and snapshot.taken_at > previous.taken_at
     ):
-        seconds = look.at - previous.at
+        seconds = snapshot.taken_at - previous.taken_at
         requests, busy = requests - before.requests, busy - before.busy_seconds
         came, went = came - before.bytes_in, went - before.bytes_out
     return (
         name,
-        number(status.shards),
-        number(status.tables),
-        number(status.rows),
-        bytes_of(status.bytes_stored),
-        rate(requests / seconds),
-        f"{bytes_of(came / seconds)}/s",
-        f"{bytes_of(went / seconds)}/s",
+        format_number(status.shards),
+        format_number(status.tables),
+        format_number(status.rows),
+        format_bytes(status.bytes_stored),
+        format_rate(requests / seconds),
+        f"{format_bytes(came / seconds)}/s",
+        f"{format_bytes(went / seconds)}/s",
         f"{min(1.0, busy / seconds):.0%}",
-        number(status.waiting_requests),
+        format_number(status.waiting_requests),
     )
 
 
-def _brief(seconds: float) -> str:
-    return duration(seconds) if seconds >= 0.1 else f"{number(1e3 * seconds)} ms"
+def _format_seconds(seconds: float) -> str:
+    return format_duration(seconds) if seconds >= 0.1 else f"{format_number(1e3 * seconds)} ms"
 
 
 def _first_line(text: str) -> str:

@@ -4,9 +4,9 @@
     distribute        ShardingPolicy.DYNAMIC
     here              shuffle -> batch -> JAX
 
-The first run trains for some epochs and counts how often each example was visited. In the second
-a worker is killed in the middle of an epoch: training goes on with the other, and what was lost is
-counted.
+The first run trains for some epochs and counts how often each example is visited. In the second
+run a worker is killed during an epoch: training continues with the other worker, and lost examples
+are counted.
 """
 
 from __future__ import annotations
@@ -120,16 +120,17 @@ def _update(
 
 
 _EPOCHS = 15
-_WANTED_ACCURACY = 0.95
+_MIN_ACCURACY = 0.95
 _BATCHES_BEFORE_KILL = 16
 _EPOCHS_TO_KILL_IN = 5
-_MOST_LOST = 0.25
-"""Of an epoch. A worker is dealt at most a quarter of the shards that are left, two thirds here."""
+_MAX_LOST_FRACTION = 0.25
+"""Maximum fraction of an epoch that may be lost. The dispatcher assigns a worker at most a quarter
+of the remaining shards, two thirds in this demo."""
 
 
 @dataclass
-class Epoch:
-    """What was seen of one epoch."""
+class EpochStats:
+    """Measurements of one epoch."""
 
     visits: Counter[int] = field(default_factory=Counter)
     loss: float = 0.0
@@ -137,41 +138,41 @@ class Epoch:
     batches: int = 0
     seconds: float = 0.0
     by_worker: dict[str, int] = field(default_factory=dict)
-    """Examples that each worker has delivered, by its address."""
+    """Number of examples delivered by each worker, by its address."""
 
     @property
     def examples(self) -> int:
-        """Examples that were delivered."""
+        """Number of delivered examples."""
         return sum(self.visits.values())
 
-    def times(self) -> Counter[int]:
-        """How many examples were visited how often."""
+    def visit_histogram(self) -> Counter[int]:
+        """Return how many examples were visited once, twice and so on."""
         return Counter(self.visits.values())
 
 
-class Kill:
-    """Kills worker 0 with SIGKILL once, in an epoch of which both have delivered a part."""
+class WorkerKill:
+    """Kills worker 0 with SIGKILL once, in an epoch of which both workers have delivered a part."""
 
     def __init__(self, cluster: hr.service.LocalCluster) -> None:
         self._cluster = cluster
         self._before: dict[str, int] | None = None
 
     @property
-    def was_done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the worker was killed."""
         return self._before is not None
 
-    def consider(self, epoch: Epoch) -> bool:
-        """Kill if it is time; return whether it was."""
+    def kill_if_due(self, epoch: EpochStats) -> bool:
+        """Kill the worker if it is time; return whether it was."""
         shares = [examples for examples in epoch.by_worker.values() if examples >= BATCH_SIZE]
-        if self.was_done or epoch.batches < _BATCHES_BEFORE_KILL or len(shares) < 2:
+        if self.is_done or epoch.batches < _BATCHES_BEFORE_KILL or len(shares) < 2:
             return False
         self._before = dict(epoch.by_worker)
         self._cluster.kill_worker(0)
         return True
 
-    def delivered_since(self, epoch: Epoch) -> int:
-        """Return how many examples the other worker has delivered since."""
+    def delivered_since(self, epoch: EpochStats) -> int:
+        """Return how many examples the other worker has delivered since the kill."""
         if self._before is None:
             return 0
         killed = self._cluster.workers[0].address
@@ -182,9 +183,9 @@ class Kill:
         return now - before
 
 
-def train_epoch(classifier: Classifier, data: hr.Dataset) -> Iterator[Epoch]:
-    """Train for one epoch; yield what was seen so far after every batch."""
-    epoch = Epoch()
+def train_epoch(classifier: Classifier, data: hr.Dataset) -> Iterator[EpochStats]:
+    """Train for one epoch; yield the measurements so far after every batch."""
+    epoch = EpochStats()
     start = time.perf_counter()
     with iter(data) as batches:
         for batch in batches:
@@ -202,7 +203,7 @@ def train_epoch(classifier: Classifier, data: hr.Dataset) -> Iterator[Epoch]:
 
 
 def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
-    """Run the demo; return the exit code: 0 if all that the last line says is true."""
+    """Run the demo; return the exit code: 0 if every claim of the last line is true."""
     console = console or Console()
     began = time.perf_counter()
     digits = load_digits()
@@ -224,22 +225,25 @@ def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
             classifier = Classifier(seed=0)
             data = training_data(folder, cluster.target, read_ahead=8)
             for number in range(1, epochs + 1):
-                epoch = _show(console, f"epoch {number}/{epochs}", classifier, data, total, names)
-                if epoch.times() != {1: total}:
-                    problems.append(f"epoch {number} visited {_visits(epoch, total)}")
+                epoch = _train_with_progress(
+                    console, f"epoch {number}/{epochs}", classifier, data, total, names
+                )
+                if epoch.visit_histogram() != {1: total}:
+                    problems.append(f"epoch {number} visited {_describe_visits(epoch, total)}")
             accuracy = classifier.accuracy(digits.test_images, digits.test_labels)
             console.print(f"held-out accuracy {accuracy:.3f}")
-            if accuracy < _WANTED_ACCURACY:
-                problems.append(f"held-out accuracy {accuracy:.3f} is below {_WANTED_ACCURACY}")
+            if accuracy < _MIN_ACCURACY:
+                problems.append(f"held-out accuracy {accuracy:.3f} is below {_MIN_ACCURACY}")
 
             data = training_data(folder, cluster.target, read_ahead=2)
-            hit = _kill_in_the_middle(console, cluster, data, total, names, problems)
+            hit = _train_with_kill(console, cluster, data, total, names, problems)
     if problems:
         console.print("demo: failed: " + "; ".join(problems), style="red", soft_wrap=True)
         return 1
     console.print(
         f"demo: ok: each of {total} training examples was visited exactly once in each of "
-        f"{epochs} epochs; with a worker killed in the middle of an epoch, {_lost(hit, total)}, "
+        f"{epochs} epochs; with a worker killed in the middle of an epoch, "
+        f"{_describe_lost(hit, total)}, "
         f"and the next epoch was whole; held-out accuracy {accuracy:.3f}; "
         f"{time.perf_counter() - began:.0f} s",
         soft_wrap=True,
@@ -248,55 +252,58 @@ def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
     return 0
 
 
-def _kill_in_the_middle(
+def _train_with_kill(
     console: Console,
     cluster: hr.service.LocalCluster,
     data: hr.Dataset,
     total: int,
     names: dict[str, str],
     problems: list[str],
-) -> Epoch:
-    """Train while worker 0 is killed, and for an epoch more; return the epoch that was hit."""
+) -> EpochStats:
+    """Train while worker 0 is killed, and for one more epoch; return the affected epoch."""
     console.print("\nsecond run: a worker is killed in the middle of an epoch")
-    kill = Kill(cluster)
+    kill = WorkerKill(cluster)
     classifier = Classifier(seed=1)
     for number in range(1, _EPOCHS_TO_KILL_IN + 1):
-        hit = _show(console, f"epoch {number}", classifier, data, total, names, kill)
-        if kill.was_done:
+        hit = _train_with_progress(console, f"epoch {number}", classifier, data, total, names, kill)
+        if kill.is_done:
             break
-    console.print(_ending(hit, total), soft_wrap=True)
-    after = _show(console, f"epoch {number + 1}", classifier, data, total, names)
-    console.print(f"the next epoch, with one worker, {_visits(after, total)}")
-    if not kill.was_done:
+    console.print(_summarize(hit, total), soft_wrap=True)
+    after = _train_with_progress(console, f"epoch {number + 1}", classifier, data, total, names)
+    console.print(f"the next epoch, with one worker, {_describe_visits(after, total)}")
+    if not kill.is_done:
         problems.append("no epoch was shared by both workers, so none was killed")
     elif kill.delivered_since(hit) < BATCH_SIZE:
         problems.append("after the kill the other worker delivered less than a batch")
     if max(hit.visits.values()) > 1:
-        problems.append(f"after the kill some examples came twice: {_visits(hit, total)}")
-    if total - len(hit.visits) > total * _MOST_LOST:
-        problems.append(f"in the epoch of the kill {_lost(hit, total)}, more than {_MOST_LOST:.0%}")
-    if after.times() != {1: total}:
-        problems.append(f"the epoch after the kill {_visits(after, total)}")
+        problems.append(f"after the kill some examples came twice: {_describe_visits(hit, total)}")
+    if total - len(hit.visits) > total * _MAX_LOST_FRACTION:
+        problems.append(
+            f"in the epoch of the kill {_describe_lost(hit, total)}, more than "
+            f"{_MAX_LOST_FRACTION:.0%}"
+        )
+    if after.visit_histogram() != {1: total}:
+        problems.append(f"the epoch after the kill {_describe_visits(after, total)}")
     return hit
 
 
-def _show(
+def _train_with_progress(
     console: Console,
     title: str,
     classifier: Classifier,
     data: hr.Dataset,
     total: int,
     names: dict[str, str],
-    kill: Kill | None = None,
-) -> Epoch:
-    """Train for one epoch under a progress bar; kill worker 0 on the way if asked to."""
+    kill: WorkerKill | None = None,
+) -> EpochStats:
+    """Train for one epoch with a progress bar; kill worker 0 during it if requested."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
         TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[facts]}"),
     )
-    epoch = Epoch()
+    epoch = EpochStats()
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(title, total=total, facts="")
         for epoch in train_epoch(classifier, data):
@@ -308,29 +315,32 @@ def _show(
                 completed=epoch.examples,
                 facts=f"loss {epoch.loss:.2f} acc {epoch.accuracy:.3f} {rate:,.0f}/s {shares}",
             )
-            if kill is not None and kill.consider(epoch):
+            if kill is not None and kill.kill_if_due(epoch):
                 progress.console.print(f"killed worker w0 after {epoch.examples} examples")
     return epoch
 
 
-def _ending(hit: Epoch, total: int) -> str:
+def _summarize(hit: EpochStats, total: int) -> str:
     why = "what it had taken and not delivered; " if len(hit.visits) < total else ""
-    return f"training went on, and the epoch ended: {_lost(hit, total)} ({why}nothing comes twice)"
+    return (
+        f"training went on, and the epoch ended: {_describe_lost(hit, total)} ({why}nothing comes "
+        "twice)"
+    )
 
 
-def _lost(epoch: Epoch, total: int) -> str:
+def _describe_lost(epoch: EpochStats, total: int) -> str:
     lost = total - len(epoch.visits)
     return f"{lost} of {total} examples were lost with worker w0" if lost else f"0 of {total} lost"
 
 
-def _visits(epoch: Epoch, total: int) -> str:
-    times = epoch.times()
-    parts = [f"{count} examples {_often(often)}" for often, count in sorted(times.items())]
+def _describe_visits(epoch: EpochStats, total: int) -> str:
+    times = epoch.visit_histogram()
+    parts = [f"{count} examples {_format_times(often)}" for often, count in sorted(times.items())]
     unseen = total - sum(times.values())
     if unseen:
         parts.append(f"{unseen} not at all")
     return "visited " + ", ".join(parts)
 
 
-def _often(times: int) -> str:
+def _format_times(times: int) -> str:
     return {1: "once", 2: "twice"}.get(times, f"{times} times")

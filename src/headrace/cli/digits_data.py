@@ -1,10 +1,10 @@
 """The demo's data: digits as TFRecord shards, and the pipeline that reads them.
 
-Apart from the demo itself, because workers import it: they need neither JAX nor scikit-learn.
+Separate from the demo itself, because workers import it: they need neither JAX nor scikit-learn.
 
-Shards are many and small, and what must see many examples (the shuffle, the batches) comes after
-`distribute`, in the training process. So a worker holds the examples of a few shards at any time,
-and no more than those are lost with it.
+Shards are many and small, and steps that need many examples (shuffle, batch) come after
+`distribute`, in the training process. So a worker holds the examples of only a few shards at any
+time, and only those are lost with it.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def training_data(folder: Path, target: str, *, read_ahead: int) -> hr.Dataset:
     """Return the batches of an epoch; the service at `target` reads, parses and augments.
 
     Args:
-        folder: Where the shards are.
-        target: The dispatcher.
-        read_ahead: Answers of workers that may wait here to be used.
+        folder: Directory of the shards.
+        target: Address of the dispatcher.
+        read_ahead: Number of result batches buffered in this process.
     """
     files = hr.Dataset.list_files(str(folder / "*.tfrecord"))
     return (

@@ -1,4 +1,4 @@
-"""`headrace status` and `headrace journal`: the status of a server, and what its journal holds."""
+"""`headrace status` and `headrace journal`: status of a server, and contents of its journal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Asking, Look
 from headrace.cli.commands import Keys
 from headrace.cli.coordinator_frame import render_coordinator, render_server
-from headrace.cli.frame import render
-from headrace.cli.tables import plural, printable
+from headrace.cli.dispatcher_frame import render_dispatcher
+from headrace.cli.formatting import escape_controls, pluralize
+from headrace.cli.status_client import StatusClient, StatusSnapshot
 from headrace.coordinator.status import CoordinatorStatus
 from headrace.errors import NotFoundError
 from headrace.parameter_server.messages import ServerStatus
@@ -29,41 +29,43 @@ __all__ = [
     "WIDTH_WITHOUT_TERMINAL",
     "Address",
     "Timeout",
-    "as_json",
-    "render_look",
+    "render_snapshot",
+    "show_journal",
     "show_status",
-    "tell_journal",
+    "to_json",
 ]
 
 
 WIDTH_WITHOUT_TERMINAL = 120
 
 
-def render_look(look: Look, previous: Look | None, width: int) -> str:
-    """Return what was seen as lines of at most `width` letters."""
-    match look.status:
+def render_snapshot(snapshot: StatusSnapshot, previous: StatusSnapshot | None, width: int) -> str:
+    """Return a snapshot as lines of at most `width` characters."""
+    match snapshot.status:
         case CoordinatorStatus() as status:
-            return render_coordinator(look, status, previous, width)
+            return render_coordinator(snapshot, status, previous, width)
         case ServerStatus() as status:
-            return render_server(look, status, previous, width)
+            return render_server(snapshot, status, previous, width)
         case status:
             before = None if previous is None else previous.status
-            return render(status, before if isinstance(before, DispatcherStatus) else None, width)
+            return render_dispatcher(
+                status, before if isinstance(before, DispatcherStatus) else None, width
+            )
 
 
-def as_json(look: Look) -> str:
-    """Write what was seen as JSON: the fields of the records, and modes by name."""
-    plain = msgspec.to_builtins(look.status)
+def to_json(snapshot: StatusSnapshot) -> str:
+    """Return a snapshot as JSON: the fields of the records, with names of modes."""
+    plain = msgspec.to_builtins(snapshot.status)
     for job in plain.get("jobs", ()):
         job["processing_mode"] = ShardingPolicy(job["processing_mode"]).name
-    if look.servers:
-        plain["servers"] = msgspec.to_builtins(look.servers)
+    if snapshot.servers:
+        plain["servers"] = msgspec.to_builtins(snapshot.servers)
     _drop_types(plain)
     return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
 
 def _drop_types(value: Any) -> None:
-    """Leave out which record it was: what it is, its place says."""
+    """Drop the type tags of nested records, which the field names already imply."""
     if isinstance(value, dict):
         value.pop("type", None)
         for each in value.values():
@@ -97,21 +99,21 @@ def show_status(
 
     A coordinator is asked where it listens: `coordinator.listen()` returns the address.
     """
-    with Asking(address, keys, timeout) as asking:
-        look = asking.look()
+    with StatusClient(address, keys, timeout) as asking:
+        look = asking.fetch()
     if json:
-        print(as_json(look))
+        print(to_json(look))
     elif isinstance(look.status, DispatcherStatus):
         _print(asking.address, look.status)
     else:
-        sys.stdout.write(render_look(look, None, WIDTH_WITHOUT_TERMINAL))
+        sys.stdout.write(render_snapshot(look, None, WIDTH_WITHOUT_TERMINAL))
 
 
 def _print(address: str, status: DispatcherStatus) -> None:
     console = Console()
     console.print(
-        f"dispatcher at {address}: {plural(len(status.workers), 'worker')}, "
-        f"{plural(status.datasets, 'dataset')}, {plural(len(status.jobs), 'job')}; "
+        f"dispatcher at {address}: {pluralize(len(status.workers), 'worker')}, "
+        f"{pluralize(status.datasets, 'dataset')}, {pluralize(len(status.jobs), 'job')}; "
         f"{status.versions}",
         highlight=False,
     )
@@ -134,7 +136,7 @@ def _print(address: str, status: DispatcherStatus) -> None:
         for job in status.jobs:
             table.add_row(
                 str(job.job_id),
-                printable(job.name) or "-",
+                escape_controls(job.name) or "-",
                 job.dataset_id,
                 ShardingPolicy(job.processing_mode).name,
                 str(job.num_epochs),
@@ -144,7 +146,7 @@ def _print(address: str, status: DispatcherStatus) -> None:
         console.print(table)
 
 
-def tell_journal(
+def show_journal(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The dispatcher's --work-dir.")],
     task: Annotated[int | None, typer.Option(help="Tell what became of this task.")] = None,
     job: Annotated[
@@ -158,7 +160,7 @@ def tell_journal(
     if task is not None and job is not None:
         raise typer.BadParameter("--task and --job: one story at a time")
     with JournalCopy(directory, FORMAT) as copy:
-        number, state = copy.first()
+        number, state = copy.first_state()
         if task is not None:
             told = [str(each) for each in report_task(number, state, copy.records(), task)]
         elif job is not None:
@@ -173,4 +175,4 @@ def tell_journal(
             "that are there"
         )
     for line in told:
-        print(printable(line))
+        print(escape_controls(line))

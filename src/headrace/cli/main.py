@@ -1,4 +1,4 @@
-"""The commands of `headrace`, and what holds for all of them."""
+"""Commands of `headrace`, and their common options."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ app.command("worker")(serve.run_worker)
 app.command("server")(task.run_task)
 app.command("status")(inspect.show_status)
 app.command("top")(top.show_top)
-app.command("journal")(inspect.tell_journal)
+app.command("journal")(inspect.show_journal)
 app.command("doctor")(doctor.examine)
 app.add_typer(keys_app, name="keys", cls=GroupWithHelp)
 

@@ -10,8 +10,14 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.commands import Keys, MetricsHost, MetricsPort, WithParent, wrong_arguments
-from headrace.cli.running import run_children, run_server, say
+from headrace.cli.commands import (
+    Keys,
+    MetricsHost,
+    MetricsPort,
+    ParentOption,
+    convert_argument_errors,
+)
+from headrace.cli.run_server import print_line, run_children, run_server
 from headrace.process.child import NO_ACCELERATORS
 from headrace.process.parent_link import exit_when_hung, large_copy_tunables
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
@@ -53,7 +59,7 @@ OPTIONS = {
     "metrics_port": "--metrics-port",
     "metrics_host": "--metrics-host",
 }
-"""The option for each field of the servers' configurations."""
+"""Option for each field of the servers' configurations."""
 
 
 def run_dispatcher(
@@ -149,10 +155,10 @@ def run_dispatcher(
     keys: Keys = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
-    with_parent: WithParent = False,
+    with_parent: ParentOption = False,
 ) -> None:
     """Run a dispatcher until Ctrl-C or SIGTERM."""
-    with wrong_arguments(OPTIONS):
+    with convert_argument_errors(OPTIONS):
         _check_ports("--metrics-port", metrics_port)
         if fault_tolerant and work_dir is None:
             raise ValueError(
@@ -183,14 +189,14 @@ def run_dispatcher(
             metrics_port=metrics_port,
             metrics_host=metrics_host,
         )
-    kept = _what_is_kept(work_dir) if work_dir is not None and fault_tolerant else None
+    kept = _describe_work_dir(work_dir) if work_dir is not None and fault_tolerant else None
     server = DispatchServer(config, start=False)
     run_server(
         "dispatcher",
         server,
         lambda: server.target,
         options=OPTIONS,
-        notice=kept,
+        on_started=kept,
         with_parent=with_parent,
     )
 
@@ -272,7 +278,7 @@ def run_worker(
     keys: Keys = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
-    with_parent: WithParent = False,
+    with_parent: ParentOption = False,
 ) -> None:
     """Run one worker, or several in processes of their own, until Ctrl-C or SIGTERM.
 
@@ -281,7 +287,7 @@ def run_worker(
 
     With --processes and a --port, the workers listen at that port and at those after it.
     """
-    with wrong_arguments(OPTIONS):
+    with convert_argument_errors(OPTIONS):
         if processes < 1:
             raise ValueError(f"--processes {processes} must be at least 1")
         _check_ports("--port", port, processes)
@@ -329,21 +335,21 @@ def run_worker(
             ports += ["--metrics-host", metrics_host]
         commands.append([*arguments, *ports])
     environment = {**NO_ACCELERATORS, **large_copy_tunables(os.environ), **os.environ}
-    failed = run_children(commands, environment=environment, patience=drain_timeout)
+    failed = run_children(commands, environment=environment, drain_timeout=drain_timeout)
     if failed:
         raise typer.Exit(1)
-    say(f"{processes} workers stopped")
+    print_line(f"{processes} workers stopped")
 
 
-def _what_is_kept(work_dir: Path) -> str:
-    """Return what there is to go on from: a name that is mistyped is a new directory."""
+def _describe_work_dir(work_dir: Path) -> str:
+    """Describe the existing contents of a work_dir: a mistyped name is a new directory."""
     if (work_dir / FORMAT.file_name).exists():
         return f"going on from the journal in {work_dir}"
     return f"no journal in {work_dir}: a new one begins there"
 
 
 def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
-    """Write the configuration of one of several workers as the arguments of a command."""
+    """Return the configuration of one of several workers as command-line arguments."""
     arguments = ["worker", "--with-parent", "--host", config.host]
     options = {
         "--dispatcher": config.dispatcher_address,
@@ -378,10 +384,10 @@ def _check_ports(option: str, first: int | None, processes: int = 1) -> None:
 
 
 def import_modules(modules: Sequence[str]) -> None:
-    """Import what `--preload` names.
+    """Import the modules of `--preload`.
 
     Raises:
-        typer.BadParameter: One of them cannot be imported.
+        typer.BadParameter: If one of them cannot be imported.
     """
     for module in modules:
         try:

@@ -9,8 +9,14 @@ from typing import Annotated
 import typer
 
 from headrace.arguments import check_int
-from headrace.cli.commands import Keys, MetricsHost, MetricsPort, WithParent, wrong_arguments
-from headrace.cli.running import run_children, run_server, say
+from headrace.cli.commands import (
+    Keys,
+    MetricsHost,
+    MetricsPort,
+    ParentOption,
+    convert_argument_errors,
+)
+from headrace.cli.run_server import print_line, run_children, run_server
 from headrace.cli.serve import import_modules
 from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.spec import WORKER, ClusterSpec
@@ -32,11 +38,11 @@ _OPTIONS = {
     "metrics_port": "--metrics-port",
     "metrics_host": "--metrics-host",
 }
-"""The option for each argument of a server."""
+"""Option for each argument of a server."""
 
 
 class TaskType(enum.StrEnum):
-    """Tasks that listen."""
+    """Types of tasks that listen."""
 
     WORKER = "worker"
     PS = "ps"
@@ -91,7 +97,7 @@ def run_task(
     keys: Keys = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
-    with_parent: WithParent = False,
+    with_parent: ParentOption = False,
 ) -> None:
     """Run a worker or a parameter server of a cluster until Ctrl-C or SIGTERM.
 
@@ -100,18 +106,18 @@ def run_task(
 
     With --coordinator it is a worker that comes while the program runs, and may leave again.
     """
-    with wrong_arguments(_OPTIONS):
+    with convert_argument_errors(_OPTIONS):
         if coordinator is None:
             if port:
                 raise ValueError("`port` goes with --coordinator; TF_CONFIG says it for all others")
-            spec, job_name, task_index = _named_task(task_type, index)
+            spec, job_name, task_index = _find_task(task_type, index)
         else:
             if task_type is TaskType.PS:
                 raise ValueError(
                     "--coordinator is for workers: the strategy knows the parameter servers from "
                     "its cluster, so --type ps reads TF_CONFIG"
                 )
-            place, port = _place(host, port, restart)
+            place, port = _listen_address(host, port, restart)
             spec, job_name, task_index = ClusterSpec({WORKER: {index or 0: place}}), task_type, None
         server = Server(
             spec,
@@ -143,17 +149,17 @@ def run_task(
         failed = run_children([arguments], environment=os.environ)
         if failed:
             raise typer.Exit(1)
-        say(f"{role} stopped")
+        print_line(f"{role} stopped")
         return
     import_modules(preload or ())
     with bind_forked_children():
         run_server(role, server, lambda: server.target, options=_OPTIONS, with_parent=with_parent)
 
 
-def _named_task(
+def _find_task(
     task_type: TaskType | None, index: int | None
 ) -> tuple[ClusterSpec, str | None, int | None]:
-    """Return the cluster that TF_CONFIG names, and the task in it that this is."""
+    """Return the cluster in TF_CONFIG, and the task of this process."""
     found = TFConfigClusterResolver(task_type, index)
     spec = found.cluster_spec()
     if not spec:
@@ -161,16 +167,16 @@ def _named_task(
             'TF_CONFIG names no tasks; set it, as in TF_CONFIG=\'{"cluster": {"worker": '
             '["host1:2222"], "ps": ["host2:2222"]}}\''
         )
-    # A number in the variable is of the task there, and of no other type.
+    # A number in the variable applies only to the type of the task there.
     is_there = task_type is None or task_type == TFConfigClusterResolver().task_type
     return spec, found.task_type, found.task_id if index is not None or is_there else None
 
 
-def _place(host: str | None, port: int, restart: bool) -> tuple[str, int]:
-    """Return where a worker listens that announces itself, and the port there.
+def _listen_address(host: str | None, port: int, restart: bool) -> tuple[str, int]:
+    """Return the host and port at which a worker that registers itself listens.
 
-    One that is started again is to be found at its address: to a coordinator it is another worker
-    elsewhere.
+    A worker that is restarted must keep its address: at another one it is another worker to a
+    coordinator.
     """
     check_int("port", port, minimum=0, maximum=65535)
     host = "127.0.0.1" if host is None else host

@@ -1,6 +1,6 @@
-"""A cluster as `TF_CONFIG` describes it.
+"""Cluster described by `TF_CONFIG`.
 
-`read` and `read_whole` read what any launcher says in the environment.
+`read_variable` and `read_number` read environment variables of any launcher.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 
-__all__ = ["TFConfigClusterResolver", "read", "read_whole"]
+__all__ = ["TFConfigClusterResolver", "read_number", "read_variable"]
 
 
-def read(*names: str, launcher: str) -> str:
-    """Return the first of some variables that is there.
+def read_variable(*names: str, launcher: str) -> str:
+    """Return the first of several environment variables that is set.
 
     Args:
-        *names: Of the variables.
-        launcher: Who sets them, in words.
+        *names: Names of the variables.
+        launcher: Name of the launcher that sets them.
 
     Raises:
-        FailedPreconditionError: None is there.
+        FailedPreconditionError: If none is set.
     """
     for name in names:
         if name in os.environ:
@@ -37,14 +37,14 @@ def read(*names: str, launcher: str) -> str:
     )
 
 
-def read_whole(*names: str, launcher: str) -> int:
-    """Return the first of some variables that is there, as a number of 0 or more.
+def read_number(*names: str, launcher: str) -> int:
+    """Return the first of several environment variables that is set, as an integer >= 0.
 
     Raises:
-        FailedPreconditionError: None is there.
-        InvalidArgumentError: It is no such number.
+        FailedPreconditionError: If none is set.
+        InvalidArgumentError: If it is not such an integer.
     """
-    text = read(*names, launcher=launcher)
+    text = read_variable(*names, launcher=launcher)
     if not text.isascii() or not text.strip().isdigit():
         raise InvalidArgumentError(f"{names[0]} must be an integer, but is {text!r}")
     return int(text)
@@ -55,13 +55,13 @@ _KEYS = ("cluster", "task", "rpc_layer", "session_master", "environment")
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads the environment variable `TF_CONFIG`, each time that it is asked.
+    """Reads the environment variable `TF_CONFIG` on each use.
 
         TF_CONFIG='{"cluster": {"worker": ["host1:2222", "host2:2222"]},
                     "task": {"type": "worker", "index": 0}}'
 
-    Without the variable the cluster has no tasks. An evaluator needs no entry in `cluster`.
-    `session_master` in it is what `master()` returns; a cluster of no task, or of one, has no
+    Without the variable the cluster has no tasks. An evaluator needs no entry in `cluster`. If the
+    variable has a `session_master`, `master()` returns it; a cluster of no task, or of one, has no
     master.
 
     >>> import json, os
@@ -74,10 +74,10 @@ class TFConfigClusterResolver(ClusterResolver):
     >>> del os.environ["TF_CONFIG"]
 
     Args:
-        task_type: In place of the variable's.
-        task_id: In place of the variable's.
-        rpc_layer: In place of the variable's.
-        environment: In place of the variable's.
+        task_type: Replaces that of the variable.
+        task_id: Replaces that of the variable.
+        rpc_layer: Replaces that of the variable.
+        environment: Replaces that of the variable.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the tasks that the variable names.
+        """Return the tasks that the variable describes.
 
         Raises:
-            InvalidArgumentError: The variable is no such description.
+            InvalidArgumentError: If the variable is not a valid description.
         """
-        cluster = _part(_config(), "cluster")
+        cluster = _read_object(_config(), "cluster")
         try:
             return ClusterSpec(cluster)
         except (TypeError, ValueError) as error:
@@ -104,10 +104,10 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The type of this process's task, None if nobody says."""
+        """Type of this process's task; None if unknown."""
         if self._task_type is not None:
             return self._task_type
-        said = _part(_config(), "task").get("type")
+        said = _read_object(_config(), "task").get("type")
         return None if said is None else str(said)
 
     @task_type.setter
@@ -116,19 +116,19 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The number of this process's task, None if nobody says."""
+        """Number of this process's task; None if unknown."""
         if self._task_id is not None:
             return self._task_id
-        said = _part(_config(), "task").get("index")
-        return None if said is None else _number(said, f"'index' in {_VARIABLE}")
+        said = _read_object(_config(), "task").get("index")
+        return None if said is None else _parse_number(said, f"'index' in {_VARIABLE}")
 
     @task_id.setter
     def task_id(self, value: int | None) -> None:
-        self._task_id = None if value is None else _number(value, "`task_id`")
+        self._task_id = None if value is None else _parse_number(value, "`task_id`")
 
     @property
     def rpc_layer(self) -> str | None:
-        """The prefix of addresses, None if nobody says."""
+        """Prefix of addresses; None if unknown."""
         said = _config().get("rpc_layer")
         return said if self._rpc_layer is None else self._rpc_layer
 
@@ -137,12 +137,12 @@ class TFConfigClusterResolver(ClusterResolver):
         self._rpc_layer = value
 
     def __repr__(self) -> str:
-        # What stands in the variable may be no description: this says it all the same.
+        # The variable may be invalid: show it unparsed.
         return f"{type(self).__name__}({_VARIABLE}={os.environ.get(_VARIABLE)!r})"
 
     @property
     def environment(self) -> str:
-        """A word for where the cluster runs."""
+        """Name of the environment in which the cluster runs."""
         return self._environment or _config().get("environment") or ""
 
     def _find_master(self, task_type: str | None, task_id: int | None) -> str:
@@ -159,7 +159,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def _config() -> dict[str, Any]:
-    """Return what the variable says; {} if it is not there."""
+    """Return the contents of the variable; {} if it is not set."""
     text = os.environ.get(_VARIABLE, "")
     if not text.strip():
         return {}
@@ -175,13 +175,13 @@ def _config() -> dict[str, Any]:
         raise InvalidArgumentError(f"{_VARIABLE} must be a JSON object, but is {text!r}")
     for key in sorted(set(found) - set(_KEYS)):
         for meant in difflib.get_close_matches(key, _KEYS, 1, 0.8):
-            # Launchers add keys of their own; a misspelt one would make a cluster of no tasks.
+            # Launchers add other keys; but a misspelled key would result in an empty cluster.
             raise InvalidArgumentError(f"{_VARIABLE} has {key!r}; did you mean {meant!r}?")
     return found
 
 
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return an object within the variable; JSON's names of numbers become numbers."""
+def _read_object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object in the variable, with the keys of JSON converted to integers."""
     found = config.get(name) or {}
     if not isinstance(found, dict):
         raise InvalidArgumentError(
@@ -190,21 +190,22 @@ def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if name != "cluster":
         return found
     return {
-        key: _numbered(tasks) if isinstance(tasks, dict) else tasks for key, tasks in found.items()
+        key: _parse_indices(tasks) if isinstance(tasks, dict) else tasks
+        for key, tasks in found.items()
     }
 
 
-def _numbered(tasks: Mapping[str, Any]) -> dict[int, Any]:
+def _parse_indices(tasks: Mapping[str, Any]) -> dict[int, Any]:
     words = f"the number of a task in {_VARIABLE}"
-    return {_number(index, words): address for index, address in tasks.items()}
+    return {_parse_number(index, words): address for index, address in tasks.items()}
 
 
-def _number(value: object, words: str) -> int:
-    """Return a number that may be written as a string; the words say of what."""
+def _parse_number(value: object, what: str) -> int:
+    """Return a number that may be written as a string; `what` names it in errors."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole and not (isinstance(value, str) and value.strip().isdecimal()):
-        raise InvalidArgumentError(f"{words} must be an integer, but is {value!r}")
+        raise InvalidArgumentError(f"{what} must be an integer, but is {value!r}")
     number = int(value)  # type: ignore[call-overload]
     if number < 0:
-        raise InvalidArgumentError(f"{words} must be at least 0, but is {value!r}")
+        raise InvalidArgumentError(f"{what} must be at least 0, but is {value!r}")
     return int(number)

@@ -1,4 +1,4 @@
-"""A cluster of the pods that have a label."""
+"""Cluster of the pods that have given labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.arguments import check_int, check_seconds, check_string, check_strings
-from headrace.cluster.resolver import ClusterResolver, load, wait_for
+from headrace.cluster.resolver import ClusterResolver, import_package, wait_for
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import (
     FailedPreconditionError,
@@ -27,9 +27,9 @@ __all__ = [
     "KubernetesClusterResolver",
     "Location",
     "Pod",
-    "in_number_order",
     "list_pods",
     "load_package",
+    "natural_sort_key",
     "open_api",
 ]
 
@@ -37,20 +37,20 @@ __all__ = [
 Location = Literal["within_cluster", "off_cluster"]
 
 _REQUEST_SECONDS = 30.0
-_NO_RIGHT = (401, 403)
-_COMES_BACK = (408, 429, 500, 502, 503, 504)
+_FORBIDDEN_CODES = (401, 403)
+_RETRYABLE_CODES = (408, 429, 500, 502, 503, 504)
 """HTTP statuses after which the same request may succeed."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """What counts of a pod here.
+    """Relevant properties of a pod.
 
     Attributes:
-        name: Unique in its namespace.
-        namespace: Where it is.
-        phase: As the API says, as in "Running"; "Terminating" for one that is being deleted.
-        ip: Its address; "" where it has none yet.
+        name: Name, unique in its namespace.
+        namespace: Namespace of the pod.
+        phase: Phase from the API, such as "Running"; "Terminating" if it is being deleted.
+        ip: IP address; "" if it has none yet.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Pod:
     ip: str
 
     @classmethod
-    def of(cls, pod: Any) -> Pod:
-        """Take it from what the official client returns."""
+    def from_client(cls, pod: Any) -> Pod:
+        """Convert a pod of the official client."""
         is_leaving = getattr(pod.metadata, "deletion_timestamp", None) is not None
         return cls(
             name=str(pod.metadata.name),
@@ -74,9 +74,9 @@ def load_package() -> Any:
     """Return the package kubernetes.
 
     Raises:
-        FailedPreconditionError: It is not installed here.
+        FailedPreconditionError: If it is not installed.
     """
-    return load(
+    return import_package(
         "kubernetes",
         needed_by="KubernetesClusterResolver",
         instead=", or give it a client (override_client)",
@@ -85,10 +85,10 @@ def load_package() -> Any:
 
 @contextmanager
 def open_api(location: Location) -> Iterator[Any]:
-    """Yield a `CoreV1Api` with the rights of this process's pod, or those of kubectl here.
+    """Yield a `CoreV1Api` with the rights of this process's pod, or of kubectl on this machine.
 
     Raises:
-        FailedPreconditionError: There is no configuration, or it is wrong.
+        FailedPreconditionError: If the configuration is missing or invalid.
     """
     package = load_package()
     try:
@@ -97,7 +97,7 @@ def open_api(location: Location) -> Iterator[Any]:
             package.config.load_incluster_config(client_configuration=configuration)
             client = package.client.ApiClient(configuration)
         else:
-            # The package reads the variable when it is imported, and that may be too early.
+            # The package reads the variable only when it is imported, which may be too early.
             client = package.config.new_client_from_config(os.environ.get("KUBECONFIG"))
     except (package.config.ConfigException, OSError) as error:
         where = (
@@ -113,17 +113,17 @@ def open_api(location: Location) -> Iterator[Any]:
 
 
 def list_pods(api: Any, selector: str, namespace: str | None) -> list[Pod]:
-    """Return the pods that a label selector names.
+    """Return the pods that match a label selector.
 
     Args:
         api: A `CoreV1Api`.
-        selector: As in "app=train,role=worker".
-        namespace: Where; None: in all.
+        selector: Selector such as "app=train,role=worker".
+        namespace: Namespace of the pods; None for all.
 
     Raises:
-        InvalidArgumentError: The API does not understand the request.
-        UnauthenticatedError: It refuses it.
-        UnavailableError: It does not answer now.
+        InvalidArgumentError: If the API does not understand the request.
+        UnauthenticatedError: If the API refuses the request.
+        UnavailableError: If the API does not answer now.
     """
     asked = {"label_selector": selector, "_request_timeout": _REQUEST_SECONDS}
     try:
@@ -133,34 +133,34 @@ def list_pods(api: Any, selector: str, namespace: str | None) -> list[Pod]:
             found = api.list_namespaced_pod(namespace=namespace, **asked)
     except Exception as error:
         where = "all namespaces" if namespace is None else f"namespace {namespace!r}"
-        described = _described(error, f"pods with the label {selector} in {where}")
+        described = _describe_error(error, f"pods with the label {selector} in {where}")
         if described is None:
             raise
         raise described from error
-    return [Pod.of(pod) for pod in found.items]
+    return [Pod.from_client(pod) for pod in found.items]
 
 
-def _described(error: Exception, what: str) -> HeadraceError | None:
-    """Return what an error of the client means; None: it is none of the client's."""
+def _describe_error(error: Exception, what: str) -> HeadraceError | None:
+    """Return the translation of an error of the client; None for other errors."""
     package = type(error).__module__.partition(".")[0]
     if package == "urllib3" or isinstance(error, OSError):
         return UnavailableError(f"the API of Kubernetes cannot be reached: {error}")
     if package != "kubernetes":
         return None
     status = getattr(error, "status", None) or 0
-    words = f"{what} cannot be listed: the API says {status} ({_words_of(error)})"
-    if status in _NO_RIGHT:
+    words = f"{what} cannot be listed: the API says {status} ({_api_message(error)})"
+    if status in _FORBIDDEN_CODES:
         return UnauthenticatedError(
             f"{words}; give this process's account a role that may list pods, or choose a "
             "namespace of its own (namespace=)"
         )
-    if status in _COMES_BACK or not status:
+    if status in _RETRYABLE_CODES or not status:
         return UnavailableError(words)
     return InvalidArgumentError(words)
 
 
-def _words_of(error: Exception) -> str:
-    """Return what the API says itself, where it does."""
+def _api_message(error: Exception) -> str:
+    """Return the message from the API's reply, if there is one."""
     try:
         return str(json.loads(str(getattr(error, "body", "")))["message"])
     except (ValueError, KeyError, TypeError):
@@ -169,41 +169,41 @@ def _words_of(error: Exception) -> str:
 
 _LABELS = {"worker": ["job-name=tensorflow"]}
 _SERVICE_HOST = "KUBERNETES_SERVICE_HOST"
-#: Phases of pods that may run in a moment.
-_STARTING = ("Pending", "Terminating", "Unknown")
+#: Phases of pods that may run soon.
+_STARTING_PHASES = ("Pending", "Terminating", "Unknown")
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """Makes tasks of the running pods that have some labels, at the addresses of the pods.
+    """Resolves tasks from the running pods with given labels, at the addresses of the pods.
 
         KubernetesClusterResolver({"worker": ["app=train,role=worker"]}, namespace="training")
 
-    The pods of a selector are numbered by their names, and numbers in these count as numbers:
-    "worker-2" comes before "worker-10". The tasks of several selectors of one type follow each
-    other. Within the cluster, this process is the task whose pod has its host's name.
+    The pods of a selector are numbered by their names, and numbers within names are compared as
+    numbers: "worker-2" comes before "worker-10". The tasks of several selectors of one type are
+    concatenated. Within the cluster, this process is the task whose pod is named like its host.
 
-    It asks the API each time that `cluster_spec` is called, and waits for pods that are about to
-    run. In the cluster it needs a service account that may list pods.
+    Each call of `cluster_spec` queries the API, and waits for pods that are about to run. In the
+    cluster it needs a service account that may list pods.
 
     Args:
-        job_to_label_mapping: For each type of tasks its label selectors, as in
+        job_to_label_mapping: Label selectors for each type of task, as in
             {"worker": ["app=train,role=worker"], "ps": ["app=train,role=ps"]}; None: workers, with
             the label job-name=tensorflow.
-        tf_server_port: Where all tasks listen.
-        rpc_layer: The prefix of addresses.
-        override_client: A `kubernetes.client.CoreV1Api` to ask; None: one is made.
-        executable_location: "within_cluster": with the pod's service account; "off_cluster": as
-            kubectl does (KUBECONFIG, ~/.kube/config); None: what this process finds.
-        namespace: Of the pods; None: all, of which one may have pods of a selector.
-        num_tasks: How many tasks of each type are waited for, as in {"worker": 4}; a type without
-            a number takes the pods that there are.
-        timeout: Seconds for which pods that are about to run, or the API, are waited for.
-        task_type: Of this process; None: of the pod that it is in, if that is one.
-        task_id: Likewise.
+        tf_server_port: Port at which all tasks listen.
+        rpc_layer: Prefix of addresses.
+        override_client: A `kubernetes.client.CoreV1Api`; None creates one.
+        executable_location: "within_cluster" uses the pod's service account; "off_cluster" uses the
+            configuration of kubectl (KUBECONFIG, ~/.kube/config); None uses whichever is found.
+        namespace: Namespace of the pods; None: any, but a selector must match pods of only one.
+        num_tasks: Number of tasks of each type to wait for, as in {"worker": 4}; a type without a
+            number uses the current pods.
+        timeout: Seconds to wait for pods that are about to run, or for the API.
+        task_type: Type of this process's task; None: that of its pod, if it runs in one.
+        task_id: Number of this process's task; None as above.
 
     Raises:
-        ValueError: `executable_location` is no such word.
-        FailedPreconditionError: The package `kubernetes` is not installed.
+        ValueError: If `executable_location` is invalid.
+        FailedPreconditionError: If the package `kubernetes` is not installed.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class KubernetesClusterResolver(ClusterResolver):
         task_id: int | None = None,
     ) -> None:
         super().__init__(task_type, task_id, rpc_layer)
-        self._selectors = _checked(
+        self._selectors = _check_selectors(
             _LABELS if job_to_label_mapping is None else job_to_label_mapping
         )
         self._port = check_int("tf_server_port", tf_server_port, minimum=1, maximum=65535)
@@ -246,16 +246,17 @@ class KubernetesClusterResolver(ClusterResolver):
         self._found: tuple[str, int] | None = None
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the tasks of the pods that run now, when all that are expected do.
+        """Return the tasks of the running pods, once all expected pods run.
 
         Raises:
-            FailedPreconditionError: A pod has ended, or no client can be configured.
-            InvalidArgumentError: The API refuses a selector, or pods of one are in several
+            FailedPreconditionError: If a pod has ended, or no client can be configured.
+            InvalidArgumentError: If the API refuses a selector, or its pods are in several
                 namespaces.
-            UnauthenticatedError: The API refuses to list pods.
-            UnavailableError: Pods do not run, or the API does not answer, after `timeout` seconds.
+            UnauthenticatedError: If the API refuses to list pods.
+            UnavailableError: If pods do not run, or the API does not answer, after `timeout`
+                seconds.
         """
-        jobs = self._running()
+        jobs = self._find_running_pods()
         return ClusterSpec(
             {
                 name: [addresses.join(pod.ip, self._port) for pod in pods]
@@ -268,12 +269,12 @@ class KubernetesClusterResolver(ClusterResolver):
         if is_said or self._location == "off_cluster":
             return self._task_type, self._task_id
         if self._found is None:
-            self._running()
+            self._find_running_pods()
         return self._found or (None, None)
 
-    def _running(self) -> dict[str, list[Pod]]:
-        """Return the pods of each type, in order, when all that are expected run."""
-        jobs = wait_for(self._look, what="cluster of running pods", seconds=self._timeout)
+    def _find_running_pods(self) -> dict[str, list[Pod]]:
+        """Return the pods of each type, in order, once all expected pods run."""
+        jobs = wait_for(self._query_pods, what="cluster of running pods", seconds=self._timeout)
         own = socket.gethostname()
         for name, pods in jobs.items():
             for index, pod in enumerate(pods):
@@ -281,16 +282,16 @@ class KubernetesClusterResolver(ClusterResolver):
                     self._found = (name, index)
         return jobs
 
-    def _look(self) -> dict[str, list[Pod]]:
+    def _query_pods(self) -> dict[str, list[Pod]]:
         client = self._client
         with nullcontext(client) if client is not None else open_api(self._location) as api:
             jobs = {
-                name: [pod for selector in selectors for pod in self._listed(api, selector)]
+                name: [pod for selector in selectors for pod in self._list_pods(api, selector)]
                 for name, selectors in self._selectors.items()
             }
         for pod in (pod for pods in jobs.values() for pod in pods):
             words = f'Pod "{pod.name}" is not running; phase: "{pod.phase}"'
-            if pod.phase in _STARTING:
+            if pod.phase in _STARTING_PHASES:
                 raise UnavailableError(words)
             if pod.phase != "Running":
                 raise FailedPreconditionError(
@@ -306,7 +307,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 )
         return jobs
 
-    def _listed(self, api: Any, selector: str) -> list[Pod]:
+    def _list_pods(self, api: Any, selector: str) -> list[Pod]:
         pods = list_pods(api, selector, self._namespace)
         spaces = sorted({pod.namespace for pod in pods})
         if len(spaces) > 1:
@@ -314,17 +315,17 @@ class KubernetesClusterResolver(ClusterResolver):
                 f"pods with the label {selector} are in several namespaces ({', '.join(spaces)}); "
                 "choose one with namespace="
             )
-        return sorted(pods, key=lambda pod: in_number_order(pod.name))
+        return sorted(pods, key=lambda pod: natural_sort_key(pod.name))
 
 
-def in_number_order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
-    """Return a key that puts names in order, and numbers in them by value: "w-2" before "w-10"."""
+def natural_sort_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
+    """Return a sort key that compares numbers in names by value: "w-2" before "w-10"."""
     parts = re.split(r"(\d+)", name)
     key = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
     return tuple(key), name
 
 
-def _checked(mapping: object) -> dict[str, tuple[str, ...]]:
+def _check_selectors(mapping: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(mapping, Mapping) or not mapping:
         raise TypeError(
             "`job_to_label_mapping` must be a dict from task types to label selectors, as in "

@@ -1,4 +1,4 @@
-"""A cluster of named Ray actors."""
+"""Cluster of named Ray actors."""
 
 from __future__ import annotations
 
@@ -8,47 +8,48 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from headrace.arguments import check_int, check_seconds, check_string
-from headrace.cluster.resolver import ClusterResolver, load, wait_for
+from headrace.cluster.resolver import ClusterResolver, import_package, wait_for
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from headrace.transport import address as addresses
 
-__all__ = ["MeetingPlace", "RayClusterResolver", "Task"]
+__all__ = ["AddressRegistry", "ClusterTask", "RayClusterResolver"]
 
 
-#: A type and a number.
-Task: TypeAlias = tuple[str, int]
+#: Type and number of a task.
+ClusterTask: TypeAlias = tuple[str, int]
 
 _CALL_SECONDS = 30.0
 
 
-class _Addresses:
-    """The actor."""
+class _AddressActor:
+    """Actor that stores the addresses."""
 
     def __init__(self) -> None:
-        self._known: dict[Task, str] = {}
+        self._addresses: dict[ClusterTask, str] = {}
 
-    def put(self, task: Task, address: str) -> None:
-        self._known[task] = address
+    def put(self, task: ClusterTask, address: str) -> None:
+        self._addresses[task] = address
 
-    def all(self) -> dict[Task, str]:
-        return self._known
+    def all(self) -> dict[ClusterTask, str]:
+        return self._addresses
 
 
-class MeetingPlace:
-    """The named actor, as a process of the cluster sees it.
+class AddressRegistry:
+    """Client of the named actor with which tasks register their addresses.
 
-    The driver makes it, so that it lives as long as the program, and no longer.
+    The driver creates the actor, so that it lives as long as the program.
 
     Args:
-        name: Of the actor.
+        name: Name of the actor.
 
     Raises:
-        FailedPreconditionError: The package `ray` is not installed, or `ray.init` was not called.
+        FailedPreconditionError: If the package `ray` is not installed, or `ray.init` was not
+            called.
     """
 
     def __init__(self, name: str) -> None:
-        self._ray = load("ray", needed_by="RayClusterResolver")
+        self._ray = import_package("ray", needed_by="RayClusterResolver")
         if not self._ray.is_initialized():
             raise FailedPreconditionError("Ray is not there yet: call ray.init() first")
         self._name = name
@@ -57,33 +58,33 @@ class MeetingPlace:
         self._actor: Any = None
         if self._is_in_driver:
             options = {"name": name, "get_if_exists": True, "num_cpus": 0}
-            self._actor = self._ray.remote(_Addresses).options(**options).remote()
+            self._actor = self._ray.remote(_AddressActor).options(**options).remote()
 
     def own_name(self) -> str:
-        """Return the name of the actor that this process is; "" if it is none."""
+        """Return the name of this process's actor; "" if it is not a named actor."""
         return "" if self._is_in_driver else self._context.get_actor_name() or ""
 
     def own_host(self) -> str:
         """Return the address of this process's Ray node."""
         return str(self._ray.util.get_node_ip_address())
 
-    def put(self, task: Task, address: str) -> None:
-        """Keep where a task listens.
+    def put(self, task: ClusterTask, address: str) -> None:
+        """Register the address of a task.
 
         Raises:
-            UnavailableError: The actor is not there, or does not answer.
+            UnavailableError: If the actor is missing, or does not answer.
         """
-        self._ask("put", task, address)
+        self._call_actor("put", task, address)
 
-    def all(self) -> dict[Task, str]:
-        """Return the addresses of all tasks that have said theirs.
+    def all(self) -> dict[ClusterTask, str]:
+        """Return the registered addresses of all tasks.
 
         Raises:
-            UnavailableError: The actor is not there, or does not answer.
+            UnavailableError: If the actor is missing, or does not answer.
         """
-        return dict(self._ask("all"))
+        return dict(self._call_actor("all"))
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _call_actor(self, method: str, *arguments: Any) -> Any:
         if self._actor is None:
             try:
                 self._actor = self._ray.get_actor(self._name)
@@ -103,7 +104,7 @@ class MeetingPlace:
 
 
 class RayClusterResolver(ClusterResolver):
-    """Makes tasks of named Ray actors: "worker-1", or "training-worker-1", is worker 1.
+    """Resolves tasks from named Ray actors: "worker-1" or "training-worker-1" is worker 1.
 
         ray.init()
         resolver = RayClusterResolver({"worker": 2, "ps": 1})    # in the driver, first
@@ -113,26 +114,27 @@ class RayClusterResolver(ClusterResolver):
             def train(self):
                 resolver = RayClusterResolver({"worker": 2, "ps": 1})
 
-    Ray does not say where its actors could listen. So the first call of `cluster_spec` in an actor
-    chooses a port and puts its address where all meet, an actor of a name of its own that the
-    driver's resolver makes and that ends with the driver; it waits until all tasks have done so. An
-    actor that Ray starts again on the same host has its former address.
+    Ray does not report addresses at which its actors could listen. So the first call of
+    `cluster_spec` in an actor chooses a port, registers its address with a separate named actor,
+    and waits until all tasks have done so. The driver's resolver creates that actor, which ends
+    with the driver. An actor that Ray restarts on the same host keeps its address.
 
     Args:
-        jobs: How many tasks of each type there are.
-        name: Of the meeting place. Clusters in one namespace of Ray need different ones.
-        port: Where this task listens; 0: a free one is chosen, or the one that it had.
-        host: Where the others find it; None: the address of its Ray node.
-        timeout: Seconds for which the other tasks are waited for.
-        rpc_layer: The prefix of addresses.
-        task_type: Of this process; None: as the name of its actor says. A process without a task,
-            such as the driver, waits for the others and has no address.
-        task_id: Likewise.
+        jobs: Number of tasks of each type.
+        name: Name of the registry actor. Clusters in one namespace of Ray need different names.
+        port: Port of this task; 0 chooses a free one, or the previous one.
+        host: Host at which other tasks reach this one; None: the address of its Ray node.
+        timeout: Seconds to wait for the other tasks.
+        rpc_layer: Prefix of addresses.
+        task_type: Type of this process's task; None derives it from the name of its actor. A
+            process without a task, such as the driver, waits for the others and has no address.
+        task_id: Number of this process's task; None as above.
 
     Raises:
-        FailedPreconditionError: The package `ray` is not installed, or `ray.init` was not called.
-        InvalidArgumentError: There is no such task in `jobs`.
-        TypeError, ValueError: `jobs` is no mapping from types to counts.
+        FailedPreconditionError: If the package `ray` is not installed, or `ray.init` was not
+            called.
+        InvalidArgumentError: If `jobs` has no such task.
+        TypeError, ValueError: If `jobs` is not a mapping from types to counts.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class RayClusterResolver(ClusterResolver):
     ) -> None:
         self._jobs = _counts(jobs)
         # Where it is pickled to, an actor has another name.
-        self._make_again = functools.partial(
+        self._rebuild = functools.partial(
             RayClusterResolver, self._jobs, name, port, host, timeout, rpc_layer,
             task_type=task_type, task_id=task_id,
         )  # fmt: skip
@@ -160,22 +162,24 @@ class RayClusterResolver(ClusterResolver):
         self._host = host
         check_seconds("timeout", timeout)
         self._timeout = timeout
-        self._meeting_place = MeetingPlace(name)
+        self._registry = AddressRegistry(name)
         if task_type is None and task_id is None:
-            task_type, task_id = _task_of(self._meeting_place.own_name(), self._jobs)
+            task_type, task_id = _parse_task(self._registry.own_name(), self._jobs)
         super().__init__(task_type, task_id, rpc_layer)
-        self._own: Task | None = None
+        self._own_address: ClusterTask | None = None
 
     def __reduce__(self) -> tuple[Callable[[], RayClusterResolver], tuple[()]]:
-        return self._make_again, ()
+        return self._rebuild, ()
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return where all tasks listen now.
+        """Return the current addresses of all tasks.
 
         Raises:
-            UnavailableError: Not all have said so, or the driver has made no resolver.
+            UnavailableError: If not all have registered, or the driver has not created a resolver.
         """
-        found = wait_for(self._look, what=f"cluster of {self._jobs}", seconds=self._timeout)
+        found = wait_for(
+            self._query_addresses, what=f"cluster of {self._jobs}", seconds=self._timeout
+        )
         return ClusterSpec(
             {
                 name: [found[name, index] for index in range(count)]
@@ -183,14 +187,14 @@ class RayClusterResolver(ClusterResolver):
             }
         )
 
-    def _look(self) -> dict[Task, str]:
-        found = self._meeting_place.all()
+    def _query_addresses(self) -> dict[ClusterTask, str]:
+        found = self._registry.all()
         task = self._task()
-        if task is not None and task != self._own:
-            host = self._host or self._meeting_place.own_host()
+        if task is not None and task != self._own_address:
+            host = self._host or self._registry.own_host()
             found[task] = self._address(host, found.get(task, ""))
-            self._meeting_place.put(task, found[task])
-            self._own = task
+            self._registry.put(task, found[task])
+            self._own_address = task
         missing = [task for task in self._tasks() if task not in found]
         if missing:
             raise UnavailableError(
@@ -199,10 +203,10 @@ class RayClusterResolver(ClusterResolver):
             )
         return found
 
-    def _tasks(self) -> list[Task]:
+    def _tasks(self) -> list[ClusterTask]:
         return [(name, index) for name, count in self._jobs.items() for index in range(count)]
 
-    def _task(self) -> Task | None:
+    def _task(self) -> ClusterTask | None:
         """Return this process's task."""
         if self.task_type is None or self.task_id is None:
             return None
@@ -220,8 +224,8 @@ class RayClusterResolver(ClusterResolver):
         return addresses.join(host, addresses.find_stable_port())
 
 
-def _task_of(actor: str, jobs: Mapping[str, int]) -> tuple[str, int] | tuple[None, None]:
-    """Return the task that the name of an actor says: "worker-1", "my-worker_1"."""
+def _parse_task(actor: str, jobs: Mapping[str, int]) -> tuple[str, int] | tuple[None, None]:
+    """Return the task that an actor's name denotes: "worker-1", "my-worker_1"."""
     for name, count in jobs.items():
         found = re.fullmatch(rf"(?:.*[^a-zA-Z0-9])?{re.escape(name)}[-_]?(\d+)", actor)
         if found is not None and int(found[1]) < count:

@@ -1,7 +1,7 @@
-"""What every cluster resolver answers, and those that are told what they answer.
+"""Interface of cluster resolvers, and resolvers with explicit values.
 
-Resolvers wait for tasks that start later with `wait_for`, and load packages that only one of them
-needs with `load`.
+Resolvers wait for tasks that start later with `wait_until_ready`, and load optional packages with
+`import_package`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ from headrace.arguments import check_instance, check_int, check_string
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import FailedPreconditionError, UnavailableError
 
-__all__ = ["ClusterResolver", "SimpleClusterResolver", "UnionResolver", "load", "wait_for"]
+__all__ = [
+    "ClusterResolver",
+    "SimpleClusterResolver",
+    "UnionResolver",
+    "import_package",
+    "wait_for",
+]
 
 
-def load(module: str, *, needed_by: str, instead: str = "") -> Any:
-    """Return the package of a module, which is imported.
+def import_package(module: str, *, needed_by: str, instead: str = "") -> Any:
+    """Import and return a module of an optional package.
 
     Args:
-        module: As in "torch.distributed". The extra of Headrace has the name of its package.
-        needed_by: Who says so in the error.
-        instead: What else would do, to end the error with.
+        module: Name such as "torch.distributed". Headrace's extra is named like the package.
+        needed_by: Name of the feature, for the error.
+        instead: Alternative to add to the error.
 
     Raises:
-        FailedPreconditionError: It is not installed here.
+        FailedPreconditionError: If the package is not installed.
     """
     package = module.partition(".")[0]
     try:
@@ -48,46 +54,46 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _FIRST_DELAY = 0.02
-_LONGEST_DELAY = 1.0
-_QUIET_SECONDS = 10.0
-"""How long something is missing before the log says so."""
-_WORDS_SECONDS = 60.0
-"""After so many more it says so again."""
+_MAX_DELAY = 1.0
+_FIRST_WARNING_SECONDS = 10.0
+"""Seconds of waiting before the first warning."""
+_WARNING_INTERVAL = 60.0
+"""Seconds between later warnings."""
 
 
 def wait_for(
-    look: Callable[[], T],
+    query: Callable[[], T],
     *,
     what: str,
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Look, and look again, less and less often, while something is missing.
+    """Query repeatedly, with growing delays, until nothing is missing.
 
     Args:
-        look: Returns what is waited for, or raises an UnavailableError that says what is missing.
-        what: What is waited for, in words.
-        seconds: For how long.
-        clock: Tells the time in seconds.
-        sleep: Waits so many seconds.
+        query: Returns the result, or raises an UnavailableError that names what is missing.
+        what: Description of the result.
+        seconds: Maximum seconds to wait.
+        clock: Returns the time in seconds.
+        sleep: Sleeps for a number of seconds.
 
     Raises:
-        UnavailableError: Something is still missing; it says what.
-        Exception: Whatever else `look` raises.
+        UnavailableError: If something is still missing; names it.
+        Exception: Any other error of `query`.
     """
     began = clock()
-    words_at = began + _QUIET_SECONDS
+    words_at = began + _FIRST_WARNING_SECONDS
     delay = _FIRST_DELAY
     while True:
         try:
-            return look()
+            return query()
         except UnavailableError as error:
             waited = clock() - began
             if waited >= seconds:
                 raise UnavailableError(f"no {what} after {seconds:g} s: {error}") from error
             if clock() >= words_at:
-                words_at = clock() + _WORDS_SECONDS
+                words_at = clock() + _WARNING_INTERVAL
                 _log.warning(
                     "no %s after %.0f s: %s; it is waited for %g s in all",
                     what,
@@ -96,11 +102,11 @@ def wait_for(
                     seconds,
                 )
         sleep(min(delay, max(0.0, began + seconds - clock())))
-        delay = min(2 * delay, _LONGEST_DELAY)
+        delay = min(2 * delay, _MAX_DELAY)
 
 
 class ClusterResolver(ABC):
-    """Finds out which tasks a cluster has, and which of them this process is.
+    """Finds the tasks of a cluster, and the task of this process.
 
     >>> spec = hr.distribute.ClusterSpec({"worker": ["host1:2222"], "ps": ["host2:2222"]})
     >>> resolver = hr.distribute.SimpleClusterResolver(spec, task_type="worker", task_id=0)
@@ -108,9 +114,9 @@ class ClusterResolver(ABC):
     (True, 'worker', 0)
 
     Args:
-        task_type: Of this process, as in "worker"; None: it is none of the cluster's tasks.
-        task_id: Its number among those of its type.
-        rpc_layer: A prefix of addresses, as in "grpc" for "grpc://host:2222"; None: no prefix.
+        task_type: Type of this process's task, as in "worker"; None if it has no task.
+        task_id: Number of this process's task among those of its type.
+        rpc_layer: Prefix of addresses, as in "grpc" for "grpc://host:2222"; None: no prefix.
     """
 
     def __init__(
@@ -129,11 +135,11 @@ class ClusterResolver(ABC):
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Return the tasks that the cluster has now."""
+        """Return the current tasks of the cluster."""
 
     @property
     def task_type(self) -> str | None:
-        """The type of this process's task; None: it has none. It may be set."""
+        """Type of this process's task; None without a task. Settable."""
         return self._find_task()[0]
 
     @task_type.setter
@@ -144,7 +150,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The number of this process's task among those of its type. It may be set."""
+        """Number of this process's task among those of its type. Settable."""
         return self._find_task()[1]
 
     @task_id.setter
@@ -152,12 +158,12 @@ class ClusterResolver(ABC):
         self._task_id = None if value is None else check_int("task_id", value, minimum=0)
 
     def _find_task(self) -> tuple[str | None, int | None]:
-        """Return this process's task as it was set. Subclasses have a word in it here."""
+        """Return this process's task as set. Subclasses may override it."""
         return self._task_type, self._task_id
 
     @property
     def rpc_layer(self) -> str | None:
-        """The prefix of addresses that `master` returns. It may be set."""
+        """Prefix of the addresses that `master` returns. Settable."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -168,7 +174,7 @@ class ClusterResolver(ABC):
 
     @property
     def environment(self) -> str:
-        """A word for where the cluster runs, "" if nobody said."""
+        """Name of the environment in which the cluster runs; "" if unknown."""
         return ""
 
     def master(
@@ -180,19 +186,19 @@ class ClusterResolver(ABC):
         """Return the address of a task with the prefix of addresses; "" if there is none.
 
         Args:
-            task_type: Of the task; None: of this process's, or what the class says of a master.
-            task_id: Its number; None: likewise.
-            rpc_layer: In place of the resolver's.
+            task_type: Type of the task; None: this process's task, or the class's default master.
+            task_id: Number of the task; None as above.
+            rpc_layer: Replaces that of the resolver.
 
         Raises:
-            ValueError: The cluster has no such task.
+            ValueError: If the cluster has no such task.
         """
         address = self._find_master(task_type, task_id)
         layer = self.rpc_layer if rpc_layer is None else rpc_layer
         return f"{layer}://{address}" if address and layer else address
 
     def _find_master(self, task_type: str | None, task_id: int | None) -> str:
-        """Return what `master` does, without a prefix. Subclasses have a word in it here."""
+        """Return the result of `master` without a prefix. Subclasses may override it."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -202,12 +208,12 @@ class ClusterResolver(ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None
     ) -> Mapping[str, int]:
-        """Return how many accelerators of each kind a task has, as far as that is known."""
+        """Return the known number of accelerators of each kind of a task."""
         return {}
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Answers what it is given.
+    """Resolver with explicit values.
 
     >>> spec = hr.distribute.ClusterSpec({"worker": ["host1:2222", "host2:2222"]})
     >>> resolver = hr.distribute.SimpleClusterResolver(spec, task_type="worker", task_id=1)
@@ -215,19 +221,19 @@ class SimpleClusterResolver(ClusterResolver):
     ('host1:2222', 2)
 
     Args:
-        cluster_spec: The tasks.
-        master: What `master()` returns where no task is named.
-        task_type: Of this process.
-        task_id: Its number among those of its type.
-        environment: A word for where the cluster runs.
-        num_accelerators: Of each task, by kind.
-        rpc_layer: The prefix of addresses.
+        cluster_spec: Tasks of the cluster.
+        master: Result of `master()` without a task.
+        task_type: Type of this process's task.
+        task_id: Number of this process's task among those of its type.
+        environment: Name of the environment in which the cluster runs.
+        num_accelerators: Number of accelerators of each task, by kind.
+        rpc_layer: Prefix of addresses.
 
     Raises:
-        TypeError: `cluster_spec` is no ClusterSpec, or `master` no string.
+        TypeError: If `cluster_spec` is not a ClusterSpec, or `master` not a string.
     """
 
-    #: Where strategies that use it add themselves; None: nowhere.
+    #: Strategies that use it add themselves here; None disables that.
     users: MutableSet[Any] | None = None
 
     def __init__(
@@ -241,7 +247,7 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> None:
         super().__init__(task_type, task_id, rpc_layer)
-        check_instance("cluster_spec", cluster_spec, ClusterSpec, cure="ClusterSpec({...})")
+        check_instance("cluster_spec", cluster_spec, ClusterSpec, fix="ClusterSpec({...})")
         check_string("master", master)
         check_string("environment", environment)
         self._cluster_spec = cluster_spec
@@ -254,12 +260,12 @@ class SimpleClusterResolver(ClusterResolver):
         return f"{type(self).__name__}({self._cluster_spec!r}, {task})"
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the tasks that were given."""
+        """Return the tasks passed to the constructor."""
         return self._cluster_spec
 
     @property
     def environment(self) -> str:
-        """The word that was given."""
+        """Name passed to the constructor."""
         return self._environment
 
     def _find_master(self, task_type: str | None, task_id: int | None) -> str:
@@ -270,16 +276,16 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None
     ) -> Mapping[str, int]:
-        """Return what was given."""
+        """Return the value passed to the constructor."""
         return dict(self._num_accelerators)
 
 
 class UnionResolver(ClusterResolver):
-    """The tasks of several resolvers together.
+    """Union of the tasks of several resolvers.
 
-    Lists of one type are joined in the order of the resolvers. Where one of them has numbers with
-    gaps, all keep their numbers, none of which may occur twice. Where `master()` is asked for no
-    task, the first resolver's is the answer.
+    Lists of one type are joined in the order of the resolvers. If one of them has numbers with
+    gaps, all keep their numbers, which must be unique. Without a task, `master()` uses the first
+    resolver.
 
     >>> one, other = (
     ...     hr.distribute.SimpleClusterResolver(hr.distribute.ClusterSpec({"worker": [address]}))
@@ -289,15 +295,15 @@ class UnionResolver(ClusterResolver):
     {'worker': ['host1:2222', 'host2:2222']}
 
     Args:
-        *resolvers: At least one. The first one's task is this process's, and its environment and
-            accelerators are the answers.
-        task_type: In place of the first one's.
-        task_id: In place of the first one's; 0 too.
-        rpc_layer: In place of the first one's.
+        *resolvers: At least one. The first one provides this process's task, the environment and
+            the accelerators.
+        task_type: Replaces that of the first one.
+        task_id: Replaces that of the first one, even if 0.
+        rpc_layer: Replaces that of the first one.
 
     Raises:
-        TypeError: One is no resolver.
-        ValueError: There is none.
+        TypeError: If an argument is not a resolver.
+        ValueError: If there are no resolvers.
     """
 
     def __init__(
@@ -328,36 +334,36 @@ class UnionResolver(ClusterResolver):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the tasks of all.
+        """Return the tasks of all resolvers.
 
         Raises:
-            KeyError: Two of them have a task of one type under one number.
+            KeyError: If two of them have a task of the same type and number.
         """
         clusters = [each.cluster_spec().as_dict() for each in self._resolvers]
         types = {name for cluster in clusters for name in cluster}
         return ClusterSpec(
-            {name: _united(name, [c[name] for c in clusters if name in c]) for name in types}
+            {name: _merge_tasks(name, [c[name] for c in clusters if name in c]) for name in types}
         )
 
     @property
     def environment(self) -> str:
-        """The first resolver's."""
+        """Environment of the first resolver."""
         return self._resolvers[0].environment
 
     def _find_master(self, task_type: str | None, task_id: int | None) -> str:
         if task_type is None or task_id is None:
-            # Asked as anybody may: a resolver of the user's has this method and no other.
+            # Through the public method: a user's resolver implements only that.
             return self._resolvers[0].master(rpc_layer="")
         return super()._find_master(task_type, task_id)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None
     ) -> Mapping[str, int]:
-        """Return what the first resolver says."""
+        """Return the result of the first resolver."""
         return self._resolvers[0].num_accelerators(task_type, task_id)
 
 
-def _united(name: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
+def _merge_tasks(name: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
     """Return the tasks of one type of several clusters."""
     lists = [part for part in parts if isinstance(part, list)]
     if len(lists) == len(parts):

@@ -1,4 +1,4 @@
-"""A cluster of the tasks of one Slurm step."""
+"""Cluster of the tasks of one Slurm step."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from headrace.arguments import check_flag, check_int, check_string
-from headrace.cluster.environment import read, read_whole
+from headrace.cluster.environment import read_number, read_variable
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import InvalidArgumentError
 
-__all__ = ["SlurmClusterResolver", "hosts_of", "tasks_on_nodes"]
+__all__ = ["SlurmClusterResolver", "parse_hosts", "parse_tasks_per_node"]
 
 _LAUNCHER = "srun, as a task of a Slurm step"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_LAST_PORT = 65535
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+_MAX_PORT = 65535
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """Gives each task of the Slurm step that this process is in a type, a number and a port.
+    """Assigns a type, a number and a port to each task of the Slurm step of this process.
 
-    Tasks are numbered as Slurm does, node after node; types take theirs in alphabetical order. The
-    tasks of a node listen at `port_base`, `port_base + 1` and so on.
+    Tasks are numbered as in Slurm, node after node; types take their numbers in alphabetical order.
+    The tasks of a node listen at `port_base`, `port_base + 1` and so on.
 
     Args:
-        jobs: How many tasks of each type, as in {"ps": 1, "worker": 2}; None: all are workers.
-        port_base: The first port on each node.
-        gpus_per_node: None: as many as Slurm made visible.
-        gpus_per_task: None: the GPUs of a node shared equally by its tasks.
-        tasks_per_node: For all nodes, or for each; None: as Slurm says.
-        auto_set_gpu: Whether `cluster_spec` leaves this task only its own GPUs
-            (CUDA_VISIBLE_DEVICES), when it is first called.
-        rpc_layer: The prefix of addresses.
+        jobs: Number of tasks of each type, as in {"ps": 1, "worker": 2}; None: all are workers.
+        port_base: First port on each node.
+        gpus_per_node: None uses the number that Slurm made visible.
+        gpus_per_task: None divides the GPUs of a node equally among its tasks.
+        tasks_per_node: One number for all nodes, or one for each; None uses Slurm's.
+        auto_set_gpu: Whether the first call of `cluster_spec` restricts this task to its GPUs
+            (CUDA_VISIBLE_DEVICES).
+        rpc_layer: Prefix of addresses.
 
     Raises:
-        FailedPreconditionError: This is no Slurm step.
-        InvalidArgumentError: More tasks or GPUs are asked for than there are, or this task's number
-            is none of the step's.
-        TypeError, ValueError: `jobs` is no mapping from types to counts.
+        FailedPreconditionError: If this process is not in a Slurm step.
+        InvalidArgumentError: If more tasks or GPUs are requested than exist, or this task's number
+            is outside the step.
+        TypeError, ValueError: If `jobs` is not a mapping from types to counts.
     """
 
     def __init__(
@@ -55,28 +55,30 @@ class SlurmClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> None:
         super().__init__(rpc_layer=rpc_layer)
-        self._port_base = check_int("port_base", port_base, minimum=1, maximum=_LAST_PORT)
+        self._port_base = check_int("port_base", port_base, minimum=1, maximum=_MAX_PORT)
         check_flag("auto_set_gpu", auto_set_gpu, or_none=False)
-        self._rank = read_whole("SLURM_PROCID", launcher=_LAUNCHER)
-        assigned = read_whole("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", launcher=_LAUNCHER)
+        self._rank = read_number("SLURM_PROCID", launcher=_LAUNCHER)
+        assigned = read_number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", launcher=_LAUNCHER)
         if self._rank >= assigned:
             raise InvalidArgumentError(
                 f"SLURM_PROCID={self._rank}, but the step has {assigned} tasks, numbered from 0: "
                 "is one of the variables left over from another step?"
             )
-        hosts = hosts_of(read("SLURM_STEP_NODELIST", "SLURM_NODELIST", launcher=_LAUNCHER))
-        self._places = list(_places(hosts, _per_node(tasks_per_node, hosts)))
+        hosts = parse_hosts(
+            read_variable("SLURM_STEP_NODELIST", "SLURM_NODELIST", launcher=_LAUNCHER)
+        )
+        self._locations = list(_task_locations(hosts, _tasks_per_node(tasks_per_node, hosts)))
         self._jobs = {"worker": assigned} if jobs is None else _counts(jobs)
         asked = sum(self._jobs.values())
-        if asked > min(assigned, len(self._places)):
+        if asked > min(assigned, len(self._locations)):
             raise InvalidArgumentError(
                 f"jobs ask for {asked} tasks ({self._jobs}), but the step has "
-                f"{min(assigned, len(self._places))}; start it with --ntasks={asked}"
+                f"{min(assigned, len(self._locations))}; start it with --ntasks={asked}"
             )
-        most = max((number + 1 for _, number in self._places), default=1)
-        if port_base + most - 1 > _LAST_PORT:
+        most = max((number + 1 for _, number in self._locations), default=1)
+        if port_base + most - 1 > _MAX_PORT:
             raise InvalidArgumentError(
-                f"`port_base` must be at most {_LAST_PORT - most + 1}, since {most} tasks of a "
+                f"`port_base` must be at most {_MAX_PORT - most + 1}, since {most} tasks of a "
                 f"node listen one port after another, but got {port_base}"
             )
         for name, value in (("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task)):
@@ -93,27 +95,30 @@ class SlurmClusterResolver(ClusterResolver):
         self.task_type, self.task_id = self._own_task()
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the step's tasks; this one then sees its own GPUs alone."""
-        places = iter(self._places)
+        """Return the step's tasks; restricts this task to its GPUs if `auto_set_gpu` is set."""
+        places = iter(self._locations)
         cluster = {
-            name: [f"{host}:{self._port_base + number}" for host, number in _first(places, count)]
+            name: [
+                f"{host}:{self._port_base + number}"
+                for host, number in _first_locations(places, count)
+            ]
             for name, count in self._jobs.items()
         }
-        if self._auto_set_gpu and self._gpus and self._rank < len(self._places):
+        if self._auto_set_gpu and self._gpus and self._rank < len(self._locations):
             self._auto_set_gpu = False
-            first = self._places[self._rank][1] * self._gpus
+            first = self._locations[self._rank][1] * self._gpus
             last = first + self._gpus
-            # Numbers that Slurm gave, or names: others may be those of another job.
-            said = [each.strip() for each in os.environ.get(_VISIBLE, "").split(",")]
+            # Numbers or names from Slurm: other GPUs may belong to another job.
+            said = [each.strip() for each in os.environ.get(_VISIBLE_GPUS, "").split(",")]
             given = said if len(said) >= last else [str(each) for each in range(last)]
             if len(said) != self._gpus or not all(said):  # else these are its own already
-                os.environ[_VISIBLE] = ",".join(given[first:last])
+                os.environ[_VISIBLE_GPUS] = ",".join(given[first:last])
         return ClusterSpec(cluster)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None
     ) -> Mapping[str, int]:
-        """Return how many GPUs each task has."""
+        """Return the number of GPUs of a task."""
         return {"GPU": self._gpus} if self._gpus else {}
 
     def _own_task(self) -> tuple[str | None, int | None]:
@@ -126,7 +131,7 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def _counts(jobs: object) -> dict[str, int]:
-    """Return how many tasks of each type there are to be, in alphabetical order."""
+    """Return the requested number of tasks of each type, in alphabetical order."""
     if not isinstance(jobs, Mapping):
         raise TypeError(
             "`jobs` must be a dict from task types to counts, as in {'ps': 1, 'worker': 2}, but "
@@ -139,22 +144,22 @@ def _counts(jobs: object) -> dict[str, int]:
     }
 
 
-def hosts_of(nodelist: str) -> list[str]:
-    """Return the hosts of a Slurm list, in its order, as in "n[01-02,7],m5".
+def parse_hosts(nodelist: str) -> list[str]:
+    """Return the hosts of a Slurm list such as "n[01-02,7],m5", in its order.
 
     Raises:
-        InvalidArgumentError: It is no such list.
+        InvalidArgumentError: If it is malformed.
     """
     if nodelist.count("[") != nodelist.count("]"):
         raise InvalidArgumentError(f"a list of Slurm nodes has a bracket too many: {nodelist!r}")
-    return [host for part in _parts(nodelist) for host in _expanded(part, nodelist)]
+    return [host for part in _split_nodelist(nodelist) for host in _expand_brackets(part, nodelist)]
 
 
-def tasks_on_nodes(text: str) -> list[int]:
-    """Return the tasks of each node, as Slurm writes them: "3(x2),1" is [3, 3, 1].
+def parse_tasks_per_node(text: str) -> list[int]:
+    """Return the number of tasks of each node in Slurm's format: "3(x2),1" is [3, 3, 1].
 
     Raises:
-        InvalidArgumentError: It is no such list.
+        InvalidArgumentError: If it is malformed.
     """
     counts: list[int] = []
     for part in text.split(","):
@@ -165,8 +170,8 @@ def tasks_on_nodes(text: str) -> list[int]:
     return counts
 
 
-def _parts(nodelist: str) -> Iterator[str]:
-    """Yield what stands between the commas outside brackets."""
+def _split_nodelist(nodelist: str) -> Iterator[str]:
+    """Yield the parts between commas outside brackets."""
     depth, begun = 0, 0
     for position, sign in enumerate(nodelist):
         depth += (sign == "[") - (sign == "]")
@@ -176,8 +181,8 @@ def _parts(nodelist: str) -> Iterator[str]:
     yield nodelist[begun:].strip()
 
 
-def _expanded(part: str, nodelist: str) -> list[str]:
-    """Return the hosts of one part; brackets may stand anywhere in it, more than once."""
+def _expand_brackets(part: str, nodelist: str) -> list[str]:
+    """Return the hosts of one part, which may contain several brackets at any position."""
     found = _BRACKETS.search(part)
     if found is None:
         if not part or "[" in part or "]" in part:
@@ -188,13 +193,13 @@ def _expanded(part: str, nodelist: str) -> list[str]:
     before, after = part[: found.start()], part[found.end() :]
     return [
         host
-        for number in _numbers(found[1], nodelist)
-        for host in _expanded(f"{before}{number}{after}", nodelist)
+        for number in _expand_range(found[1], nodelist)
+        for host in _expand_brackets(f"{before}{number}{after}", nodelist)
     ]
 
 
-def _numbers(text: str, nodelist: str) -> Iterator[str]:
-    """Yield the numbers of a bracket; leading zeros stay."""
+def _expand_range(text: str, nodelist: str) -> Iterator[str]:
+    """Yield the numbers of a bracket, with their leading zeros."""
     for each in text.split(","):
         first, dash, last = each.strip().partition("-")
         if not first.isdigit() or (dash and (not last.isdigit() or int(last) < int(first))):
@@ -203,8 +208,8 @@ def _numbers(text: str, nodelist: str) -> Iterator[str]:
             yield str(number).zfill(len(first))
 
 
-def _places(hosts: list[str], counts: list[int]) -> Iterator[tuple[str, int]]:
-    """Yield the host of each task, and its number on that."""
+def _task_locations(hosts: list[str], counts: list[int]) -> Iterator[tuple[str, int]]:
+    """Yield the host of each task, and the task's number on the host."""
     if len(hosts) != len(counts):
         raise InvalidArgumentError(
             f"the step has {len(hosts)} nodes ({', '.join(hosts)}), but tasks are given for "
@@ -214,21 +219,21 @@ def _places(hosts: list[str], counts: list[int]) -> Iterator[tuple[str, int]]:
         yield from ((host, number) for number in range(count))
 
 
-def _per_node(asked: int | Sequence[int] | None, hosts: list[str]) -> list[int]:
+def _tasks_per_node(asked: int | Sequence[int] | None, hosts: list[str]) -> list[int]:
     if asked is None:
         names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-        return tasks_on_nodes(read(*names, launcher=_LAUNCHER))
+        return parse_tasks_per_node(read_variable(*names, launcher=_LAUNCHER))
     if isinstance(asked, int):
         return [check_int("tasks_per_node", asked, minimum=1)] * len(hosts)
     return [check_int("tasks_per_node", each, minimum=0) for each in asked]
 
 
-def _first(places: Iterator[tuple[str, int]], count: int) -> Iterator[tuple[str, int]]:
+def _first_locations(places: Iterator[tuple[str, int]], count: int) -> Iterator[tuple[str, int]]:
     return (next(places) for _ in range(count))
 
 
 def _visible_gpus() -> int:
-    visible = os.environ.get(_VISIBLE)
+    visible = os.environ.get(_VISIBLE_GPUS)
     if visible is not None:
         return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "0")

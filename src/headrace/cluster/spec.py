@@ -1,4 +1,4 @@
-"""The addresses of a cluster's tasks, by type and number, and the roles of tasks."""
+"""Addresses of a cluster's tasks, by type and number, and roles of tasks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = [
 
 
 class ClusterSpec:
-    """The tasks of a cluster: for each type ("worker", "ps", ...) their addresses by number.
+    """Tasks of a cluster: for each type ("worker", "ps", ...) their addresses by number.
 
         ClusterSpec({"worker": ["host1:2222", "host2:2222"], "ps": {3: "host3:2222"}})
 
-    A list numbers its tasks from 0; a dict names the numbers, which may have gaps. A spec without
-    tasks is false.
+    The tasks of a list are numbered from 0; a dict has explicit numbers, which may have gaps. A
+    spec without tasks is false.
 
     >>> spec = hr.distribute.ClusterSpec({"worker": ["host1:2222", "host2:2222"]})
     >>> spec.num_tasks("worker"), spec.task_address("worker", 1)
@@ -38,8 +38,8 @@ class ClusterSpec:
         cluster: A mapping from task types to addresses, or another ClusterSpec.
 
     Raises:
-        TypeError: It is none, or an address is no string.
-        ValueError: A number is negative.
+        TypeError: If it is neither, or an address is not a string.
+        ValueError: If a number is negative.
     """
 
     def __init__(self, cluster: Mapping[str, Any] | ClusterSpec) -> None:
@@ -55,7 +55,7 @@ class ClusterSpec:
         }
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Return a dict of lists; of dicts, for types whose numbers have gaps."""
+        """Return a dict of lists; with dicts for types whose numbers have gaps."""
         return {
             name: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
             for name, tasks in self._jobs.items()
@@ -63,14 +63,14 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The types of tasks, in alphabetical order."""
+        """Types of tasks, in alphabetical order."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Return how many tasks of a type there are.
+        """Return the number of tasks of a type.
 
         Raises:
-            ValueError: There is no such type.
+            ValueError: If there is no such type.
         """
         return len(self._tasks(job_name))
 
@@ -78,16 +78,16 @@ class ClusterSpec:
         """Return the numbers of the tasks of a type, in order.
 
         Raises:
-            ValueError: There is no such type.
+            ValueError: If there is no such type.
         """
         return list(self._tasks(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Return where a task listens, as in "host1:2222".
+        """Return the address of a task, as in "host1:2222".
 
         Raises:
-            TypeError: The number is no integer.
-            ValueError: There is no such task.
+            TypeError: If the number is not an integer.
+            ValueError: If there is no such task.
         """
         tasks = self._tasks(job_name)
         task_index = check_int("task_index", task_index, minimum=0)
@@ -97,10 +97,10 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Return the addresses of a type by number, None where a number is missing.
+        """Return the addresses of a type by number, with None for missing numbers.
 
         Raises:
-            ValueError: There is no such type.
+            ValueError: If there is no such type.
         """
         tasks = self._tasks(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
@@ -165,12 +165,12 @@ TYPES = (CHIEF, WORKER, PS, EVALUATOR)
 
 
 def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
-    """Refuse a cluster of other types, two chiefs, and a task that is not there.
+    """Refuse unknown task types, more than one chief, and a task outside the cluster.
 
-    An evaluator need not stand in the cluster.
+    An evaluator need not be part of the cluster.
 
     Raises:
-        InvalidArgumentError: It says what was found.
+        InvalidArgumentError: If the check fails.
     """
     strange = [name for name in spec.jobs if name not in TYPES]
     if strange:
@@ -199,7 +199,7 @@ def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | None) ->
 
 
 def workers(spec: ClusterSpec) -> list[tuple[str, int]]:
-    """Return the tasks that train together, in the order of their ranks: the chief is the first."""
+    """Return the tasks that train together, in rank order; the chief is the first."""
     return [
         (name, index)
         for name in (CHIEF, WORKER)
@@ -209,10 +209,10 @@ def workers(spec: ClusterSpec) -> list[tuple[str, int]]:
 
 
 def rank(spec: ClusterSpec, task_type: str, task_id: int) -> int:
-    """Return the number of a task among those that train together.
+    """Return the rank of a task among those that train together.
 
     Raises:
-        InvalidArgumentError: It is none of them.
+        InvalidArgumentError: If it is not one of them.
     """
     tasks = workers(spec)
     if (task_type, task_id) not in tasks:
@@ -223,7 +223,7 @@ def rank(spec: ClusterSpec, task_type: str, task_id: int) -> int:
 
 
 def is_chief(spec: ClusterSpec, task_type: str | None, task_id: int | None) -> bool:
-    """Whether a task is the first one of those that train together, who saves and reports.
+    """Return whether a task is the first of those that train together, which saves and reports.
 
     Without a cluster every process is its own chief.
     """

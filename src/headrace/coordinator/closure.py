@@ -1,4 +1,4 @@
-"""Closures: a function with its arguments, on its way to a worker, and what becomes of it."""
+"""Closures, their results and the actions that the closure queue decides."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from headrace.transport.channel import Buffer
 
 __all__ = [
     "CANCELLED",
-    "MOST_LOSSES",
+    "DEFAULT_RETRIES",
     "NEVER",
-    "CallOff",
+    "CancelAction",
+    "CancelMode",
     "Closure",
-    "Decided",
-    "Failure",
-    "How",
+    "ClosureFailure",
+    "ClosurePhase",
+    "ClosureResult",
     "Payload",
-    "Phase",
+    "QueueActions",
     "RemoteValueStatus",
-    "Result",
-    "Round",
-    "Send",
-    "await_inputs",
-    "awaited",
-    "call_off",
-    "fresh",
-    "is_call_off",
-    "lost_too_often",
-    "took_too_long",
+    "RoundPush",
+    "SendClosure",
+    "cancel_action",
+    "copy_error",
+    "is_cancellation",
+    "register_inputs",
+    "resolve_dependents",
+    "retries_exhausted_error",
+    "timeout_error",
 ]
 
 
-MOST_LOSSES = 10
-"""How often a function may be lost with its worker, where nobody says how often."""
+DEFAULT_RETRIES = 10
+"""Default number of times that a function may be lost with its worker."""
 
 
 class RemoteValueStatus(enum.Enum):
-    """How far a `RemoteValue` is.
+    """Status of a `RemoteValue`.
 
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
     ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
@@ -62,48 +62,48 @@ class RemoteValueStatus(enum.Enum):
     NOT_READY = "NOT_READY"
     """The function has not returned yet."""
     ABORTED = "ABORTED"
-    """What a worker held for itself is lost with it, and is made again when it is back."""
+    """The worker that held the resource was lost; it is recreated when the worker returns."""
     READY = "READY"
-    """The value is here, or the error in its place."""
+    """The value is available, or the error in its place."""
 
 
 class Payload(NamedTuple):
-    """A value on its way: pickled, with the memory of its arrays beside it."""
+    """Value in transit: pickled, with its array memory in separate buffers."""
 
     data: bytes
     buffers: Sequence[Buffer] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Total number of bytes."""
         return len(self.data) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
 
-class Result:
-    """What a closure returned, as soon as that is known. It is told once, and never changes.
+class ClosureResult:
+    """Result of a closure. It is set once and never changes.
 
     Attributes:
-        status: How far it is.
-        payload: The value, still packed; None before, and where there is an error.
-        error: What is raised in place of a value.
-        waiting: Closures that have it as an argument.
+        status: Status of the result.
+        payload: Packed value; None before it is known, and if there is an error.
+        error: Error to raise in place of a value.
+        dependents: Closures that have it as an argument.
     """
 
-    __slots__ = ("error", "payload", "status", "waiting")
+    __slots__ = ("dependents", "error", "payload", "status")
 
     def __init__(self) -> None:
         self.status = RemoteValueStatus.NOT_READY
         self.payload: Payload | None = None
         self.error: Exception | None = None
-        self.waiting: list[Closure] = []
+        self.dependents: list[Closure] = []
 
     @property
     def is_ready(self) -> bool:
         """Whether there is a value or an error."""
         return self.status is RemoteValueStatus.READY
 
-    def tell(self, payload: Payload | None, error: Exception | None = None) -> bool:
-        """Set value or error; False: it was told before, and stays."""
+    def resolve(self, payload: Payload | None, error: Exception | None = None) -> bool:
+        """Set a value or an error; return False if the result is already set."""
         if self.status is RemoteValueStatus.READY:
             return False
         self.payload, self.error = payload, error
@@ -111,210 +111,212 @@ class Result:
         return True
 
 
-class Phase(enum.Enum):
-    """Where a closure is."""
+class ClosurePhase(enum.Enum):
+    """Phase of a closure."""
 
-    HELD = "held"
-    """It waits for values of other closures."""
+    WAITING_FOR_INPUTS = "held"
+    """Waits for values of other closures."""
     READY = "ready"
-    """It waits for a worker."""
+    """Waits for a worker."""
     SENT = "sent"
-    """A worker has it."""
-    FENCED = "fenced"
-    """Its worker is lost; servers are told to take no more writes of it."""
-    SETTLING = "settling"
-    """It has ended; its round is waited for, and servers are told to forget its keys."""
-    OVER = "over"
-    """Nothing of it is left."""
+    """Assigned to a worker."""
+    FENCING = "fenced"
+    """Its worker is lost, and servers have not yet confirmed that they reject its writes."""
+    COMPLETING = "settling"
+    """Ended; waits for its round, and for servers to forget its write keys."""
+    DONE = "over"
+    """Complete."""
 
 
 @dataclass(slots=True, eq=False)
 class Closure:
-    """One call that was scheduled.
+    """Scheduled call of a function.
 
     Attributes:
-        name: Of the function, for words.
-        work: What a worker needs; the queue does not look at it.
-        inputs: Results of other closures that are arguments of it.
-        timeout: Seconds that one attempt may take; None: any number.
-        retries: How often it may be lost with a worker; None: `MOST_LOSSES`.
-        number: Its place in the order of all, from 1; negative: it belongs to one worker.
-        home: Number of that worker.
-        session: Which life of a worker has it; 0: none.
-        worker: Number of that worker, or of the last one.
-        begun_at: Since when it runs there; None: it waits for a thread, as far as is known.
-        attempt: How often it was sent.
-        losses: How often it was lost while it ran.
-        wrote: Whether an attempt may have written to a server.
-        steps: Of optimizers, that it took and its round pushes; None: none.
-        is_off: Whether it is called off: it is not sent again.
-        is_recalled: Whether its worker was asked for it back.
-        missing: How many of its inputs are not ready.
+        name: Name of the function, for messages.
+        call_spec: Call to send to a worker; opaque to the queue.
+        inputs: Results of other closures that are its arguments.
+        timeout: Maximum seconds of one attempt; None disables the limit.
+        retries: Number of times that it may be lost with a worker; None uses `DEFAULT_RETRIES`.
+        number: Position in scheduling order, from 1; negative for a pinned closure.
+        pinned_worker: Number of the only worker that may run it; None for any worker.
+        session: Worker session that it was sent to; 0 if none.
+        worker: Number of the worker that it was last sent to.
+        started_at: Start time on the worker; None if it is not known to have a thread.
+        num_attempts: Number of times it was sent.
+        num_losses: Number of times it was lost while running.
+        may_have_written: Whether an attempt may have written to a server.
+        optimizer_steps: Optimizer steps that it took and its round pushes; None if none.
+        is_cancelled: Whether it is cancelled and must not be sent again.
+        is_recalled: Whether its worker was asked to return it.
+        num_unready_inputs: Number of inputs that are not ready.
     """
 
     name: str
-    work: Any = None
-    inputs: tuple[Result, ...] = ()
+    call_spec: Any = None
+    inputs: tuple[ClosureResult, ...] = ()
     timeout: float | None = None
     retries: int | None = None
     number: int = 0
-    home: int | None = None
-    phase: Phase = Phase.HELD
-    result: Result = field(default_factory=Result)
+    pinned_worker: int | None = None
+    phase: ClosurePhase = ClosurePhase.WAITING_FOR_INPUTS
+    result: ClosureResult = field(default_factory=ClosureResult)
     session: int = 0
     worker: int = -1
-    begun_at: float | None = None
-    attempt: int = 0
-    losses: int = 0
-    wrote: bool = False
-    steps: Any = None
-    is_off: bool = False
+    started_at: float | None = None
+    num_attempts: int = 0
+    num_losses: int = 0
+    may_have_written: bool = False
+    optimizer_steps: Any = None
+    is_cancelled: bool = False
     is_recalled: bool = False
-    missing: int = 0
+    num_unready_inputs: int = 0
 
     @property
-    def most_losses(self) -> int:
-        """How often it may be lost."""
-        return MOST_LOSSES if self.retries is None else self.retries
+    def max_losses(self) -> int:
+        """Number of times it may be lost."""
+        return DEFAULT_RETRIES if self.retries is None else self.retries
 
 
-def fresh(error: Exception) -> Exception:
-    """Return a copy of an error, to be raised once: with a traceback of its own."""
+def copy_error(error: Exception) -> Exception:
+    """Return a copy of an error to raise once, without the original's traceback."""
     made = copy.copy(error)
     made.__cause__ = error.__cause__
     made.__traceback__ = None
     return made
 
 
-# --- closures that wait for values of others, and what becomes of them when those are known -------
+# --- closures that wait for the values of other closures ------------------------------------------
 
 
-def await_inputs(closure: Closure) -> Exception | None:
-    """Take note of the values that a closure waits for; return the error of one that has one."""
+def register_inputs(closure: Closure) -> Exception | None:
+    """Register a closure with its unready inputs; return the error of an input, if any."""
     unready = [result for result in closure.inputs if not result.is_ready]
-    closure.missing = len(unready)
+    closure.num_unready_inputs = len(unready)
     for result in unready:
-        result.waiting.append(closure)
+        result.dependents.append(closure)
     return next((each.error for each in closure.inputs if each.error), None)
 
 
-def awaited(told: Result) -> Iterator[tuple[Closure, Exception | None]]:
-    """Yield the closures that have all values now, or that end with the error of one.
+def resolve_dependents(resolved: ClosureResult) -> Iterator[tuple[Closure, Exception | None]]:
+    """Yield closures whose inputs are now all ready (with None) or failed (with the error).
 
-    With a closure that ends, those that wait for its value do, too.
+    The error of a closure propagates to the closures that wait for its value.
     """
-    results = [told]
+    results = [resolved]
     while results:
         result = results.pop()
-        waiting, result.waiting = result.waiting, []
+        waiting, result.dependents = result.dependents, []
         for closure in waiting:
-            if closure.phase is not Phase.HELD:
+            if closure.phase is not ClosurePhase.WAITING_FOR_INPUTS:
                 continue
-            closure.missing -= 1
+            closure.num_unready_inputs -= 1
             if result.error is not None:
                 yield closure, result.error
                 results.append(closure.result)
-            elif not closure.missing:
+            elif not closure.num_unready_inputs:
                 yield closure, None
 
 
-# --- the first error of a function, what is said of the others, and errors of the queue's own -----
+# --- the first error of a function, cancellation, and errors of the queue -------------------------
 
 CANCELLED = "The corresponding function is cancelled. Please reschedule the function."
-"""Of a function that was called off: by its user, or since another one failed."""
+"""Message of a cancellation, by the user or because another function failed."""
 
 DRAIN_SECONDS = 10.0
-"""How long functions that run go on after another one failed."""
+"""Seconds for which running functions may continue after another one failed."""
 
-_MOST_NAMED = 5
+_MAX_LISTED = 5
 
 
 @dataclass
-class Failure:
-    """Why what was scheduled is called off.
+class ClosureFailure:
+    """Failure that cancels all scheduled closures.
 
     Attributes:
-        error: The first; it is raised once.
-        since: When it came.
-        others: Errors of closures that were under way, in order of arrival.
-        cancelled: How many closures were called off.
-        is_pressed: Whether those that still ran after a while were given up.
+        error: First error; raised once.
+        failed_at: Time of the first error.
+        later_errors: Errors of closures that were running, in order of arrival.
+        num_cancelled: Number of cancelled closures.
+        is_drain_over: Whether closures that still ran after the drain period were abandoned.
     """
 
     error: Exception
-    since: float
-    others: list[Exception] = field(default_factory=list)
-    cancelled: int = 0
-    is_pressed: bool = False
+    failed_at: float
+    later_errors: list[Exception] = field(default_factory=list)
+    num_cancelled: int = 0
+    is_drain_over: bool = False
 
     @property
-    def press_at(self) -> float:
-        """When what still runs is given up."""
-        return self.since + DRAIN_SECONDS
+    def drain_deadline(self) -> float:
+        """Time at which running closures are abandoned."""
+        return self.failed_at + DRAIN_SECONDS
 
     @property
-    def look_at(self) -> float:
-        """When to look again: then, or never."""
-        return NEVER if self.is_pressed else self.press_at
+    def wake_at(self) -> float:
+        """Time of the next check: the drain deadline, or NEVER once it has passed."""
+        return NEVER if self.is_drain_over else self.drain_deadline
 
-    def to_raise(self) -> Exception:
-        """Return the first error, with a note of what else went wrong."""
-        error = fresh(self.error)
-        if self.others:
-            named = [describe_error(each).splitlines()[0] for each in self.others[:_MOST_NAMED]]
-            rest = len(self.others) - len(named)
+    def build_error(self) -> Exception:
+        """Return the first error with notes about later errors and cancelled functions."""
+        error = copy_error(self.error)
+        if self.later_errors:
+            named = [
+                describe_error(each).splitlines()[0] for each in self.later_errors[:_MAX_LISTED]
+            ]
+            rest = len(self.later_errors) - len(named)
             error.add_note(
-                f"{len(self.others)} more failed before all was called off: "
+                f"{len(self.later_errors)} more failed before all was called off: "
                 + "; ".join(named)
                 + (f"; and {rest} more" if rest else "")
             )
-        if self.cancelled:
+        if self.num_cancelled:
             error.add_note(
-                f"{self.cancelled} that were scheduled were cancelled; schedule them again"
+                f"{self.num_cancelled} that were scheduled were cancelled; schedule them again"
             )
         return error
 
 
-def is_call_off(error: Exception) -> bool:
-    """Whether an error says no more than that a function was called off."""
+def is_cancellation(error: Exception) -> bool:
+    """Return whether an error only reports that a function was cancelled."""
     return isinstance(error, CancelledError) and str(error) == CANCELLED
 
 
-def took_too_long(closure: Closure) -> Exception:
-    """Return the error of a closure that ran for longer than it may."""
+def timeout_error(closure: Closure) -> Exception:
+    """Return the error of a closure that exceeded its timeout."""
     return DeadlineExceededError(
         f"{closure.name} took longer than its timeout of {closure.timeout:g} s on worker "
         f"{closure.worker}"
     )
 
 
-def lost_too_often(closure: Closure) -> Exception:
-    """Return the error of a closure whose workers were lost again and again."""
+def retries_exhausted_error(closure: Closure) -> Exception:
+    """Return the error of a closure that was lost with its workers too often."""
     return UnavailableError(
-        f"{closure.name} was lost with its worker {closure.losses} times, the last one worker "
-        f"{closure.worker}, and may be run again {closure.most_losses} times: perhaps it ends its "
+        f"{closure.name} was lost with its worker {closure.num_losses} times, the last one worker "
+        f"{closure.worker}, and may be run again {closure.max_losses} times: perhaps it ends its "
         "worker (memory?); where it does not, give schedule() more `retries`"
     )
 
 
-# --- what the queue of closures decides: records, no behaviour ------------------------------------
+# --- actions of the closure queue: records without behaviour --------------------------------------
 
 NEVER = float("inf")
 
 
-class How(Enum):
-    """How a closure is called off at its worker. One that has not begun is dropped in any case."""
+class CancelMode(Enum):
+    """Effect of a cancellation on a running closure; a closure not yet started is dropped."""
 
     RECALL = "recall"
-    """One that has begun goes on."""
-    REFUSE = "refuse"
-    """One that has begun may write no more."""
+    """Let it run."""
+    REJECT_WRITES = "reject_writes"
+    """Reject its further writes."""
     ABANDON = "abandon"
-    """One that has begun may write no more, and its thread is replaced."""
+    """Reject its further writes, and replace its thread."""
 
 
-class Send(NamedTuple):
-    """Send a closure to this life of a worker."""
+class SendClosure(NamedTuple):
+    """Send a closure to a worker session."""
 
     closure: Closure
     worker: int
@@ -322,49 +324,50 @@ class Send(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CallOff:
-    """Call a closure off at a worker."""
+class CancelAction:
+    """Cancel a closure at a worker."""
 
     number: int
     worker: int
     session: int
-    how: How
+    mode: CancelMode
 
 
-def call_off(closure: Closure, how: How) -> CallOff:
-    """Return what calls a closure off at the worker that has it."""
-    return CallOff(closure.number, closure.worker, closure.session, how)
+def cancel_action(closure: Closure, mode: CancelMode) -> CancelAction:
+    """Return the action that cancels a closure at its worker."""
+    return CancelAction(closure.number, closure.worker, closure.session, mode)
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Push the mean of what these closures took as steps.
+class RoundPush:
+    """Push the mean of the optimizer steps of a round.
 
     Attributes:
-        last: Number of the last closure of the round.
-        steps: Of each that took any, in the order of their numbers; the queue does not look at it.
+        last_number: Number of the last closure of the round.
+        optimizer_steps: Steps of each closure that took any, in closure order; opaque to the
+            queue.
     """
 
-    last: int
-    steps: list[Any]
+    last_number: int
+    optimizer_steps: list[Any]
 
 
 @dataclass
-class Decided:
-    """What is to be done.
+class QueueActions:
+    """Actions to run.
 
     Attributes:
-        sends: In this order.
-        calls_off: After that.
-        settles: Closures whose keys servers may forget.
-        fences: Lives of workers whose writes servers are to refuse.
-        round: What is to be pushed to servers; None: nothing.
-        wake_in: Seconds after which to look again.
+        sends: Closures to send, in this order.
+        cancels: Cancellations to send after that.
+        key_cleanups: Numbers of closures whose write keys servers may forget.
+        fences: Worker sessions whose writes servers must reject.
+        round_push: Round to push to servers; None if there is none.
+        wake_in: Seconds until the next call of `take_actions`.
     """
 
-    sends: list[Send] = field(default_factory=list)
-    calls_off: list[CallOff] = field(default_factory=list)
-    settles: list[int] = field(default_factory=list)
+    sends: list[SendClosure] = field(default_factory=list)
+    cancels: list[CancelAction] = field(default_factory=list)
+    key_cleanups: list[int] = field(default_factory=list)
     fences: list[int] = field(default_factory=list)
-    round: Round | None = None
+    round_push: RoundPush | None = None
     wake_in: float = NEVER

@@ -1,18 +1,22 @@
-"""The queue of closures: which worker gets which, and what becomes of them. Events in, actions out.
+"""Scheduling state machine of closures: assignment to workers, retries and completion.
 
-Rule 1. First come, first served. A closure that has another one's value as an argument waits for
-        it, and others pass. A worker has as many closures as asked for, or more if they are short.
-Rule 2. A closure is done when its result is here, and servers have forgotten its keys (`Settling`).
-Rule 3. A lost worker is fenced first; then its closures go back to the head, with their numbers.
-        Those that ran count a loss, and fail when they have had too many.
-Rule 4. With staleness s, closure k is held until every closure up to k - s - 1 is done; where there
-        are rounds, until its round is open (`Rounds`).
-Rule 5. The first error of a function is kept. What is queued is cancelled, what runs may write no
-        more and is waited for; then the error is raised once, and all is as before.
-Rule 6. Nothing waits for a worker that is not there: what it had is dealt to others, or is ready.
+Rule 1. Closures start in the order of their numbers. A closure that has another closure's value
+        as an argument waits for it without blocking later closures. A worker holds at least
+        `in_flight` closures, and more if closures are short.
+Rule 2. A closure is done when its result has arrived and the servers have forgotten its write keys
+        (`WriteKeyCleanup`).
+Rule 3. A lost worker is fenced first. Then its closures return to the head of the queue with their
+        numbers. A closure that was running counts a loss, and fails after too many losses.
+Rule 4. With staleness s, closure k starts only after every closure up to k - s - 1 is done. With
+        gradient rounds, it starts only when its round is open (`GradientRounds`).
+Rule 5. The first error of a function is recorded. Queued closures are cancelled; running closures
+        may no longer write, and the queue waits for them. Then the error is raised once, and the
+        queue accepts closures again.
+Rule 6. The queue never waits for a lost worker: its closures go to other workers or are ready.
 
-Time comes as an argument. Closures of one worker alone (`home`) make what it keeps for itself:
-nobody waits for them, and their errors are those of whoever uses what they make.
+The queue is pure: it takes time as an argument, consumes inputs and returns actions. Closures
+pinned to one worker (`schedule_on`) create resources of that worker. The queue does not wait for
+them; their errors are raised by the closures that use the resource.
 """
 
 from __future__ import annotations
@@ -25,38 +29,38 @@ from typing import Any
 from headrace.coordinator.closure import (
     CANCELLED,
     NEVER,
+    CancelMode,
     Closure,
-    Decided,
-    Failure,
-    How,
+    ClosureFailure,
+    ClosurePhase,
+    ClosureResult,
     Payload,
-    Phase,
-    Result,
-    Round,
-    Send,
-    await_inputs,
-    awaited,
-    call_off,
-    is_call_off,
-    lost_too_often,
-    took_too_long,
+    QueueActions,
+    RoundPush,
+    SendClosure,
+    cancel_action,
+    is_cancellation,
+    register_inputs,
+    resolve_dependents,
+    retries_exhausted_error,
+    timeout_error,
 )
-from headrace.coordinator.load import Load, Roster
+from headrace.coordinator.worker_pool import WorkerLoad, WorkerPool
 from headrace.errors import CancelledError
 
-__all__ = ["ClosureQueue", "Deadlines", "Ready", "Rounds", "Settling"]
+__all__ = ["ClosureDeadlines", "ClosureQueue", "GradientRounds", "ReadyQueue", "WriteKeyCleanup"]
 
 
 class ClosureQueue:
-    """Closures from `schedule` to their end.
+    """Closures from `schedule` until they are done.
 
     Args:
-        in_flight: Closures that a worker has at a time, at least.
-        threads: Closures that a worker runs at a time.
-        staleness: Bound of Rule 4; None: none.
-        round_size: How many closures make a round; None: there are no rounds.
-        most_queued: Closures that may wait for a worker.
-        settle_within: Seconds for which servers need not be told of an end while nobody waits.
+        in_flight: Minimum number of closures that a worker holds at a time.
+        threads: Number of closures that a worker runs at a time.
+        staleness: Bound of Rule 4; None disables it.
+        round_size: Number of closures in a gradient round; None disables rounds.
+        max_queued: Maximum number of closures waiting for a worker.
+        key_cleanup_delay: Seconds by which key cleanup may be delayed while no caller waits.
     """
 
     def __init__(
@@ -66,510 +70,534 @@ class ClosureQueue:
         threads: int = 1,
         staleness: int | None = None,
         round_size: int | None = None,
-        most_queued: int = 1 << 16,
-        settle_within: float = 0.0,
+        max_queued: int = 1 << 16,
+        key_cleanup_delay: float = 0.0,
     ) -> None:
-        self._rounds = None if round_size is None else Rounds(round_size)
-        self._most_queued = most_queued
-        self.unsettled: dict[int, Closure] = {}
-        """Closures that are not over, by number, but those of one worker alone."""
-        self._next = 1
-        self._next_private = -1
-        self._ready = Ready(staleness, self._rounds)
-        self._settling = Settling(settle_within if staleness is None else 0.0)
-        self.loads = Roster(in_flight, threads)
-        """What each worker has that is there."""
-        #: What lost lives had, until they are fenced.
-        self._fenced: dict[int, list[Closure]] = {}
-        self._deadlines = Deadlines()
-        self._decided = Decided()
-        self.failure: Failure | None = None
-        """The error that is to be raised, once `is_drained`."""
-        self.low = 1
-        """All closures below this number are over."""
+        self._rounds = None if round_size is None else GradientRounds(round_size)
+        self._max_queued = max_queued
+        self.unfinished: dict[int, Closure] = {}
+        """Closures that are not done, by number; without pinned closures."""
+        self._next_number = 1
+        self._next_pinned_number = -1
+        self._ready = ReadyQueue(staleness, self._rounds)
+        self._key_cleanup = WriteKeyCleanup(key_cleanup_delay if staleness is None else 0.0)
+        self.worker_pool = WorkerPool(in_flight, threads)
+        """Closures in flight on each connected worker."""
+        #: Closures of lost worker sessions, by session, until the session is fenced.
+        self._awaiting_fence: dict[int, list[Closure]] = {}
+        self._deadlines = ClosureDeadlines()
+        self._actions = QueueActions()
+        self.failure: ClosureFailure | None = None
+        """Error to raise once `is_drained`."""
+        self.low_watermark = 1
+        """Number below which all closures are done."""
         self.num_waiting = 0
-        """Closures that no worker has."""
-        self.finished = 0
-        """How many are over: a sign of progress."""
+        """Number of closures not assigned to a worker."""
+        self.num_finished = 0
+        """Number of closures that are done; shows progress."""
 
-    # --- what a caller asks ---------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is left of what was scheduled."""
-        return not self.unsettled
+        """Whether all scheduled closures are done."""
+        return not self.unfinished
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether another closure may be scheduled."""
-        return self.num_waiting < self._most_queued
+        return self.num_waiting < self._max_queued
 
     @property
-    def last(self) -> int:
-        """Number of the closure that was scheduled last."""
-        return self._next - 1
+    def last_number(self) -> int:
+        """Number of the most recently scheduled closure."""
+        return self._next_number - 1
 
     @property
-    def first(self) -> int:
-        """The first closure that has not ended; servers may still have keys of those before."""
-        return self._settling.first(self.unsettled, self.last)
+    def first_unended(self) -> int:
+        """Number of the first unended closure; servers may still hold keys of earlier ones."""
+        return self._key_cleanup.first_unended(self.unfinished, self.last_number)
 
-    def is_over(self, number: int) -> bool:
-        """Whether all closures up to this one are."""
-        return self.low > number
+    def is_done_through(self, number: int) -> bool:
+        """Return whether all closures up to and including this number are done."""
+        return self.low_watermark > number
 
-    def take_failure(self) -> Failure | None:
-        """Return the error to raise, and go on as if nothing had been."""
+    def take_failure(self) -> ClosureFailure | None:
+        """Return the error to raise, and reset the queue to accept closures again."""
         failure, self.failure = self.failure, None
         return failure
 
-    # --- events: what users want ----------------------------------------------------------------
+    # --- inputs from callers --------------------------------------------------------------------
 
     def schedule(self, closure: Closure, now: float) -> int:
-        """Take a closure; return its number. Not while there is a failure."""
+        """Schedule a closure and return its number. Must not be called while there is a failure."""
         assert self.failure is None, "a failure is raised before anything is scheduled"
-        closure.number, self._next = self._next, self._next + 1
-        self.unsettled[closure.number] = closure
+        closure.number, self._next_number = self._next_number, self._next_number + 1
+        self.unfinished[closure.number] = closure
         self.num_waiting += 1
-        error = await_inputs(closure)
+        error = register_inputs(closure)
         if error is not None:
-            self._end_waiting(closure, error)
-            if not is_call_off(error):
-                self._keep(error, now)
-        elif not closure.missing:
+            self._end_unsent(closure, error)
+            if not is_cancellation(error):
+                self._record_failure(error, now)
+        elif not closure.num_unready_inputs:
             self._ready.push(closure)
         return closure.number
 
     def end_round(self) -> int:
-        """Have rounds end with what was scheduled, which is waited for; return the last number."""
-        if self._rounds is not None:
-            self._rounds.cut(self.last)
-        self._settling.wait_for(self.last)
-        return self.last
+        """End the current round with the last scheduled closure; return that closure's number.
 
-    def keep_at(self, worker: int, closure: Closure) -> None:
-        """Take a closure for one worker alone, if it is there."""
-        closure.number, self._next_private = self._next_private, self._next_private - 1
-        closure.home = worker
-        if (load := self.loads.of(worker)) is not None:
-            closure.phase = Phase.READY
-            load.private.append(closure)
+        The caller waits for all closures up to this number.
+        """
+        if self._rounds is not None:
+            self._rounds.end_at(self.last_number)
+        self._key_cleanup.wait_for(self.last_number)
+        return self.last_number
+
+    def schedule_on(self, worker: int, closure: Closure) -> None:
+        """Schedule a closure pinned to one worker; no effect if the worker is not connected."""
+        closure.number, self._next_pinned_number = (
+            self._next_pinned_number,
+            self._next_pinned_number - 1,
+        )
+        closure.pinned_worker = worker
+        if (load := self.worker_pool.get(worker)) is not None:
+            closure.phase = ClosurePhase.READY
+            load.pinned.append(closure)
 
     def cancel(self, closure: Closure, now: float) -> bool:
-        """Call a closure off; its result is CancelledError at once. False: it has its result."""
+        """Cancel a closure, whose result becomes CancelledError; return False if it has one."""
         if closure.result.is_ready:
             return False
         error = CancelledError(CANCELLED)
-        if closure.phase in (Phase.HELD, Phase.READY):
-            self._end_waiting(closure, error)
+        if closure.phase in (ClosurePhase.WAITING_FOR_INPUTS, ClosurePhase.READY):
+            self._end_unsent(closure, error)
         else:
-            self._give_up(closure, error)
-        self._follow(closure.result)
+            self._abandon(closure, error)
+        self._handle_dependents(closure.result)
         return True
 
-    # --- events: what workers do ----------------------------------------------------------------
+    # --- inputs from workers --------------------------------------------------------------------
 
-    def worker_came(self, worker: int, session: int) -> None:
-        """Take note of a worker, or of another life of one that was lost."""
-        self.loads.add(worker, session)
+    def worker_connected(self, worker: int, session: int) -> None:
+        """Add a worker, or a new session of a worker that was lost."""
+        self.worker_pool.add(worker, session)
 
     def worker_lost(self, worker: int) -> None:
-        """Take note that a worker is lost, with all that it had."""
-        if (load := self.loads.remove(worker)) is None:
+        """Remove a lost worker, and fence its session before its closures are reassigned."""
+        if (load := self.worker_pool.remove(worker)) is None:
             return
-        for closure in load.running.values():
-            closure.phase = Phase.FENCED if closure.home is None else Phase.OVER
-        self._fenced[load.session] = [each for each in load.running.values() if each.home is None]
-        self._decided.fences.append(load.session)
+        for closure in load.in_flight.values():
+            closure.phase = (
+                ClosurePhase.FENCING if closure.pinned_worker is None else ClosurePhase.DONE
+            )
+        self._awaiting_fence[load.session] = [
+            each for each in load.in_flight.values() if each.pinned_worker is None
+        ]
+        self._actions.fences.append(load.session)
 
-    def worker_leaves(self, worker: int) -> bool:
-        """Send a worker nothing more; return whether it has nothing any more."""
-        if (load := self.loads.of(worker)) is None:
+    def drain_worker(self, worker: int) -> bool:
+        """Stop sending closures to a worker; return whether it holds none."""
+        if (load := self.worker_pool.get(worker)) is None:
             return True
-        self._decided.calls_off += load.leave()
-        return not load.running
+        self._actions.cancels += load.drain()
+        return not load.in_flight
 
-    def returned(
+    def closure_returned(
         self,
         session: int,
         number: int,
         payload: Payload | None,
         error: Exception | None,
         *,
-        wrote: bool,
+        has_written: bool,
         seconds: float,
         now: float,
-        steps: Any = None,
+        optimizer_steps: Any = None,
     ) -> bool:
-        """Take note of how a closure ended; False: nobody waits for that."""
-        load = self.loads.living(session)
+        """Record how a closure ended; return False if its worker no longer holds it."""
+        load = self.worker_pool.get_session(session)
         closure = None if load is None else load.remove(number, now)
         if load is None or closure is None:
             return False
-        load.took(seconds)
-        closure.wrote = closure.wrote or wrote
-        closure.phase = Phase.SETTLING
-        self._tell(closure, payload, error, now)
+        load.record_duration(seconds)
+        closure.may_have_written = closure.may_have_written or has_written
+        closure.phase = ClosurePhase.COMPLETING
+        self._resolve(closure, payload, error, now)
         if closure.result.error is None:
-            closure.steps = steps
-        self._settle(closure)
+            closure.optimizer_steps = optimizer_steps
+        self._complete(closure)
         return True
 
-    def called_off(self, session: int, number: int, *, is_dropped: bool, now: float) -> None:
-        """Take note of whether a worker has let go of a closure that was called off."""
-        load = self.loads.living(session)
+    def cancel_answered(self, session: int, number: int, *, is_dropped: bool, now: float) -> None:
+        """Record whether a worker dropped a cancelled closure."""
+        load = self.worker_pool.get_session(session)
         if load is None:
             return
         if not is_dropped:
-            load.begins(number, now)
+            load.mark_started(number, now)
         elif (closure := load.remove(number, now)) is None:
             return
-        elif closure.is_off or closure.home is not None:
-            self._tell_off(closure)
-            self._settle(closure)
+        elif closure.is_cancelled or closure.pinned_worker is not None:
+            self._resolve_cancelled(closure)
+            self._complete(closure)
         else:
-            self._put_back(closure)
+            self._requeue(closure)
 
-    # --- events: what servers do ----------------------------------------------------------------
+    # --- inputs from servers --------------------------------------------------------------------
 
-    def fenced(self, session: int, now: float, error: Exception | None = None) -> None:
-        """Take note that servers refuse the writes of a life; or that they could not be told."""
-        for closure in self._fenced.pop(session, ()):
-            closure.losses += closure.begun_at is not None
-            # Even one that seemed to wait: the answer of the one before may have been lost.
-            closure.wrote = True
-            if closure.is_off:
-                self._tell_off(closure)
+    def worker_fenced(self, session: int, now: float, error: Exception | None = None) -> None:
+        """Handle that servers reject the writes of a worker session, or failed to confirm it."""
+        for closure in self._awaiting_fence.pop(session, ()):
+            closure.num_losses += closure.started_at is not None
+            # Even a closure that seemed to wait: the reply that it had started may have been lost.
+            closure.may_have_written = True
+            if closure.is_cancelled:
+                self._resolve_cancelled(closure)
             elif error is not None:
-                self._tell(closure, None, error, now)
-            elif closure.losses > closure.most_losses:
-                self._tell(closure, None, lost_too_often(closure), now)
+                self._resolve(closure, None, error, now)
+            elif closure.num_losses > closure.max_losses:
+                self._resolve(closure, None, retries_exhausted_error(closure), now)
             else:
-                self._put_back(closure)
+                self._requeue(closure)
                 continue
-            self._settle(closure)
+            self._complete(closure)
 
-    def settled(self, numbers: Iterable[int], now: float, error: Exception | None = None) -> None:
-        """Take note that servers have forgotten keys; or that they could not be told."""
+    def write_keys_forgotten(
+        self, numbers: Iterable[int], now: float, error: Exception | None = None
+    ) -> None:
+        """Handle that servers have forgotten write keys, or failed to confirm it."""
         for number in numbers:
-            closure = self.unsettled.get(number)
-            if closure is not None and closure.phase is Phase.SETTLING:
+            closure = self.unfinished.get(number)
+            if closure is not None and closure.phase is ClosurePhase.COMPLETING:
                 self._finish(closure)
         if error is not None:
-            self._keep(error, now)
+            self._record_failure(error, now)
 
-    def pushed(self, now: float, error: Exception | None = None) -> None:
-        """Take note that the mean of a round is on the servers; or that it could not be pushed."""
-        for closure in () if self._rounds is None else self._rounds.pushed():
-            self._forget(closure)
+    def round_pushed(self, now: float, error: Exception | None = None) -> None:
+        """Handle that servers applied the mean of a round, or that the push failed."""
+        for closure in () if self._rounds is None else self._rounds.round_pushed():
+            self._clean_up_keys(closure)
         if error is not None:
-            self._keep(error, now)
+            self._record_failure(error, now)
 
-    # --- what follows ---------------------------------------------------------------------------
+    # --- actions --------------------------------------------------------------------------------
 
-    def decide(self, now: float) -> Decided:
-        """Return what is to be done now, and when to look again."""
-        self._expire(now)
-        self._press(now)
-        while self._rounds is not None and (complete := self._rounds.take()) is not None:
-            if complete.steps:
-                self._decided.round = complete
+    def take_actions(self, now: float) -> QueueActions:
+        """Return the actions to run now and the time until the next call."""
+        self._expire_timeouts(now)
+        self._abandon_after_drain(now)
+        while self._rounds is not None and (complete := self._rounds.take_complete()) is not None:
+            if complete.optimizer_steps:
+                self._actions.round_push = complete
                 break
-            self.pushed(now)
-        self._deal(now)
-        decided, self._decided = self._decided, Decided()
+            self.round_pushed(now)
+        self._dispatch(now)
+        decided, self._actions = self._actions, QueueActions()
         at_once = self.failure is not None
-        decided.settles = self._settling.take(now, self.first, at_once=at_once)
-        press_at = NEVER if self.failure is None else self.failure.look_at
-        look_at = min(self._deadlines.first, self.loads.next_look(), press_at, self._settling.due)
+        decided.key_cleanups = self._key_cleanup.take(now, self.first_unended, at_once=at_once)
+        press_at = NEVER if self.failure is None else self.failure.wake_at
+        look_at = min(
+            self._deadlines.next_at,
+            self.worker_pool.next_recall_at(),
+            press_at,
+            self._key_cleanup.due_at,
+        )
         decided.wake_in = max(0.0, look_at - now)
         return decided
 
-    def _deal(self, now: float) -> None:
-        for load in self.loads:
-            while load.private:
-                self._send(load.private.popleft(), load, now)
-        while (closure := self._ready.first(self.low)) is not None:
-            if (chosen := self.loads.least_busy()) is None:
+    def _dispatch(self, now: float) -> None:
+        for load in self.worker_pool:
+            while load.pinned:
+                self._send(load.pinned.popleft(), load, now)
+        while (closure := self._ready.peek(self.low_watermark)) is not None:
+            if (chosen := self.worker_pool.choose_least_busy()) is None:
                 return
             self._ready.pop()
             self.num_waiting -= 1
             self._send(closure, chosen, now)
-        self._decided.calls_off += self.loads.recall(now)
+        self._actions.cancels += self.worker_pool.recall_waiting(now)
 
-    def _send(self, closure: Closure, load: Load, now: float) -> None:
-        closure.phase = Phase.SENT
+    def _send(self, closure: Closure, load: WorkerLoad, now: float) -> None:
+        closure.phase = ClosurePhase.SENT
         closure.worker, closure.session, closure.is_recalled = load.worker, load.session, False
-        closure.begun_at = None
-        closure.attempt += 1
+        closure.started_at = None
+        closure.num_attempts += 1
         load.send(closure, now)
-        self._decided.sends.append(Send(closure, load.worker, load.session))
+        self._actions.sends.append(SendClosure(closure, load.worker, load.session))
         if closure.timeout is not None:
             self._deadlines.add(closure, now)
 
-    def _expire(self, now: float) -> None:
-        for closure in self._deadlines.passed(now):
-            error = took_too_long(closure)
-            self._give_up(closure, error)
-            self._follow(closure.result)
-            self._keep(error, now)
+    def _expire_timeouts(self, now: float) -> None:
+        for closure in self._deadlines.pop_expired(now):
+            error = timeout_error(closure)
+            self._abandon(closure, error)
+            self._handle_dependents(closure.result)
+            self._record_failure(error, now)
 
-    def _press(self, now: float) -> None:
-        if self.failure is not None and now >= self.failure.look_at:
-            self.failure.is_pressed = True
-            for closure in [c for c in self.unsettled.values() if c.phase is Phase.SENT]:
-                self._give_up(closure, CancelledError(CANCELLED))
+    def _abandon_after_drain(self, now: float) -> None:
+        if self.failure is not None and now >= self.failure.wake_at:
+            self.failure.is_drain_over = True
+            for closure in [c for c in self.unfinished.values() if c.phase is ClosurePhase.SENT]:
+                self._abandon(closure, CancelledError(CANCELLED))
 
-    # --- one closure's way ----------------------------------------------------------------------
+    # --- transitions of a closure ---------------------------------------------------------------
 
-    def _put_back(self, closure: Closure) -> None:
+    def _requeue(self, closure: Closure) -> None:
         self.num_waiting += 1
         self._ready.push(closure)
 
-    def _end_waiting(self, closure: Closure, error: Exception) -> None:
-        """End a closure that no worker has."""
+    def _end_unsent(self, closure: Closure, error: Exception) -> None:
+        """End a closure that is not assigned to a worker."""
         self.num_waiting -= 1
-        closure.result.tell(None, error)
-        self._settle(closure)
+        closure.result.resolve(None, error)
+        self._complete(closure)
 
-    def _give_up(self, closure: Closure, error: Exception) -> None:
-        """End a closure that a worker has, or had: its slot is free when the worker says so."""
-        closure.is_off = True
-        closure.wrote = True
-        closure.result.tell(None, error)
-        if closure.phase is Phase.SENT:
-            self._decided.calls_off.append(call_off(closure, How.ABANDON))
+    def _abandon(self, closure: Closure, error: Exception) -> None:
+        """End a closure that was sent to a worker; the worker's answer frees its slot."""
+        closure.is_cancelled = True
+        closure.may_have_written = True
+        closure.result.resolve(None, error)
+        if closure.phase is ClosurePhase.SENT:
+            self._actions.cancels.append(cancel_action(closure, CancelMode.ABANDON))
 
-    def _tell(
+    def _resolve(
         self, closure: Closure, payload: Payload | None, error: Exception | None, now: float
     ) -> None:
-        if closure.result.tell(payload, error):
-            self._follow(closure.result)
-            if error is not None and closure.home is None:
-                self._keep(error, now)
+        if closure.result.resolve(payload, error):
+            self._handle_dependents(closure.result)
+            if error is not None and closure.pinned_worker is None:
+                self._record_failure(error, now)
 
-    def _tell_off(self, closure: Closure) -> None:
-        if closure.result.tell(None, CancelledError(CANCELLED)):
-            self._follow(closure.result)
+    def _resolve_cancelled(self, closure: Closure) -> None:
+        if closure.result.resolve(None, CancelledError(CANCELLED)):
+            self._handle_dependents(closure.result)
 
-    def _follow(self, told: Result) -> None:
-        """Go on with closures that waited for a result, and with those that waited for these."""
-        for closure, error in awaited(told):
+    def _handle_dependents(self, resolved: ClosureResult) -> None:
+        """Continue closures that waited for a result, and transitively their dependents."""
+        for closure, error in resolve_dependents(resolved):
             if error is None:
                 self._ready.push(closure)
             else:
-                self._end_waiting(closure, error)
+                self._end_unsent(closure, error)
 
-    def _keep(self, error: Exception, now: float) -> None:
-        """Keep the error of a function: the first one calls off all else."""
+    def _record_failure(self, error: Exception, now: float) -> None:
+        """Record the error of a function; the first one cancels all other closures."""
         failure = self.failure
         if failure is not None:
-            if not is_call_off(error):
-                failure.others.append(error)
+            if not is_cancellation(error):
+                failure.later_errors.append(error)
             return
-        self.failure = failure = Failure(error, now)
+        self.failure = failure = ClosureFailure(error, now)
         self.end_round()
-        for closure in list(self.unsettled.values()):
-            if closure.phase in (Phase.HELD, Phase.READY):
-                self._end_waiting(closure, CancelledError(CANCELLED))
-                failure.cancelled += 1
-            elif closure.phase is Phase.FENCED:
-                closure.is_off = True
-            elif closure.phase is Phase.SENT and not closure.is_off:
-                closure.is_off = True
-                self._decided.calls_off.append(call_off(closure, How.REFUSE))
+        for closure in list(self.unfinished.values()):
+            if closure.phase in (ClosurePhase.WAITING_FOR_INPUTS, ClosurePhase.READY):
+                self._end_unsent(closure, CancelledError(CANCELLED))
+                failure.num_cancelled += 1
+            elif closure.phase is ClosurePhase.FENCING:
+                closure.is_cancelled = True
+            elif closure.phase is ClosurePhase.SENT and not closure.is_cancelled:
+                closure.is_cancelled = True
+                self._actions.cancels.append(cancel_action(closure, CancelMode.REJECT_WRITES))
 
-    def _settle(self, closure: Closure) -> None:
-        if closure.home is not None:
-            closure.phase = Phase.OVER
+    def _complete(self, closure: Closure) -> None:
+        if closure.pinned_worker is not None:
+            closure.phase = ClosurePhase.DONE
         elif self._rounds is not None:
-            closure.phase = Phase.SETTLING
-            self._rounds.end(closure)
+            closure.phase = ClosurePhase.COMPLETING
+            self._rounds.closure_ended(closure)
         else:
-            self._forget(closure)
+            self._clean_up_keys(closure)
 
-    def _forget(self, closure: Closure) -> None:
-        """Have servers forget a closure's keys, if there are any: then it is over."""
-        closure.work, closure.inputs, closure.steps = None, (), None
-        if closure.wrote:
-            closure.phase = Phase.SETTLING
-            self._settling.add(closure)
+    def _clean_up_keys(self, closure: Closure) -> None:
+        """Make servers forget a closure's write keys, if there are any, then finish it."""
+        closure.call_spec, closure.inputs, closure.optimizer_steps = None, (), None
+        if closure.may_have_written:
+            closure.phase = ClosurePhase.COMPLETING
+            self._key_cleanup.add(closure)
         else:
             self._finish(closure)
 
     def _finish(self, closure: Closure) -> None:
-        closure.phase = Phase.OVER
-        del self.unsettled[closure.number]
-        self.finished += 1
-        while self.low < self._next and self.low not in self.unsettled:
-            self.low += 1
+        closure.phase = ClosurePhase.DONE
+        del self.unfinished[closure.number]
+        self.num_finished += 1
+        while self.low_watermark < self._next_number and self.low_watermark not in self.unfinished:
+            self.low_watermark += 1
 
 
-# --- closures that wait for a worker, in the order of their numbers, whenever they came -----------
+# --- ready closures, ordered by number regardless of arrival order --------------------------------
 
 
-class Ready:
-    """A heap; closures that are not READY any more are passed over.
+class ReadyQueue:
+    """Heap of closures that wait for a worker; skips closures that are no longer READY.
 
     Args:
-        staleness: How many closures before one may not be over when it begins; None: any number.
-        rounds: Says which may begin; None: all.
+        staleness: Maximum number of unfinished earlier closures when a closure starts; None
+            disables the limit.
+        rounds: Gradient rounds, which decide which closures may start; None disables rounds.
     """
 
-    def __init__(self, staleness: int | None, rounds: Rounds | None) -> None:
+    def __init__(self, staleness: int | None, rounds: GradientRounds | None) -> None:
         self._staleness = staleness
         self._rounds = rounds
         self._heap: list[tuple[int, Closure]] = []
 
     def push(self, closure: Closure) -> None:
-        """Take a closure; its phase is READY as long as it waits here."""
-        closure.phase = Phase.READY
+        """Add a closure, and set its phase to READY."""
+        closure.phase = ClosurePhase.READY
         heapq.heappush(self._heap, (closure.number, closure))
 
-    def first(self, low: int) -> Closure | None:
-        """Return the one that comes next; None: there is none that may begin.
+    def peek(self, low_watermark: int) -> Closure | None:
+        """Return the next closure, or None if none may start.
 
         Args:
-            low: All closures below this number are over.
+            low_watermark: Number below which all closures are done.
         """
         heap = self._heap
         while heap:
             closure = heap[0][1]
-            if closure.phase is Phase.READY:
-                return closure if self._may_begin(closure.number, low) else None
+            if closure.phase is ClosurePhase.READY:
+                return closure if self._may_start(closure.number, low_watermark) else None
             heapq.heappop(heap)
         return None
 
-    def _may_begin(self, number: int, low: int) -> bool:
-        if self._staleness is not None and low < number - self._staleness:
+    def _may_start(self, number: int, low_watermark: int) -> bool:
+        if self._staleness is not None and low_watermark < number - self._staleness:
             return False
-        return self._rounds is None or self._rounds.may_begin(number)
+        return self._rounds is None or self._rounds.may_start(number)
 
     def pop(self) -> None:
-        """Let go of the one that `first` returned."""
+        """Remove the closure that `peek` returned."""
         heapq.heappop(self._heap)
 
 
-# --- which closures have ended whose keys servers still have, and when servers are told. Pure -----
+# --- write keys of ended closures, and when to make servers forget them. Pure ---------------------
 
-# Rule 1. While nobody waits for it, servers are told of several ends at a time: a request to each
-#         of them costs more than a short function does.
-# Rule 2. Somebody waits where `join` or `done` asked for numbers up to one (`wait_for`), and all of
-#         those have ended. Where staleness is bounded, the next closure may wait: nothing is held
-#         back.
-# Rule 3. A closure that was called off may still write, and servers refuse that when they are told:
-#         so they are told at once. So they are after an error, and of many ends.
+# Rule 1. While no caller waits, keys are cleaned up in batches: one request per closure would cost
+#         more than a short function.
+# Rule 2. A caller waits if `join` or `done` asked for numbers up to one (`wait_for`), and all of
+#         those have ended. With bounded staleness no cleanup is delayed, since the next closure
+#         may wait for it.
+# Rule 3. A cancelled closure may still write until the cleanup makes servers reject its writes, so
+#         its cleanup is immediate. So is cleanup after an error, and of many closures.
 
-_MOST = 256
-"""Of so many ends servers are told at once: what they remember stays small."""
+_MAX_PENDING_KEYS = 256
+"""Number of pending closures that triggers a cleanup; limits what servers remember."""
 
 
-class Settling:
-    """Numbers of closures that have ended, until servers are told.
+class WriteKeyCleanup:
+    """Numbers of closures that have ended and whose write keys servers still hold.
 
     Args:
-        within: Seconds after which servers are told in any case; 0: at once.
+        delay: Maximum seconds before a cleanup; 0 makes every cleanup immediate.
     """
 
-    def __init__(self, within: float) -> None:
-        self._within = within
+    def __init__(self, delay: float) -> None:
+        self._delay = delay
         self._numbers: list[int] = []
-        self._least = 0
-        self._is_urgent = within <= 0
-        self.due = NEVER
-        """When servers are told in any case."""
-        #: Rising: somebody waits until all closures up to each of these are over.
-        self._awaited: deque[int] = deque()
-        self._first = 1
+        self._smallest_number = 0
+        self._is_urgent = delay <= 0
+        self.due_at = NEVER
+        """Time of the next cleanup at the latest."""
+        #: Ascending numbers; for each, a caller waits until all closures up to it are done.
+        self._awaited_numbers: deque[int] = deque()
+        self._first_unended = 1
 
     def wait_for(self, number: int) -> None:
-        """Take note that somebody waits until all closures up to this one are over."""
-        if not self._awaited or number > self._awaited[-1]:
-            self._awaited.append(number)
+        """Record that a caller waits until all closures up to this number are done."""
+        if not self._awaited_numbers or number > self._awaited_numbers[-1]:
+            self._awaited_numbers.append(number)
 
     def add(self, closure: Closure) -> None:
-        """Have servers told of a closure, sooner or later."""
+        """Add an ended closure whose keys must be forgotten."""
         number = closure.number
-        self._least = min(self._least, number) if self._numbers else number
+        self._smallest_number = min(self._smallest_number, number) if self._numbers else number
         self._numbers.append(number)
-        self._is_urgent = self._is_urgent or closure.is_off
+        self._is_urgent = self._is_urgent or closure.is_cancelled
 
-    def first(self, unsettled: Mapping[int, Closure], last: int) -> int:
-        """Return the first closure that has not ended, of those up to `last`; `last` + 1: all have.
+    def first_unended(self, unfinished: Mapping[int, Closure], last_number: int) -> int:
+        """Return the number of the first closure that has not ended; `last_number` + 1 if all have.
 
         Args:
-            unsettled: Closures that are not over. What has ended never runs again.
-            last: The number that was scheduled last.
+            unfinished: Closures that are not done. An ended closure never runs again.
+            last_number: Number of the most recently scheduled closure.
         """
-        first = self._first
-        while first <= last:
-            closure = unsettled.get(first)
-            if closure is not None and closure.phase is not Phase.SETTLING:
+        first = self._first_unended
+        while first <= last_number:
+            closure = unfinished.get(first)
+            if closure is not None and closure.phase is not ClosurePhase.COMPLETING:
                 break
             first += 1
-        self._first = first
+        self._first_unended = first
         return first
 
-    def take(self, now: float, first: int, *, at_once: bool) -> list[int]:
-        """Return what servers are to be told now.
+    def take(self, now: float, first_unended: int, *, at_once: bool) -> list[int]:
+        """Return the closures whose keys servers should forget now.
 
         Args:
-            now: In seconds.
-            first: The first closure that has not ended.
-            at_once: Whether somebody waits for all there is.
+            now: Time in seconds.
+            first_unended: Number of the first closure that has not ended.
+            at_once: Whether a caller waits for all closures.
         """
         if not self._numbers:
             return []
-        if self.due == NEVER:
-            self.due = now + self._within
-        while self._awaited and self._awaited[0] < min(first, self._least):
-            self._awaited.popleft()  # all of those have ended, and servers know
+        if self.due_at == NEVER:
+            self.due_at = now + self._delay
+        while self._awaited_numbers and self._awaited_numbers[0] < min(
+            first_unended, self._smallest_number
+        ):
+            self._awaited_numbers.popleft()  # all have ended, and their keys were cleaned up
         if not (
             at_once
             or self._is_urgent
-            or (self._awaited and self._awaited[0] < first)
-            or now >= self.due
-            or len(self._numbers) >= _MOST
+            or (self._awaited_numbers and self._awaited_numbers[0] < first_unended)
+            or now >= self.due_at
+            or len(self._numbers) >= _MAX_PENDING_KEYS
         ):
             return []
         numbers, self._numbers = self._numbers, []
-        self.due, self._is_urgent = NEVER, self._within <= 0
+        self.due_at, self._is_urgent = NEVER, self._delay <= 0
         return numbers
 
 
-# --- when closures with a timeout have run for too long -------------------------------------------
+# --- timeouts of running closures -----------------------------------------------------------------
 
 
-class Deadlines:
-    """Attempts that are under way, by the time at which they have to be looked at."""
+class ClosureDeadlines:
+    """Running attempts, ordered by the time at which their timeout must be checked."""
 
     def __init__(self) -> None:
-        #: When, which closure, and which attempt at it.
+        #: (time of the check, closure number, attempt, closure).
         self._heap: list[tuple[float, int, int, Closure]] = []
 
     @property
-    def first(self) -> float:
-        """When to look next."""
+    def next_at(self) -> float:
+        """Time of the next check."""
         return self._heap[0][0] if self._heap else NEVER
 
     def add(self, closure: Closure, now: float) -> None:
-        """Watch an attempt that was sent just now."""
+        """Track an attempt that was just sent."""
         assert closure.timeout is not None
-        entry = (now + closure.timeout, closure.number, closure.attempt, closure)
+        entry = (now + closure.timeout, closure.number, closure.num_attempts, closure)
         heapq.heappush(self._heap, entry)
 
-    def passed(self, now: float) -> list[Closure]:
-        """Return closures that have run for too long.
+    def pop_expired(self, now: float) -> list[Closure]:
+        """Return closures that exceeded their timeout.
 
-        Time in which a closure waited for a thread of its worker does not count.
+        Time that a closure waits for a thread of its worker does not count.
         """
         found: list[Closure] = []
         while self._heap and self._heap[0][0] <= now:
             _, number, attempt, closure = heapq.heappop(self._heap)
-            if closure.phase is not Phase.SENT or closure.attempt != attempt or closure.is_off:
+            if (
+                closure.phase is not ClosurePhase.SENT
+                or closure.num_attempts != attempt
+                or closure.is_cancelled
+            ):
                 continue
             assert closure.timeout is not None
-            until = closure.timeout + (now if closure.begun_at is None else closure.begun_at)
+            until = closure.timeout + (now if closure.started_at is None else closure.started_at)
             if until <= now:
                 found.append(closure)
             else:
@@ -577,71 +605,71 @@ class Deadlines:
         return found
 
 
-# --- which closures make a round, and when it is complete. Pure -----------------------------------
+# --- gradient rounds: membership and completion. Pure ---------------------------------------------
 
-#     closures 1 2 3 | 4 5 6 | 7            rounds of 3; the last one is cut by `join`
+#     closures 1 2 3 | 4 5 6 | 7            rounds of 3; `join` ended the last one early
 #
-# Rule 1. A closure may begin when its round is open: the round before is complete, and its mean is
-#         on the servers.
-# Rule 2. A round has `size` numbers in a row, or fewer where it was cut: it is complete when all of
-#         them have ended, however they ended.
+# Rule 1. A closure may start when its round is open: the previous round is complete, and servers
+#         have applied its mean.
+# Rule 2. A round has `size` consecutive numbers, or fewer if ended early. It is complete when all
+#         of them have ended, successfully or not.
 
 
-class Rounds:
-    """Rounds of closures, one after another.
+class GradientRounds:
+    """Gradient rounds of consecutive closures; one round is open at a time.
 
     Args:
-        size: How many closures make one.
+        size: Number of closures in a round.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        #: The round that is open has the numbers from here to `_last`.
-        self._first = 1
-        #: Where rounds are cut: numbers of closures that end one.
-        self._cuts: set[int] = set()
-        #: Closures that have ended, in this round and later ones.
+        #: First number of the open round, which ends at `_last_number`.
+        self._first_number = 1
+        #: Numbers of closures that end a round early.
+        self._early_ends: set[int] = set()
+        #: Ended closures of this round and later ones.
         self._ended: dict[int, Closure] = {}
-        #: All numbers below this one have ended.
-        self._next = 1
-        #: Those of a round whose mean is on its way to the servers; none: there is no such round.
+        #: Number below which all closures have ended.
+        self._next_unended = 1
+        #: Closures of the round whose mean is being pushed to servers; empty if none is.
         self._pushing: list[Closure] = []
 
     @property
-    def _last(self) -> int:
-        """The last number of the open round."""
-        return min([self._first + self._size - 1, *self._cuts])
+    def _last_number(self) -> int:
+        """Number of the last closure of the open round."""
+        return min([self._first_number + self._size - 1, *self._early_ends])
 
-    def may_begin(self, number: int) -> bool:
-        """Whether a closure may be sent to a worker."""
-        return number <= self._last and not self._pushing
+    def may_start(self, number: int) -> bool:
+        """Return whether a closure may be sent to a worker."""
+        return number <= self._last_number and not self._pushing
 
-    def cut(self, last: int) -> None:
-        """End the round that has this number with it; the next number begins another."""
-        if last >= self._first:
-            self._cuts.add(last)
+    def end_at(self, number: int) -> None:
+        """End a round at this number; the next number begins another round."""
+        if number >= self._first_number:
+            self._early_ends.add(number)
 
-    def end(self, closure: Closure) -> None:
-        """Take note that a closure has ended, or never will be sent."""
+    def closure_ended(self, closure: Closure) -> None:
+        """Record that a closure has ended or will never be sent."""
         self._ended[closure.number] = closure
-        while self._next in self._ended:
-            self._next += 1
+        while self._next_unended in self._ended:
+            self._next_unended += 1
 
-    def take(self) -> Round | None:
-        """Return the round that is complete, once; None: there is none. See `pushed`."""
-        last = self._last
-        if self._pushing or self._next <= last:
+    def take_complete(self) -> RoundPush | None:
+        """Return the completed round once, or None. `round_pushed` must follow."""
+        last = self._last_number
+        if self._pushing or self._next_unended <= last:
             return None
-        closures = [self._ended.pop(number) for number in range(self._first, last + 1)]
+        closures = [self._ended.pop(number) for number in range(self._first_number, last + 1)]
         self._pushing = closures
-        steps = [each.steps for each in closures if each.steps is not None]
-        # The round is written with the keys of its last closure.
-        closures[-1].wrote |= bool(steps)
-        return Round(last, steps)
+        steps = [each.optimizer_steps for each in closures if each.optimizer_steps is not None]
+        # The round is written with the write key of its last closure.
+        closures[-1].may_have_written |= bool(steps)
+        return RoundPush(last, steps)
 
-    def pushed(self) -> list[Closure]:
-        """Take note that the mean of that round is on the servers: return its closures."""
+    def round_pushed(self) -> list[Closure]:
+        """Return the closures of the pushed round, and open the next round."""
         closures, self._pushing = self._pushing, []
-        self._first = self._last + 1
-        self._cuts = {each for each in self._cuts if each >= self._first}
+        self._first_number = self._last_number + 1
+        self._early_ends = {each for each in self._early_ends if each >= self._first_number}
         return closures

@@ -1,4 +1,4 @@
-"""What a coordinator needs to know of a strategy: where workers and parameter servers are."""
+"""Addresses and settings that a coordinator takes from a strategy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from headrace.arguments import check_int, check_string, check_strings
 from headrace.cluster.spec import PS, WORKER
-from headrace.coordinator.messages import Greet, WorkerReply
-from headrace.coordinator.worker import LARGEST_CLOSURE, this_process
+from headrace.coordinator.messages import StartSession, WorkerReply
+from headrace.coordinator.worker import MAX_CLOSURE_BYTES, process_name
 from headrace.parameter_server.optimizer_steps import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.transport import address as addresses
@@ -21,18 +21,19 @@ from headrace.transport import zeromq
 from headrace.transport.channel import Channel
 from headrace.transport.security import Security, check_security
 
-__all__ = ["Cluster", "Workers", "check_address", "check_strategy", "cluster_of"]
+__all__ = ["CoordinatorCluster", "Workers", "check_address", "check_strategy", "resolve_cluster"]
 
 _log = logging.getLogger(__name__)
 
 
 class Workers:
-    """Workers alone, without parameter servers: for functions that write to no variable.
+    """Workers without parameter servers: for functions that write to no variable.
 
     Args:
-        addresses: Where they listen, as "host:port".
-        staleness: A function begins only when all but so many before it are done; None: no bound.
-        security: Keys of a client.
+        addresses: Addresses at which they listen, as "host:port".
+        staleness: Maximum number of unfinished earlier functions when a function starts; None
+            disables the limit.
+        security: Client keys.
     """
 
     def __init__(
@@ -52,37 +53,37 @@ class Workers:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Cluster:
-    """Who takes part.
+class CoordinatorCluster:
+    """Participants and settings of a coordinator.
 
     Attributes:
-        greeting: What each worker is greeted with, but for its number, its session and its threads.
-        workers: Where they listen, by number.
-        servers: The parameter servers, as far as closures go; None: there are none.
-        staleness: Bound of the queue.
-        round_size: How many closures make a round; None: there are no rounds.
-        security: Keys of a client.
+        session_request: Template of `StartSession`, without worker, session and threads.
+        workers: Worker addresses by number.
+        servers: Parameter servers as closures use them; None without servers.
+        staleness: Staleness bound of the queue.
+        round_size: Number of closures in a gradient round; None disables rounds.
+        security: Client keys.
     """
 
-    greeting: Greet
+    session_request: StartSession
     workers: dict[int, str]
     servers: ClosureServers | None = None
     staleness: int | None = None
     round_size: int | None = None
     security: Security | None = None
 
-    def dial(self, address: str) -> Channel:
+    def open_channel(self, address: str) -> Channel:
         """Open a channel to a worker."""
         return zeromq.connect(
             address,
             reply_type=WorkerReply,
             security=None if self.security is None else self.security.as_client(),
-            request_bytes=LARGEST_CLOSURE,
+            request_bytes=MAX_CLOSURE_BYTES,
         )
 
 
 def check_strategy(strategy: object) -> None:
-    """Raise ValueError for what is no strategy for a coordinator."""
+    """Raise ValueError unless `strategy` can have a coordinator."""
     if not isinstance(strategy, ParameterServerStrategy | Workers):
         raise ValueError(
             "Only a ParameterServerStrategy is supported by ClusterCoordinator, but got "
@@ -90,35 +91,35 @@ def check_strategy(strategy: object) -> None:
         )
 
 
-def check_address(address: object, whose: str) -> None:
-    """Raise an error for what is no address of a worker.
+def check_address(address: object, owner: str) -> None:
+    """Check the address of a worker.
 
     Raises:
-        TypeError: It is no string.
-        ValueError: It is not written "host:port".
+        TypeError: If it is not a string.
+        ValueError: If it is not of the form "host:port".
     """
-    check_string(whose, address)
+    check_string(owner, address)
     try:
         addresses.split(str(address))
     except ValueError as error:
-        raise ValueError(f"{whose}: {error}") from None
+        raise ValueError(f"{owner}: {error}") from None
 
 
-def cluster_of(strategy: object) -> Cluster:
-    """Return who takes part in a strategy.
+def resolve_cluster(strategy: object) -> CoordinatorCluster:
+    """Return the participants and settings of a strategy.
 
     Raises:
-        ValueError: It is no strategy for a coordinator.
+        ValueError: If the strategy cannot have a coordinator.
     """
     check_strategy(strategy)
     assert isinstance(strategy, ParameterServerStrategy | Workers)
     workers = strategy.addresses if isinstance(strategy, Workers) else strategy.worker_addresses
     for number, address in enumerate(workers):
         check_address(address, f"worker {number}")
-    incarnation = _next_incarnation()
+    incarnation = _next_term()
     if isinstance(strategy, Workers):
-        return Cluster(
-            greeting=_greeting(uuid.uuid4().hex, incarnation),
+        return CoordinatorCluster(
+            session_request=_build_session_request(uuid.uuid4().hex, incarnation),
             workers=dict(enumerate(workers)),
             staleness=strategy.staleness,
             security=strategy.security,
@@ -134,14 +135,14 @@ def cluster_of(strategy: object) -> Cluster:
             task,
         )
     servers = strategy.cluster.servers
-    return Cluster(
-        greeting=_greeting(
+    return CoordinatorCluster(
+        session_request=_build_session_request(
             strategy.cluster.cluster_id,
             incarnation,
             servers=servers.addresses,
             server_timeout=servers.timeout,
             replication=servers.replication,
-            gathers=strategy.round_size is not None,
+            collects_steps=strategy.round_size is not None,
         ),
         workers=dict(enumerate(workers)),
         servers=ClosureServers(servers, incarnation),
@@ -151,24 +152,24 @@ def cluster_of(strategy: object) -> Cluster:
     )
 
 
-def _greeting(cluster_id: str, incarnation: int, **servers: Any) -> Greet:
-    return Greet(
+def _build_session_request(cluster_id: str, term: int, **servers: Any) -> StartSession:
+    return StartSession(
         cluster_id=cluster_id,
-        incarnation=incarnation,
+        term=term,
         session=0,
         worker=0,
-        process=this_process(),
+        process=process_name(),
         **servers,
     )
 
 
-def _next_incarnation() -> int:
-    """Return a number that is larger than that of any coordinator before."""
-    global _last_incarnation
+def _next_term() -> int:
+    """Return a term larger than those of all earlier coordinators."""
+    global _last_term
     with _lock:
-        _last_incarnation = max(time.time_ns() // 1_000_000, _last_incarnation + 1)
-        return _last_incarnation
+        _last_term = max(time.time_ns() // 1_000_000, _last_term + 1)
+        return _last_term
 
 
 _lock = threading.Lock()
-_last_incarnation = 0
+_last_term = 0

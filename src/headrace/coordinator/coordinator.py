@@ -1,4 +1,4 @@
-"""The cluster coordinator: functions are scheduled here, and run on workers."""
+"""Cluster coordinator: schedules functions, which run on workers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, Literal, NoReturn, Self
 import msgspec
 
 from headrace.arguments import check_callable, check_instance, check_int, check_seconds
+from headrace.coordinator.closure_factory import ClosureFactory
 from headrace.coordinator.closure_queue import ClosureQueue
-from headrace.coordinator.cluster import check_address, check_strategy, cluster_of
-from headrace.coordinator.coordination import Coordination
-from headrace.coordinator.keeping import Keeping
+from headrace.coordinator.cluster import check_address, check_strategy, resolve_cluster
+from headrace.coordinator.coordinator_core import CoordinatorCore
+from headrace.coordinator.coordinator_runner import CoordinatorRunner, RunnerLifeCycle
+from headrace.coordinator.coordinator_server import CoordinatorServer
 from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource, PerWorkerVariable
-from headrace.coordinator.reception import Reception
-from headrace.coordinator.remote_value import RemoteValue, fetched
-from headrace.coordinator.shared_dataset import Epoch, SharedDataset, shared_by
-from headrace.coordinator.shell import RunningShell, Shell
+from headrace.coordinator.remote_value import RemoteValue, fetch_structure
+from headrace.coordinator.shared_dataset import EpochRunner, SharedDataset, find_shared_dataset
 from headrace.coordinator.status import CoordinatorStatus
-from headrace.coordinator.worker_iterator import DATASETS, build_dataset
+from headrace.coordinator.worker_iterator import DATASET_TYPES, build_dataset
 from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import draw_seed
@@ -32,18 +32,18 @@ from headrace.plan.source import INFINITE
 from headrace.transport.envelope import decode_error
 from headrace.transport.security import Security
 
-__all__ = ["ClusterCoordinator", "CoordinatorStub", "coordinator_of"]
+__all__ = ["ClusterCoordinator", "CoordinatorStub", "find_coordinator"]
 
 
-_MOST_QUEUED = 1 << 16
-_SETTLE_WITHIN = 0.1
-_AHEAD = 2
+_MAX_QUEUED = 1 << 16
+_KEY_CLEANUP_DELAY = 0.1
+_CLOSURES_AHEAD = 2
 _SHARDS_PER_WORKER = 4
-"""So that a worker that is slower, or lost, leaves little to wait for."""
+"""Several shards per worker, so that a slow or lost worker delays little."""
 
 
 class ClusterCoordinator:
-    """Schedules functions, which run on the workers of a strategy.
+    """Schedules functions on the workers of a strategy.
 
     >>> import headrace as hr
     >>> from headrace.coordinator.cluster import Workers
@@ -55,26 +55,26 @@ class ClusterCoordinator:
     ...         value.fetch()
     42
 
-    A function runs again on another worker if its worker is lost; what it wrote to variables is
-    applied once all the same. Made again for a strategy that has one, it is the same object.
-    Also a context manager; `close` ends its threads, and lets the workers go.
+    A function whose worker is lost runs again on another worker; its writes to variables are
+    applied exactly once. A second `ClusterCoordinator` for a strategy is the same object. Also a
+    context manager; `close` ends its threads and its sessions with workers.
 
     Args:
         strategy: A `ParameterServerStrategy`.
-        closures_in_flight: How many functions a worker has at a time, at least: one runs, the next
-            one is there already. Workers get more of short ones. None: that of the coordinator
-            that the strategy has, or 2.
-        threads_per_worker: How many functions a worker runs at a time. None: likewise, or 1.
-        most_queued: How many may wait for a worker; `schedule` waits beyond that. None: likewise,
-            or 65,536.
+        closures_in_flight: Minimum number of functions that a worker holds at a time: one runs
+            while the next is already there. Workers hold more short functions. None: the value of
+            the strategy's existing coordinator, or 2.
+        threads_per_worker: Number of functions that a worker runs at a time. None: as above, or 1.
+        max_queued: Maximum number of functions waiting for a worker; `schedule` blocks beyond
+            that. None: as above, or 65,536.
     """
 
     _settings: tuple[int, int, int] | None = None
 
     def __new__(cls, strategy: Any, *args: Any, **kwargs: Any) -> Self:
-        """Return the coordinator that the strategy has, or a new one."""
+        """Return the strategy's coordinator, or create one."""
         check_strategy(strategy)
-        found = coordinator_of(strategy)
+        found = find_coordinator(strategy)
         if found is not None:
             assert isinstance(found, cls)
             return found
@@ -86,21 +86,21 @@ class ClusterCoordinator:
         closures_in_flight: int | None = None,
         threads_per_worker: int | None = None,
         *,
-        most_queued: int | None = None,
+        max_queued: int | None = None,
     ) -> None:
         given = {
             "closures_in_flight": closures_in_flight,
             "threads_per_worker": threads_per_worker,
-            "most_queued": most_queued,
+            "max_queued": max_queued,
         }
         for name, value in given.items():
             if value is not None:
                 check_int(name, value, minimum=1)
-        defaults = self._settings or (2, 1, _MOST_QUEUED)
-        settings = closures_in_flight, threads_per_worker, most_queued = (
+        defaults = self._settings or (2, 1, _MAX_QUEUED)
+        settings = closures_in_flight, threads_per_worker, max_queued = (
             closures_in_flight or defaults[0],
             threads_per_worker or defaults[1],
-            most_queued or defaults[2],
+            max_queued or defaults[2],
         )
         if self._settings is not None:
             if self._settings != settings:
@@ -111,37 +111,41 @@ class ClusterCoordinator:
                 )
             return
         self._strategy = strategy
-        cluster = cluster_of(strategy)
+        cluster = resolve_cluster(strategy)
         queue = ClosureQueue(
             in_flight=closures_in_flight,
             threads=threads_per_worker,
             staleness=cluster.staleness,
             round_size=cluster.round_size,
-            most_queued=most_queued,
-            settle_within=_SETTLE_WITHIN,
+            max_queued=max_queued,
+            key_cleanup_delay=_KEY_CLEANUP_DELAY,
         )
-        core = Coordination(
+        core = CoordinatorCore(
             queue,
-            greeting=msgspec.structs.replace(cluster.greeting, threads=threads_per_worker),
+            session_request=msgspec.structs.replace(
+                cluster.session_request, threads=threads_per_worker
+            ),
             read_error=decode_error,
         )
         for number, address in cluster.workers.items():
             core.add_worker(address, time.monotonic(), number)
-        self._shell = Shell(core, cluster.dial, cluster.servers)
-        self._keeping = Keeping(self._shell, strategy)
+        self._runner = CoordinatorRunner(core, cluster.open_channel, cluster.servers)
+        self._closure_factory = ClosureFactory(self._runner, strategy)
         self._settings = settings
-        self._reception = Reception(self._shell, cluster.staleness)
-        self._running = RunningShell(self._shell)
-        self._running.start()
-        _known[strategy] = weakref.ref(self)
+        self._server = CoordinatorServer(self._runner, cluster.staleness)
+        self._life_cycle = RunnerLifeCycle(self._runner)
+        self._life_cycle.start()
+        _coordinators[strategy] = weakref.ref(self)
         if isinstance(strategy, ParameterServerStrategy):
-            # Not this object: it ends when nobody holds it.
-            strategy.make_per_worker_variable = functools.partial(PerWorkerVariable, self._keeping)
-            strategy.stop_coordinator = weakref.WeakMethod(self._running.stop)
+            # Not a reference to this object, which ends with its last reference.
+            strategy.make_per_worker_variable = functools.partial(
+                PerWorkerVariable, self._closure_factory
+            )
+            strategy.stop_coordinator = weakref.WeakMethod(self._life_cycle.stop)
 
     def close(self) -> None:
-        """Call off what there is, end all threads and let the workers go. May be called twice."""
-        self._running.stop()
+        """Cancel all functions, end all threads and sessions with workers. Idempotent."""
+        self._life_cycle.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -165,100 +169,102 @@ class ClusterCoordinator:
         timeout: float | None = None,
         retries: int | None = None,
     ) -> RemoteValue:
-        """Have a function run on some worker; return at once, or as soon as the queue has room.
+        """Schedule a function on any worker; return at once, or when the queue has capacity.
 
-        The function is pickled when it is scheduled first, with what it refers to; arguments are
-        pickled each time. Among both may be variables, optimizers, tables, per-worker iterators
-        and values, which are the worker's there; among arguments also `RemoteValue`s.
+        The function and the objects it refers to are pickled when it is first scheduled; arguments
+        are pickled each time. Both may include variables, optimizers, tables, per-worker iterators
+        and values, which become the worker's own; arguments may also include `RemoteValue`s.
 
         Args:
             fn: Any function. It runs once, or again if its worker is lost.
             args: A tuple or list.
             kwargs: A dict.
-            timeout: Seconds that it may run; then it fails with DeadlineExceededError, and what it
-                still writes is refused.
-            retries: How often it is run again after its worker was lost; None: 10 times.
+            timeout: Maximum run time in seconds; then it fails with DeadlineExceededError, and its
+                further writes are rejected.
+            retries: Number of times it is run again after its worker was lost; None: 10 times.
 
         Raises:
-            Exception: The first error of a function that was scheduled before. All that waited is
-                cancelled then, and this function was not taken: schedule it again.
-            FailedPreconditionError: Something cannot be sent to a worker.
+            Exception: The first error of an earlier function. All waiting functions are cancelled
+                then, and this one was not scheduled: schedule it again.
+            FailedPreconditionError: If an object cannot be sent to a worker.
         """
-        return self._keeping.schedule(
-            self._keeping.closure(fn, args, kwargs, timeout=timeout, retries=retries)
+        return self._closure_factory.schedule(
+            self._closure_factory.build_closure(fn, args, kwargs, timeout=timeout, retries=retries)
         )
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until all functions that were scheduled have run.
+        """Wait until all scheduled functions have run.
 
         Args:
-            timeout: Seconds to wait; None: as long as it takes.
+            timeout: Seconds to wait; None waits forever.
 
         Raises:
-            Exception: The first error of a function; the rest is cancelled, and the next call finds
-                all in order.
-            DeadlineExceededError: They have not run in that time.
+            Exception: The first error of a function; all others are cancelled, and the coordinator
+                is usable again.
+            DeadlineExceededError: If they have not run in that time.
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
-        self._shell.join(timeout)
+        self._runner.join(timeout)
 
     def done(self) -> bool:
-        """Return whether all functions that were scheduled have run.
+        """Return whether all scheduled functions have run.
 
         Raises:
-            Exception: As `join`.
+            Exception: As in `join`.
         """
-        return self._shell.is_done()
+        return self._runner.is_done()
 
     def fetch(self, structure: Any, timeout: float | None = None) -> Any:
-        """Return a structure with the value of each `RemoteValue` in it, once all are here.
+        """Return a structure with each `RemoteValue` replaced by its value, once all are ready.
 
         Args:
-            structure: Nested lists, tuples and dicts; what is no `RemoteValue` stays as it is.
-            timeout: Seconds to wait for all; None: as long as it takes.
+            structure: Nested lists, tuples and dicts; other values are returned unchanged.
+            timeout: Seconds to wait for all values; None waits forever.
 
         Raises:
-            Exception: The error of the first that has one.
-            DeadlineExceededError: They are not here in that time.
+            Exception: The error of the first value that has one.
+            DeadlineExceededError: If they are not ready in that time.
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
-        return fetched(structure, until)
+        return fetch_structure(structure, until)
 
     def wait_for_any(self, values: Iterable[RemoteValue]) -> None:
-        """Wait until at least one of several values, or its error, is here.
+        """Wait until at least one of several values, or its error, is ready.
 
         Raises:
-            ValueError: There are none.
-            Exception: As `join`.
+            ValueError: If there are no values.
+            Exception: As in `join`.
         """
         waited = list(values)
         if not waited:
             raise ValueError("`values` must be RemoteValues, at least one, but there is none")
         if any(each.is_ready for each in waited):
             return
-        self._shell.wait(
+        self._runner.wait(
             lambda: (
-                self._shell.core.queue.failure is not None or any(each.is_ready for each in waited)
+                self._runner.core.queue.failure is not None or any(each.is_ready for each in waited)
             ),
             f"one of {len(waited)} functions",
         )
-        self._shell.raise_failure()
+        self._runner.raise_failure()
 
     @property
     def activity(self) -> tuple[int, int]:
-        """Number of the function that was scheduled last, and of the first that has not ended."""
-        with self._shell.lock:
-            queue = self._shell.core.queue
-            return queue.last, queue.first
+        """Number of the last scheduled function, and of the first one that has not ended."""
+        with self._runner.lock:
+            queue = self._runner.core.queue
+            return queue.last_number, queue.first_unended
 
     @property
     def capacity(self) -> int:
-        """How many scheduled functions keep all workers busy, at the speed that they have now."""
-        with self._shell.lock:
-            return _AHEAD + _AHEAD * sum(load.window for load in self._shell.core.queue.loads)
+        """Number of scheduled functions that keeps all workers busy at their current speed."""
+        with self._runner.lock:
+            return _CLOSURES_AHEAD + _CLOSURES_AHEAD * sum(
+                load.window for load in self._runner.core.queue.worker_pool
+            )
 
     def evaluate(
         self,
@@ -269,15 +275,15 @@ class ClusterCoordinator:
     ) -> Any:
         """Evaluate a dataset on all workers, each element once.
 
-        The dataset is cut into shards; a shard whose worker is lost is evaluated again, whole, and
-        counts once.
+        The dataset is divided into shards. A shard whose worker is lost is evaluated again from its
+        start, and counts once.
 
         Args:
-            shard_fn: Called on a worker with one shard, a Dataset; returns what `merge` needs.
-            dataset: A finite one.
-            num_shards: How many; some for each worker share the work evenly. "auto": four for each
-                worker that there is now, and no more than elements, if their number is known.
-            merge: Called here with the list of what was returned, in the order of the shards.
+            shard_fn: Called on a worker with one shard, a Dataset; returns the input of `merge`.
+            dataset: A finite dataset.
+            num_shards: Number of shards; several per worker balance the load. "auto": four per
+                current worker, but not more than elements, if their number is known.
+            merge: Called in this process with the list of results, in shard order.
         """
         check_callable("merge", merge)
         check_instance("dataset", dataset, Dataset)
@@ -290,7 +296,7 @@ class ClusterCoordinator:
                 "`dataset` must be finite, but this one has no end; take(n) gives it one"
             )
         seed = dataset.options().seed
-        # All shards are cut from one order.
+        # All shards are taken from a single order.
         whole = dataset.with_options(Options(seed=draw_seed() if seed is None else seed))
         shards = [whole.shard(count, index) for index in range(count)]
         values = [self.schedule(shard_fn, args=(shard,)) for shard in shards]
@@ -305,22 +311,22 @@ class ClusterCoordinator:
     # --- data -----------------------------------------------------------------------------------
 
     def create_per_worker_dataset(self, dataset_or_fn: Any) -> PerWorkerDataset:
-        """Have each worker make a dataset of its own, and read it for itself.
+        """Create a dataset on each worker, which the worker reads independently.
 
         Args:
             dataset_or_fn: A dataset, a distributed dataset, or a function without arguments that
                 returns one; it is called on each worker, where
-                `hr.coordinator.get_current_worker_index()` says which one.
+                `hr.coordinator.get_current_worker_index()` returns the worker's number.
         """
         if isinstance(dataset_or_fn, PerWorkerInput):
-            dataset_or_fn = dataset_or_fn.build  # on the worker, where it is read
-        if not isinstance(dataset_or_fn, DATASETS) and not callable(dataset_or_fn):
+            dataset_or_fn = dataset_or_fn.build  # runs on the worker that reads it
+        if not isinstance(dataset_or_fn, DATASET_TYPES) and not callable(dataset_or_fn):
             raise ValueError(
                 "Unexpected dataset type! `dataset_or_fn` must be a Dataset, a distributed "
                 f"dataset, or a function that returns one, but got {dataset_or_fn!r:.80} of type "
                 f"{type(dataset_or_fn).__name__}"
             )
-        return PerWorkerDataset(self._keeping, dataset_or_fn, build_dataset)
+        return PerWorkerDataset(self._closure_factory, dataset_or_fn, build_dataset)
 
     def create_per_worker_values(
         self,
@@ -328,10 +334,10 @@ class ClusterCoordinator:
         args: Sequence[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
     ) -> PerWorkerResource:
-        """Have each worker make a value with a function, and keep it.
+        """Create a value on each worker with a function.
 
-        In functions that are scheduled the object that is returned is the worker's value. A worker
-        that was lost makes it again.
+        Scheduled functions receive their worker's value in place of the returned object. A worker
+        that was lost creates the value again.
 
         Args:
             fn: Called once on each worker.
@@ -340,14 +346,14 @@ class ClusterCoordinator:
         """
         check_callable("fn", fn)
         return PerWorkerResource(
-            self._keeping,
+            self._closure_factory,
             f"{getattr(fn, '__qualname__', fn)} for each worker",
             functools.partial(fn, *(args or ()), **(kwargs or {})),
             lambda number, state: (),
         )
 
     def create_shared_dataset(self, dataset: Dataset) -> SharedDataset:
-        """Return a dataset that all workers share: see `run_epoch`. Its state can be saved."""
+        """Return a dataset shared by all workers; see `run_epoch`. Its state can be saved."""
         return SharedDataset(dataset)
 
     def run_epoch(
@@ -358,54 +364,54 @@ class ClusterCoordinator:
     ) -> int:
         """Call a function on workers until a shared dataset ends; return how many calls returned.
 
-        Each element goes to one call. One whose worker is lost is made again with the same
-        elements. A call that meets the end and raises OutOfRangeError has ended well, and is not
-        counted. An epoch that is interrupted by an error is gone on with where the dataset is
-        given its state again: `dataset.set_state(dataset.get_state())`.
+        Each element is delivered to one call. A call whose worker is lost is repeated with the same
+        elements. A call that raises OutOfRangeError at the end succeeds, but is not counted. To
+        resume an epoch after an error, set the dataset's state again:
+        `dataset.set_state(dataset.get_state())`.
 
         Args:
-            fn: Calls `next` on the shared dataset, as often as it likes.
-            args: Among them, or in `fn`, is a shared dataset.
-            kwargs: A dict.
+            fn: Function that calls `next` on the shared dataset any number of times.
+            args: Arguments; they or `fn` must include one shared dataset.
+            kwargs: Keyword arguments.
         """
-        closure = self._keeping.closure(fn, args, kwargs, shares=True)
-        dataset = shared_by(closure)
-        with dataset.reading() as (elements, progress):
-            steps = Epoch(self._shell, closure, dataset, elements, progress).run()
+        closure = self._closure_factory.build_closure(fn, args, kwargs, allow_shared=True)
+        dataset = find_shared_dataset(closure)
+        with dataset.open_epoch() as (elements, progress):
+            steps = EpochRunner(self._runner, closure, dataset, elements, progress).run()
             self.join()
         return steps
 
     # --- workers --------------------------------------------------------------------------------
 
     def add_worker(self, address: str) -> int:
-        """Take another worker in; return its number.
+        """Add a worker; return its number.
 
         Args:
-            address: Where it listens, as "host:port"; it may be there later.
+            address: Address at which it listens, as "host:port"; it may start later.
 
         Raises:
-            ValueError: It is not written so.
+            ValueError: If the address is malformed.
         """
         check_address(address, "`address`")
-        with self._shell.lock:
-            worker = self._shell.core.add_worker(address, time.monotonic())
-        self._shell.wake()
+        with self._runner.lock:
+            worker = self._runner.core.add_worker(address, time.monotonic())
+        self._runner.wake()
         return worker
 
     def remove_worker(self, index: int) -> None:
-        """Let a worker go: it ends what it runs, and what waits there runs elsewhere.
+        """Remove a worker: running functions finish, waiting ones move to other workers.
 
         Raises:
-            ValueError: There is no such worker.
+            ValueError: If there is no such worker.
         """
         check_int("index", index, minimum=0)
-        with self._shell.lock:
-            if index not in self._shell.core.contacts:
-                known = sorted(self._shell.core.contacts)
+        with self._runner.lock:
+            if index not in self._runner.core.connections:
+                known = sorted(self._runner.core.connections)
                 raise ValueError(f"there is no worker {index}; there are {known}")
-            self._reception.remove(self._shell.core.contacts[index].address)
-            self._shell.core.remove_worker(index)
-        self._shell.wake()
+            self._server.remove(self._runner.core.connections[index].address)
+            self._runner.core.remove_worker(index)
+        self._runner.wake()
 
     def listen(
         self,
@@ -416,65 +422,65 @@ class ClusterCoordinator:
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
     ) -> str:
-        """Listen for workers that announce themselves; return the address, as "host:port".
+        """Listen for workers that register themselves; return the address, as "host:port".
 
-        `ClosureWorker(..., coordinator=address)` is taken in wherever it was started, while
-        functions run. `headrace status` and `headrace top` ask the same address.
+        A `ClosureWorker(..., coordinator=address)` may join at any time, from any host. `headrace
+        status` and `headrace top` use the same address.
 
         Args:
-            host: A name or number of this machine.
-            port: 0 takes one that is free.
-            security: Keys of a server; required where `host` can be reached from another machine.
-            metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served; None: nowhere.
-            metrics_host: Whom these are served for; the default is this machine alone.
+            host: Name or address of this machine.
+            port: Port to listen on; 0 takes a free one.
+            security: Server keys; required if `host` is reachable from another machine.
+            metrics_port: Port of `/metrics`, `/healthz` and `/readyz`; None disables them.
+            metrics_host: Interface for these; by default this machine only.
         """
-        self._shell.check_here()
-        listening = self._reception.listen(host, port, security, metrics_host, metrics_port)
-        self._running.keep(listening.close)
-        return self._reception.address
+        self._runner.check_not_forked()
+        listening = self._server.listen(host, port, security, metrics_host, metrics_port)
+        self._life_cycle.on_close(listening.close)
+        return self._server.address
 
     @property
     def metrics_address(self) -> str:
-        """Where `/metrics` is, as "host:port"; empty: nowhere."""
-        return self._reception.metrics_address
+        """Address of `/metrics`, as "host:port"; empty without it."""
+        return self._server.metrics_address
 
     def status(self) -> CoordinatorStatus:
-        """Return how many functions wait, where which ones run for how long, and who is there."""
-        return self._reception.status()
+        """Return the number of waiting functions, the running functions and the workers' state."""
+        return self._server.status()
 
     @property
     def workers(self) -> dict[int, str]:
-        """Addresses of the workers, by their numbers."""
-        with self._shell.lock:
-            return {number: each.address for number, each in self._shell.core.contacts.items()}
+        """Addresses of the workers, by number."""
+        with self._runner.lock:
+            return {number: each.address for number, each in self._runner.core.connections.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         travels = isinstance(self._strategy, ParameterServerStrategy)
         return CoordinatorStub, (self._strategy if travels else None,)
 
 
-def coordinator_of(strategy: Any) -> ClusterCoordinator | None:
-    """Return the coordinator that a strategy has; None: it has none, or it is closed."""
-    known = _known.get(strategy)
+def find_coordinator(strategy: Any) -> ClusterCoordinator | None:
+    """Return the coordinator of a strategy; None without one, or if it is closed."""
+    known = _coordinators.get(strategy)
     found = None if known is None else known()
-    return None if found is None or found._running.is_stopped else found
+    return None if found is None or found._life_cycle.is_stopped else found
 
 
-_known: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (
+_coordinators: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-# --- a coordinator as it arrives on workers, with the objects that hold it ------------------------
+# --- replacement of a coordinator on workers, inside objects that refer to it ---------------------
 
 
 class CoordinatorStub:
-    """Stands for a `ClusterCoordinator` that was pickled; any use raises an error.
+    """Replacement for a pickled `ClusterCoordinator`; any use raises an error.
 
-    Methods of a class that holds its coordinator can be scheduled, since the object travels.
+    So methods of a class that refers to its coordinator can be scheduled.
 
     Args:
-        strategy: The strategy of the coordinator, if it travels; else None.
+        strategy: The coordinator's strategy if it can be pickled; otherwise None.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -482,7 +488,7 @@ class CoordinatorStub:
 
     @property
     def strategy(self) -> Any:
-        """The strategy, as this worker has it."""
+        """The strategy as it is on this worker."""
         if self._strategy is None:
             self._refuse("strategy")
         return self._strategy

@@ -1,7 +1,7 @@
-"""What the coordinator and its workers say to each other.
+"""Messages between the coordinator and its workers.
 
-`session` is the number of a worker's life, as one coordinator sees it: each greeting has a new one.
-Messages of another session than the last are answered with AbortedError.
+`session` numbers a worker session of one coordinator; each `StartSession` has a new number. A
+worker answers messages of any session but the latest with AbortedError.
 """
 
 from __future__ import annotations
@@ -12,144 +12,145 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from headrace.coordinator.closure import NEVER, Closure, Payload, Result, Round
+from headrace.coordinator.closure import NEVER, Closure, ClosureResult, Payload, RoundPush
 from headrace.parameter_server.replica_state import AcknowledgedState
-from headrace.serving.call import Done, Message, Question
+from headrace.serving.rpc import Done, Message, TypedRequest
 from headrace.transport.channel import Buffer
 from headrace.versions import Versions, own_versions
 
 __all__ = [
-    "Actions",
-    "Attend",
-    "Call",
-    "CallOff",
-    "CalledOff",
-    "Feed",
-    "Forget",
-    "Function",
-    "Greet",
-    "Greeted",
-    "Lease",
+    "AcknowledgeResult",
+    "AwaitSessionEnd",
+    "CallSpec",
+    "CancelClosure",
+    "CancelReply",
+    "CoordinatorActions",
+    "ElementLease",
+    "EndSession",
+    "FeedElements",
+    "FetchResult",
+    "FetchedResult",
     "LoadFunction",
-    "Ran",
-    "Received",
-    "Release",
-    "Resource",
-    "Run",
-    "TakeResult",
-    "Taken",
-    "Work",
+    "PackedFunction",
+    "ReleaseResources",
+    "RunClosure",
+    "RunReply",
+    "SessionStarted",
+    "StartSession",
+    "WorkerCall",
     "WorkerReply",
     "WorkerRequest",
-    "feed_message",
-    "load_message",
-    "run_message",
+    "WorkerResource",
+    "build_feed_request",
+    "build_load_request",
+    "build_run_request",
 ]
 
 
-class Greeted(Message, frozen=True):
-    """The worker is yours.
+class SessionStarted(Message, frozen=True):
+    """Reply of a worker that joined the cluster.
 
     Attributes:
-        process: Which process it is, for words: "host:pid".
-        versions: Of that process.
+        process: Process of the worker as "host:pid", for messages.
+        versions: Versions of that process.
     """
 
     process: str = ""
     versions: Versions = msgspec.field(default_factory=own_versions)
 
 
-class Greet(Question[Greeted], frozen=True):
-    """Be worker `worker` of this cluster, in a new life; what was before is dropped.
+class StartSession(TypedRequest[SessionStarted], frozen=True):
+    """Become worker `worker` of this cluster in a new session; an earlier session is dropped.
 
     Attributes:
-        incarnation: Of the coordinator; a worker goes with the newest that it has heard of.
+        term: Term of the coordinator; a worker serves the newest term that it knows.
         servers: Addresses of the parameter servers.
-        server_timeout: Seconds for which one that cannot be reached is waited for.
-        threads: How many closures to run at a time.
-        process: Of the coordinator, for words: "host:pid".
-        replication: How many servers have what one of them has.
-        gathers: Steps of optimizers are not pushed, but sent with a closure's answer.
-        versions: Of the coordinator's process.
-        acknowledged: What the coordinator knows to be acknowledged of replicated stores.
+        server_timeout: Seconds to wait for an unreachable parameter server.
+        threads: Number of closures to run at a time.
+        process: Process of the coordinator as "host:pid", for messages.
+        replication: Number of replicas of each parameter store.
+        collects_steps: Whether optimizer steps are returned with the closure's reply instead of
+            being pushed to servers.
+        versions: Versions of the coordinator's process.
+        acknowledged: Acknowledged states of replicated stores that the coordinator knows.
     """
 
     cluster_id: str
-    incarnation: int
+    term: int
     session: int
     worker: int
     servers: tuple[str, ...] = ()
     server_timeout: float = 120.0
     threads: int = 1
     process: str = ""
-    gathers: bool = False
+    collects_steps: bool = False
     replication: int = 1
     versions: Versions = msgspec.field(default_factory=own_versions)
     acknowledged: tuple[AcknowledgedState, ...] = ()
 
 
-class Attend(Question[Done], frozen=True):
-    """Answer when this life is over. Whoever asks hears at once when the worker is gone."""
+class AwaitSessionEnd(TypedRequest[Done], frozen=True):
+    """Request answered when the session ends; a lost connection shows that the worker is lost."""
 
     session: int
 
 
-class LoadFunction(Question[Done], frozen=True):
-    """Keep this function (one buffer: pickled); closures name it by its digest."""
+class LoadFunction(TypedRequest[Done], frozen=True):
+    """Load a function (one buffer: pickled), which closures name by its digest."""
 
     session: int
     digest: bytes
     name: str
 
 
-class Ran(Message, frozen=True):
-    """A closure has ended. Buffers: of its value, then of the steps that it took.
+class RunReply(Message, frozen=True):
+    """Outcome of a closure. Buffers: of its value, then of its optimizer steps.
 
     Attributes:
-        value: Pickled, without the buffers.
-        error: In place of a value, as `transport.envelope` writes errors.
-        nbytes: The value is that large, and waits for `TakeResult`.
-        seconds: How long it ran.
-        wrote: Whether it wrote to a server.
-        steps: Of optimizers, that it took and did not push; pickled, without the buffers.
-        beside: How many buffers belong to them.
-        states: Where the iterators stand that it used, by resource.
-        wants: It is under way, and waits for so many more elements (`Feed`).
-        met_end: It has ended where the shared dataset did.
-        unused: How many of the elements that it was given it did not ask for.
-        lacks_function: It did not run: the function is not here any more.
-        is_dropped: It was called off, and nobody waits for its value.
-        acknowledged: What the worker knows to be acknowledged of replicated stores.
+        value: Pickled value without the buffers.
+        error: Error in place of a value, encoded by `transport.envelope`.
+        nbytes: Bytes of a large value, to be fetched with `FetchResult`.
+        seconds: Run time.
+        has_written: Whether the closure wrote to a server.
+        optimizer_steps: Optimizer steps taken but not pushed; pickled without the buffers.
+        num_step_buffers: Number of buffers of `optimizer_steps`.
+        iterator_states: States of the iterators that the closure used, by resource.
+        num_wanted: Number of further elements (`FeedElements`) that the running closure waits for.
+        reached_end: Whether the closure ended at the end of the shared dataset.
+        num_unused: Number of supplied elements that the closure did not read.
+        is_function_missing: Whether the closure did not run because its function is not loaded.
+        is_dropped: Whether the closure was cancelled, so that its value is not needed.
+        acknowledged: Acknowledged states of replicated stores that the worker knows.
     """
 
     value: bytes = b""
     error: bytes = b""
     nbytes: int = 0
     seconds: float = 0.0
-    wrote: bool = False
-    steps: bytes = b""
-    beside: int = 0
-    states: Mapping[int, bytes] = msgspec.field(default_factory=dict)
-    wants: int = 0
-    unused: int = 0
-    met_end: bool = False
-    lacks_function: bool = False
+    has_written: bool = False
+    optimizer_steps: bytes = b""
+    num_step_buffers: int = 0
+    iterator_states: Mapping[int, bytes] = msgspec.field(default_factory=dict)
+    num_wanted: int = 0
+    num_unused: int = 0
+    reached_end: bool = False
+    is_function_missing: bool = False
     is_dropped: bool = False
     acknowledged: tuple[AcknowledgedState, ...] = ()
 
 
-class Run(Question[Ran], frozen=True):
+class RunClosure(TypedRequest[RunReply], frozen=True):
     """Run a closure. Buffers: of its arguments, then of each input, then of each element.
 
     Attributes:
-        number: Of the closure.
-        digest: Of the function.
-        arguments: (args, kwargs), pickled without the buffers; empty: there are none.
-        inputs: Values of other closures that its arguments name by their place, pickled likewise.
-        elements: Of a shared dataset, pickled likewise.
-        has_ended: The shared dataset has no more after these.
-        buffers: How many buffers each of all these has; empty: none has any.
-        keeps: The resource that its value becomes; 0: the value is sent back.
+        number: Number of the closure.
+        digest: Digest of the function.
+        arguments: (args, kwargs), pickled without the buffers; empty without arguments.
+        inputs: Values of other closures, which the arguments name by index; pickled likewise.
+        elements: Elements of a shared dataset; pickled likewise.
+        end_of_data: Whether the shared dataset ends after these elements.
+        buffer_counts: Number of buffers of each of these; empty if none has any.
+        resource: Number of the resource that the value becomes; 0 returns the value.
     """
 
     session: int
@@ -158,218 +159,229 @@ class Run(Question[Ran], frozen=True):
     arguments: bytes = b""
     inputs: tuple[bytes, ...] = ()
     elements: tuple[bytes, ...] = ()
-    has_ended: bool = False
-    buffers: tuple[int, ...] = ()
-    keeps: int = 0
+    end_of_data: bool = False
+    buffer_counts: tuple[int, ...] = ()
+    resource: int = 0
 
 
-class Feed(Question[Ran], frozen=True):
-    """Go on with a closure that waits for elements. Buffers: of each.
+class FeedElements(TypedRequest[RunReply], frozen=True):
+    """Resume a closure that waits for elements. Buffers: of each element.
 
     Attributes:
-        elements: Pickled without the buffers.
-        has_ended: There are no more after these.
-        buffers: How many buffers each has; empty: none has any.
+        elements: Elements, pickled without the buffers.
+        end_of_data: Whether the dataset ends after these elements.
+        buffer_counts: Number of buffers of each element; empty if none has any.
     """
 
     session: int
     number: int
     elements: tuple[bytes, ...] = ()
-    has_ended: bool = False
-    buffers: tuple[int, ...] = ()
+    end_of_data: bool = False
+    buffer_counts: tuple[int, ...] = ()
 
 
-class CalledOff(Message, frozen=True):
-    """Whether the worker has let go of the closure: it never ran, or its thread was given up."""
+class CancelReply(Message, frozen=True):
+    """Whether the worker dropped the closure: it never ran, or its thread was abandoned."""
 
     is_dropped: bool
 
 
-class CallOff(Question[CalledOff], frozen=True):
-    """Do not run this closure, if it has not begun.
+class CancelClosure(TypedRequest[CancelReply], frozen=True):
+    """Cancel a closure.
+
+    A closure that has not started is dropped in every mode.
 
     Attributes:
-        how: "recall": one that has begun goes on; "refuse": it may write no more; "abandon": its
-            thread is replaced, too.
+        mode: How to treat a running closure. "recall": let it run; "reject_writes": reject its
+            further writes; "abandon": also replace its thread.
     """
 
     session: int
     number: int
-    how: Literal["recall", "refuse", "abandon"]
+    mode: Literal["recall", "reject_writes", "abandon"]
 
 
-class Taken(Message, frozen=True):
-    """A value. Buffers: of it."""
+class FetchedResult(Message, frozen=True):
+    """Value of a closure. Buffers: of the value."""
 
     value: bytes
 
 
-class TakeResult(Question[Taken], frozen=True):
-    """Send the value of a closure that ended; it is kept until `Received`."""
+class FetchResult(TypedRequest[FetchedResult], frozen=True):
+    """Fetch the value of an ended closure, which the worker keeps until `AcknowledgeResult`."""
 
     session: int
     number: int
 
 
-class Received(Question[Done], frozen=True):
-    """The value of this closure has arrived: let go of it."""
+class AcknowledgeResult(TypedRequest[Done], frozen=True):
+    """Acknowledge that the value of a closure has arrived, so that the worker drops it."""
 
     session: int
     number: int
 
 
-class Release(Question[Done], frozen=True):
-    """Nobody uses these resources any more."""
+class ReleaseResources(TypedRequest[Done], frozen=True):
+    """Release resources that are no longer used."""
 
     session: int
     resources: tuple[int, ...]
 
 
-class Forget(Question[Done], frozen=True):
-    """This life is over: drop all that belongs to it."""
+class EndSession(TypedRequest[Done], frozen=True):
+    """End the session and drop its contents."""
 
     session: int
 
 
 WorkerRequest: TypeAlias = (
-    Greet | Attend | LoadFunction | Run | Feed | CallOff | TakeResult | Received | Release | Forget
+    StartSession
+    | AwaitSessionEnd
+    | LoadFunction
+    | RunClosure
+    | FeedElements
+    | CancelClosure
+    | FetchResult
+    | AcknowledgeResult
+    | ReleaseResources
+    | EndSession
 )
 
-WorkerReply: TypeAlias = Greeted | Ran | CalledOff | Taken | Done
+WorkerReply: TypeAlias = SessionStarted | RunReply | CancelReply | FetchedResult | Done
 
 
-# --- what is sent to workers: calls, what they need, and what workers keep for themselves ---------
+# --- contents of requests to workers: calls, functions, elements and resources --------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Function:
-    """A function as it was when it was scheduled first.
+class PackedFunction:
+    """Snapshot of a function, taken when it is scheduled for the first time.
 
     Attributes:
-        digest: Of its bytes.
-        name: For words.
-        payload: Pickled.
-        kept: Handles of what workers keep that it uses.
+        digest: Digest of the payload.
+        name: Name for messages.
+        payload: Pickled function.
+        handles: Handles of the worker resources that the function uses.
     """
 
     digest: bytes
     name: str
     payload: Payload
-    kept: tuple[object, ...] = ()
+    handles: tuple[object, ...] = ()
 
 
-class Lease:
-    """Elements of a shared dataset that a closure was given: another attempt gets the same.
+class ElementLease:
+    """Elements of a shared dataset that a closure was given; a retry gets the same ones.
 
     Attributes:
-        elements: Packed.
-        has_ended: Whether the dataset has no more.
-        unused: How many of the last ones it did not ask for; known when it has returned.
-        met_end: Whether it ended because there were no more.
-        wants: For how many more it waits.
+        elements: Packed elements.
+        end_of_data: Whether the dataset ends after these elements.
+        num_unused: Number of last elements that the closure did not read; set when it returns.
+        reached_end: Whether the closure ended because the dataset did.
+        num_wanted: Number of further elements that the closure waits for.
     """
 
-    __slots__ = ("elements", "has_ended", "met_end", "unused", "wants")
+    __slots__ = ("elements", "end_of_data", "num_unused", "num_wanted", "reached_end")
 
-    def __init__(self, elements: list[Payload], *, has_ended: bool) -> None:
+    def __init__(self, elements: list[Payload], *, end_of_data: bool) -> None:
         self.elements = elements
-        self.has_ended = has_ended
-        self.met_end = False
-        self.unused = self.wants = 0
+        self.end_of_data = end_of_data
+        self.reached_end = False
+        self.num_unused = self.num_wanted = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A call.
+class CallSpec:
+    """Call of a function with its arguments.
 
     Attributes:
-        function: What is called.
-        arguments: (args, kwargs), packed; None: there are none.
-        keeps: The resource that its value becomes; 0: the value comes back.
+        function: The function.
+        arguments: (args, kwargs), packed; None without arguments.
+        resource: Number of the resource that the value becomes; 0 returns the value.
         lease: Elements of a shared dataset.
-        kept: Handles of what workers keep that its arguments name.
+        handles: Handles of the worker resources that the arguments name.
     """
 
-    function: Function
+    function: PackedFunction
     arguments: Payload | None = None
-    keeps: int = 0
-    lease: Lease | None = None
-    kept: tuple[object, ...] = ()
+    resource: int = 0
+    lease: ElementLease | None = None
+    handles: tuple[object, ...] = ()
 
 
 @dataclass(eq=False)
-class Resource:
-    """What each worker makes and keeps for itself.
+class WorkerResource:
+    """Value that each worker creates and keeps for itself.
 
     Attributes:
-        number: From 1.
-        name: For words.
-        function: Makes it.
-        arguments: Returns its arguments, given the state that it had before (empty: none).
-        results: How far it is on each worker.
-        states: Where it stood when the last closure that used it had ended, by worker.
+        number: Number of the resource, from 1.
+        name: Name for messages.
+        function: Function that creates it.
+        build_arguments: Returns the function's arguments, given the last state (empty if none).
+        results: Result of its creation by worker.
+        states: State after the last ended closure that used it, by worker.
     """
 
     number: int
     name: str
-    function: Function
-    arguments: Callable[[bytes], Payload | None]
-    results: dict[int, Result] = field(default_factory=dict)
+    function: PackedFunction
+    build_arguments: Callable[[bytes], Payload | None]
+    results: dict[int, ClosureResult] = field(default_factory=dict)
     states: dict[int, bytes] = field(default_factory=dict)
 
-    def closure_for(self, worker: int) -> Closure:
-        """Return the closure that makes it on a worker."""
-        arguments = self.arguments(self.states.get(worker, b""))
-        closure = Closure(self.name, Work(self.function, arguments, keeps=self.number))
+    def build_closure(self, worker: int) -> Closure:
+        """Return the closure that creates it on a worker."""
+        arguments = self.build_arguments(self.states.get(worker, b""))
+        closure = Closure(self.name, CallSpec(self.function, arguments, resource=self.number))
         self.results[worker] = closure.result
         return closure
 
 
-def load_message(session: int, function: Function) -> tuple[LoadFunction, list[Buffer]]:
-    """Return the request that brings a function, and its buffers."""
+def build_load_request(session: int, function: PackedFunction) -> tuple[LoadFunction, list[Buffer]]:
+    """Return the request that loads a function, and its buffers."""
     payload = function.payload
     message = LoadFunction(session=session, digest=function.digest, name=function.name)
     return message, [payload.data, *payload.buffers]
 
 
-def run_message(session: int, closure: Closure) -> tuple[Run, list[Buffer]]:
-    """Return the request that has a closure run, and its buffers."""
-    work: Work = closure.work
+def build_run_request(session: int, closure: Closure) -> tuple[RunClosure, list[Buffer]]:
+    """Return the request that runs a closure, and its buffers."""
+    work: CallSpec = closure.call_spec
     arguments = work.arguments or Payload(b"")
     inputs = [each.payload for each in closure.inputs if each.payload is not None]
     elements = [] if work.lease is None else work.lease.elements
-    counts, buffers = _beside((arguments, *inputs, *elements))
-    message = Run(
+    counts, buffers = _split_buffers((arguments, *inputs, *elements))
+    message = RunClosure(
         session=session,
         number=closure.number,
         digest=work.function.digest,
         arguments=arguments.data,
         inputs=tuple([each.data for each in inputs]),
         elements=tuple([each.data for each in elements]),
-        has_ended=work.lease is not None and work.lease.has_ended,
-        buffers=counts,
-        keeps=work.keeps,
+        end_of_data=work.lease is not None and work.lease.end_of_data,
+        buffer_counts=counts,
+        resource=work.resource,
     )
     return message, buffers
 
 
-def feed_message(
-    session: int, number: int, elements: Sequence[Payload], *, has_ended: bool
-) -> tuple[Feed, list[Buffer]]:
-    """Return the request that brings elements to a closure, and its buffers."""
-    counts, buffers = _beside(elements)
-    message = Feed(
+def build_feed_request(
+    session: int, number: int, elements: Sequence[Payload], *, end_of_data: bool
+) -> tuple[FeedElements, list[Buffer]]:
+    """Return the request that supplies elements to a closure, and its buffers."""
+    counts, buffers = _split_buffers(elements)
+    message = FeedElements(
         session=session,
         number=number,
         elements=tuple([each.data for each in elements]),
-        has_ended=has_ended,
-        buffers=counts,
+        end_of_data=end_of_data,
+        buffer_counts=counts,
     )
     return message, buffers
 
 
-def _beside(payloads: Iterable[Payload]) -> tuple[tuple[int, ...], list[Buffer]]:
-    """Return how many buffers each has, and all of them; () where there are none."""
+def _split_buffers(payloads: Iterable[Payload]) -> tuple[tuple[int, ...], list[Buffer]]:
+    """Return the number of buffers of each payload, and all buffers; () if there are none."""
     counts: list[int] = []
     buffers: list[Buffer] = []
     for payload in payloads:
@@ -378,11 +390,11 @@ def _beside(payloads: Iterable[Payload]) -> tuple[tuple[int, ...], list[Buffer]]
     return (tuple(counts) if buffers else ()), buffers
 
 
-# --- what the coordinator's core has its shell do -------------------------------------------------
+# --- actions of the coordinator's core ------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """Ask a worker; the answer comes back with what was asked."""
+class WorkerCall(NamedTuple):
+    """Request to a worker; the runner returns the reply together with the request."""
 
     worker: int
     message: Any
@@ -390,23 +402,23 @@ class Call(NamedTuple):
 
 
 @dataclass
-class Actions:
-    """What is to be done.
+class CoordinatorActions:
+    """Actions to run.
 
     Attributes:
-        calls: To workers, in this order.
-        settles: Closures whose keys servers may forget.
-        fences: Lives of workers whose writes servers are to refuse.
-        round: The mean of what closures took as steps is to be pushed to servers.
-        closes: Workers whose connection is to be closed: they have left.
-        words: To be logged, as warnings.
-        wake_in: Seconds after which to look again.
+        calls: Requests to workers, in this order.
+        key_cleanups: Closures whose write keys servers may forget.
+        fences: Worker sessions whose writes servers must reject.
+        round_push: Round whose mean is pushed to servers; None if there is none.
+        disconnects: Removed workers whose connection to close.
+        warnings: Warnings to log.
+        wake_in: Seconds until the next call of `take_actions`.
     """
 
-    calls: list[Call] = field(default_factory=list)
-    settles: list[int] = field(default_factory=list)
+    calls: list[WorkerCall] = field(default_factory=list)
+    key_cleanups: list[int] = field(default_factory=list)
     fences: list[int] = field(default_factory=list)
-    round: Round | None = None
-    closes: list[int] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    round_push: RoundPush | None = None
+    disconnects: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     wake_in: float = NEVER

@@ -1,11 +1,11 @@
-"""Values on their way between coordinator and workers: pickled, with arrays' memory beside them.
+"""Serialization of values between coordinator and workers: pickle with out-of-band array buffers.
 
-What is packed is a copy: whoever gave it may go on writing into it. Values of other closures are
-not packed again, but named by their place among the inputs; handles of what workers keep are noted,
-so that it is kept for as long as anything that was packed may need it.
+Packing copies: the caller may go on writing into the value. Values of other closures are not packed
+again, but named by their index among the inputs. Handles of worker resources are recorded, so that
+a resource is kept as long as any packed value may need it.
 
-Functions are pickled once, sent once to each worker, and loaded once there. An error that one
-raises is sent with the user's traceback (`blame`).
+Functions are pickled once, and sent to and loaded on each worker once. Errors of functions are sent
+with the user's traceback (`translate_error`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.coordinator.closure import Payload, Result
-from headrace.coordinator.messages import Function
+from headrace.coordinator.closure import ClosureResult, Payload
+from headrace.coordinator.messages import PackedFunction
 from headrace.errors import (
     FailedPreconditionError,
     HeadraceError,
@@ -37,54 +37,54 @@ from headrace.errors import (
 from headrace.frameworks.keras_state import keras_state
 from headrace.parameter_server.pickling import ReplyPickler, WorkerPickler
 from headrace.plan.node import describe_function
-from headrace.plan.serialize import held_by, is_pickled_by_name, references
+from headrace.plan.serialize import describe_unpicklable, find_references, is_pickled_by_name
 from headrace.transport.channel import Buffer
 
 __all__ = [
-    "NOTHING",
-    "Functions",
-    "Loaded",
-    "Loads",
+    "PACKED_NONE",
+    "FunctionCache",
+    "LoadedFunction",
+    "LoadedFunctions",
     "Packing",
-    "blame",
-    "input_value",
-    "keep",
-    "name_input",
+    "add_input",
+    "get_input",
     "pack",
-    "strategy_of_packing",
+    "packing_strategy",
+    "record_handle",
+    "translate_error",
     "unpack",
 ]
 
 
-_ALONE_BYTES = 16 << 10
-"""From so many bytes on, the memory of an array travels beside the pickle."""
-_MOST_PLAIN = 64
-NOTHING = Payload(pickle.dumps(None, protocol=5))
+_OUT_OF_BAND_BYTES = 16 << 10
+"""Size from which the memory of an array is sent outside the pickle."""
+_MAX_PLAIN_ITEMS = 64
+PACKED_NONE = Payload(pickle.dumps(None, protocol=5))
 """None, packed."""
 
 
 class Packing:
-    """What is found while something is packed.
+    """References found while a value is packed.
 
     Attributes:
-        strategy: Whose workers it is for; None: that is not known.
-        inputs: Results of other closures that it names.
-        kept: Handles in it.
+        strategy: Strategy whose workers receive the value; None if unknown.
+        inputs: Results of other closures that the value refers to.
+        handles: Handles in the value.
     """
 
     def __init__(self, *, takes_inputs: bool, strategy: Any = None) -> None:
         self.takes_inputs = takes_inputs
         self.strategy = strategy
-        self.inputs: list[Result] = []
-        self.kept: list[object] = []
+        self.inputs: list[ClosureResult] = []
+        self.handles: list[object] = []
 
 
-class _Here(threading.local):
+class _PackingContext(threading.local):
     packing: Packing | None = None
     inputs: Sequence[Any] = ()
 
 
-_here = _Here()
+_context = _PackingContext()
 
 
 def pack(
@@ -92,61 +92,63 @@ def pack(
     packing: Packing | None = None,
     pickler: type[WorkerPickler | ReplyPickler] = WorkerPickler,
 ) -> Payload:
-    """Return a value as bytes.
+    """Serialize a value.
 
     Args:
-        value: Any.
-        packing: Receives what is found in it.
-        pickler: `ReplyPickler` for what a worker returns.
+        value: Any value.
+        packing: Collects the references found in it.
+        pickler: `ReplyPickler` for values that a worker returns.
 
     Raises:
-        Exception: What cannot be pickled raises, be it what it may.
+        Exception: Any error of pickling.
     """
     if value is None:
-        return NOTHING
+        return PACKED_NONE
     buffers: list[bytes] = []
 
     def keep_in(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes < _ALONE_BYTES:
+        if raw.nbytes < _OUT_OF_BAND_BYTES:
             return True
         buffers.append(raw.tobytes())
         return False
 
     if _is_plain(value):
         return Payload(pickle.dumps(value, protocol=5, buffer_callback=keep_in), buffers)
-    before, _here.packing = _here.packing, packing
+    before, _context.packing = _context.packing, packing
     try:
         with io.BytesIO() as file:
             pickler(file, protocol=5, buffer_callback=keep_in).dump(value)
             return Payload(file.getvalue(), buffers)
     finally:
-        _here.packing = before
+        _context.packing = before
 
 
 def unpack(payload: Payload, inputs: Sequence[Any] = ()) -> Any:
-    """Return the value. Runs code: only for bytes that are trusted.
+    """Deserialize a value. Runs code: only for trusted bytes.
 
     Args:
-        payload: What `pack` made.
-        inputs: Values of other closures, by their place.
+        payload: Result of `pack`.
+        inputs: Values of other closures, by index.
     """
-    if payload.data == NOTHING.data:
+    if payload.data == PACKED_NONE.data:
         return None
-    before, _here.inputs = _here.inputs, inputs
+    before, _context.inputs = _context.inputs, inputs
     try:
-        return pickle.loads(payload.data, buffers=[_writable(each) for each in payload.buffers])
+        return pickle.loads(
+            payload.data, buffers=[_make_writable(each) for each in payload.buffers]
+        )
     finally:
-        _here.inputs = before
+        _context.inputs = before
 
 
-def name_input(result: Result) -> int:
-    """Return the place of a result among the inputs of what is being packed.
+def add_input(result: ClosureResult) -> int:
+    """Return the index of a result among the inputs of the value being packed.
 
     Raises:
-        FailedPreconditionError: It is not packed as an argument.
+        FailedPreconditionError: If the value is not packed as an argument.
     """
-    packing = _here.packing
+    packing = _context.packing
     if packing is None or not packing.takes_inputs:
         raise FailedPreconditionError(
             "a RemoteValue travels only as an argument: pass it in `args` or `kwargs` of schedule, "
@@ -159,47 +161,47 @@ def name_input(result: Result) -> int:
     return len(packing.inputs) - 1
 
 
-def strategy_of_packing() -> Any:
-    """Return the strategy whose workers get what is being packed; None: nobody said."""
-    packing = _here.packing
+def packing_strategy() -> Any:
+    """Return the strategy whose workers receive the value being packed; None if unknown."""
+    packing = _context.packing
     return None if packing is None else packing.strategy
 
 
-def input_value(place: int) -> Any:
-    """Return the value of another closure, while something is unpacked."""
-    return _here.inputs[place]
+def get_input(index: int) -> Any:
+    """Return the value of another closure while a value is unpacked."""
+    return _context.inputs[index]
 
 
-def keep(handle: object) -> None:
-    """Take note that what is being packed names a handle.
+def record_handle(handle: object) -> None:
+    """Record that the value being packed contains a handle.
 
     Raises:
-        FailedPreconditionError: It is not packed for a worker.
+        FailedPreconditionError: If the value is not packed for a worker.
     """
-    packing = _here.packing
+    packing = _context.packing
     if packing is None:
         raise FailedPreconditionError(
             f"a {type(handle).__name__} can be used in functions that are scheduled, and travels "
             "nowhere else"
         )
-    packing.kept.append(handle)
+    packing.handles.append(handle)
 
 
-def _writable(buffer: Any) -> Any:
-    # What came in this process by reference is shared with whoever packed it.
+def _make_writable(buffer: Any) -> Any:
+    # Buffers passed by reference within this process are shared with the sender.
     return bytearray(buffer) if memoryview(buffer).readonly else buffer
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is alike for every process, so that the fast pickle does."""
+    """Return whether a value needs no custom pickling, so that the fast pickler suffices."""
     kind = type(value)
     if kind is np.ndarray:
         return not value.dtype.hasobject
     if kind is tuple or kind is list:
-        return len(value) <= _MOST_PLAIN and all(map(_is_plain, value))
+        return len(value) <= _MAX_PLAIN_ITEMS and all(map(_is_plain, value))
     if kind is dict:
         return (
-            len(value) <= _MOST_PLAIN
+            len(value) <= _MAX_PLAIN_ITEMS
             and all(map(_is_plain, value.values()))
             and all(type(key) in _PLAIN for key in value)
         )
@@ -213,32 +215,32 @@ _PLAIN = frozenset(
 
 
 # --------------------------------------------------------------------------------------------------
-# Functions on their way to workers
+# Functions sent to workers
 
 _MAX_LOADED_BYTES = 64 << 20
-"""Of pickled functions, with the arrays that they hold. The buffers of a function that came through
-shared memory hold the memory of the coordinator, too."""
+"""Limit for pickled functions and their arrays. Buffers that came through shared memory also hold
+the coordinator's memory."""
 _DIGEST_BYTES = 16
 
 
-class Functions:
-    """The functions that were scheduled and that somebody still holds.
+class FunctionCache:
+    """Pickled functions, kept while the function object is alive.
 
     Args:
-        strategy: Returns the strategy whose workers they are for.
+        strategy: Returns the strategy whose workers receive the functions.
     """
 
     def __init__(self, strategy: Callable[[], Any]) -> None:
         self._strategy = strategy
-        #: By identity, since functions may compare as they like.
-        self._known: dict[int, tuple[weakref.ref[Any], Function]] = {}
+        #: By identity, since functions may define their own comparison.
+        self._known: dict[int, tuple[weakref.ref[Any], PackedFunction]] = {}
 
-    def of(self, fn: Callable[..., Any]) -> Function:
-        """Return a function, pickled when it was asked for first.
+    def get(self, fn: Callable[..., Any]) -> PackedFunction:
+        """Return a function as pickled on its first use.
 
         Raises:
-            TypeError: It is no function.
-            FailedPreconditionError: It holds something that cannot be sent.
+            TypeError: If it is not callable.
+            FailedPreconditionError: If it references an object that cannot be sent.
         """
         known = self._known.get(id(fn))
         if known is not None and known[0]() is fn:
@@ -248,7 +250,7 @@ class Functions:
                 f"`fn` must be a function that is called on a worker, but got {fn!r:.80} of type "
                 f"{type(fn).__name__}"
             )
-        function = _packed(fn, self._strategy())
+        function = _pack_function(fn, self._strategy())
         key, known_functions = id(fn), self._known
 
         def forget(gone: weakref.ref[Any]) -> None:
@@ -259,15 +261,15 @@ class Functions:
         try:
             self._known[key] = weakref.ref(fn, forget), function
         except TypeError:
-            return function  # it cannot be watched, so it is pickled each time
+            return function  # no weak reference is possible, so it is pickled each time
         return function
 
 
-def _packed(fn: Callable[..., Any], strategy: Any) -> Function:
+def _pack_function(fn: Callable[..., Any], strategy: Any) -> PackedFunction:
     packing = Packing(takes_inputs=False, strategy=strategy)
     name = describe_function(fn)
     try:
-        for value in references(fn).values() if is_pickled_by_name(fn) else ():
+        for value in find_references(fn).values() if is_pickled_by_name(fn) else ():
             if (found := keras_state(value)) is not None:
                 raise FailedPreconditionError(
                     f"its module is imported on the worker, which makes {found} there again, "
@@ -276,10 +278,10 @@ def _packed(fn: Callable[..., Any], strategy: Any) -> Function:
                 )
         payload = pack(fn, packing)
     except Exception as error:
-        if isinstance(error, HeadraceError):  # it says by itself what is wrong, and what would do
+        if isinstance(error, HeadraceError):  # its message already names the cause and the fix
             why = str(error)
         else:
-            inside = held_by(fn) or describe_error(error)
+            inside = describe_unpicklable(fn) or describe_error(error)
             why = f"it holds {inside}. Make such things inside the function, or pass their values"
         raise FailedPreconditionError(
             f"the function {name} cannot be sent to a worker: {why}"
@@ -287,12 +289,12 @@ def _packed(fn: Callable[..., Any], strategy: Any) -> Function:
     digest = hashlib.blake2b(payload.data, digest_size=_DIGEST_BYTES)
     for buffer in payload.buffers:
         digest.update(buffer)
-    return Function(digest.digest(), name, payload, tuple(packing.kept))
+    return PackedFunction(digest.digest(), name, payload, tuple(packing.handles))
 
 
 @dataclass
-class Loaded:
-    """A function at a worker; it is loaded by the first closure that needs it."""
+class LoadedFunction:
+    """Function at a worker, loaded by the first closure that needs it."""
 
     name: str
     payload: Payload
@@ -304,7 +306,7 @@ class Loaded:
         """Return the function.
 
         Raises:
-            FailedPreconditionError: It cannot be loaded here.
+            FailedPreconditionError: If it cannot be loaded in this process.
         """
         with self._lock:
             if self._function is None:
@@ -324,34 +326,34 @@ class Loaded:
             return self._function
 
 
-class Loads:
-    """The functions of one life of a worker; those that were used least recently are dropped.
+class LoadedFunctions:
+    """Least-recently-used cache of the functions of one worker session.
 
-    A function that was dropped is sent again when a closure needs it.
+    An evicted function is sent again when a closure needs it.
 
     Args:
-        max_bytes: Bytes to keep; None: 64 MiB. One function is kept however large it is.
+        max_bytes: Size limit in bytes; None: 64 MiB. A single function may exceed it.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = _MAX_LOADED_BYTES if max_bytes is None else max_bytes
         self._nbytes = 0
-        self._loaded: OrderedDict[bytes, Loaded] = OrderedDict()
+        self._loaded: OrderedDict[bytes, LoadedFunction] = OrderedDict()
 
     def put(self, digest: bytes, name: str, data: list[Buffer]) -> None:
-        """Keep a function: its pickle, and the buffers beside it."""
+        """Store a function: its pickle, followed by its buffers."""
         payload = Payload(bytes(data[0]), data[1:])
         before = self._loaded.pop(digest, None)
         if before is not None:
             self._nbytes -= before.nbytes
-        self._loaded[digest] = Loaded(name, payload, payload.nbytes)
+        self._loaded[digest] = LoadedFunction(name, payload, payload.nbytes)
         self._nbytes += payload.nbytes
         while self._nbytes > self._max_bytes and len(self._loaded) > 1:
             _, dropped = self._loaded.popitem(last=False)
             self._nbytes -= dropped.nbytes
 
-    def find(self, digest: bytes) -> Loaded | None:
-        """Return a function; None: it is not here any more."""
+    def find(self, digest: bytes) -> LoadedFunction | None:
+        """Return a function, or None if it is not cached."""
         loaded = self._loaded.get(digest)
         if loaded is not None:
             self._loaded.move_to_end(digest)
@@ -359,26 +361,32 @@ class Loads:
 
 
 # --------------------------------------------------------------------------------------------------
-# Errors of functions on their way back
+# Errors of functions, sent to the coordinator
 
 _MISSING_MODULE = (
     "install the package there, or make your module importable for it (PYTHONPATH, or "
     "`headrace server --preload FOLDER/NAME.py`)"
 )
-_OURS = ("headrace.coordinator", "headrace.parameter_server.write_context", "contextlib")
+_INTERNAL_MODULES = (
+    "headrace.coordinator",
+    "headrace.parameter_server.write_context",
+    "contextlib",
+)
 
 
-def blame(function: str, worker: int, error: BaseException) -> Exception:
-    """Return the error to send for one that a function raised.
+def translate_error(function: str, worker: int, error: BaseException) -> Exception:
+    """Return the error to send for an error that a function raised.
 
-    Errors of Headrace's own (a dataset's end, a server that is gone) stay as they are. All others,
-    SystemExit and the like included, are a UserFunctionError: on a thread of a worker nobody but
-    the function raises them.
+    Headrace errors, such as the end of a dataset or a lost server, are sent unchanged. All others,
+    including SystemExit, become a UserFunctionError: on a worker's thread only the function can
+    raise them.
     """
     if isinstance(error, HeadraceError):
         return error
     kind = type(error).__name__
-    text = "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))
+    text = "".join(
+        traceback.format_exception(type(error), error, _user_traceback(error.__traceback__))
+    )
     said = describe_error(error).removeprefix(kind).removeprefix(": ")
     said += missing_module_hint(kind, _MISSING_MODULE)
     return UserFunctionError(
@@ -389,8 +397,10 @@ def blame(function: str, worker: int, error: BaseException) -> Exception:
     )
 
 
-def _users(frames: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames that lead to the function."""
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+def _user_traceback(frames: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of Headrace above the function."""
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(
+        _INTERNAL_MODULES
+    ):
         frames = frames.tb_next
     return frames

@@ -1,4 +1,4 @@
-"""What each worker has for itself, as it is seen from the coordinator: handles."""
+"""Handles of per-worker values, variables, datasets and iterators in the coordinator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from headrace.arguments import check_instance
 from headrace.coordinator.closure import Payload, RemoteValueStatus
-from headrace.coordinator.current import kept_here, one_of
-from headrace.coordinator.keeping import Keeping
-from headrace.coordinator.messages import Resource
-from headrace.coordinator.packing import keep, pack
-from headrace.coordinator.worker_iterator import DATASETS, WorkerIterator
+from headrace.coordinator.closure_context import get_resource, select_worker_value
+from headrace.coordinator.closure_factory import ClosureFactory
+from headrace.coordinator.messages import WorkerResource
+from headrace.coordinator.packing import pack, record_handle
+from headrace.coordinator.worker_iterator import DATASET_TYPES, WorkerIterator
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
 
@@ -28,14 +28,14 @@ __all__ = [
 
 
 class PerWorkerValues:
-    """A value for each worker: in a function that is scheduled it is that of the worker.
+    """One value per worker; a scheduled function receives the value of its worker.
 
     >>> import headrace as hr
     >>> hr.coordinator.PerWorkerValues(["a", "b"])
     <PerWorkerValues of 2 workers>
 
     Args:
-        values: In the order of the workers.
+        values: Values in worker order.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -44,79 +44,83 @@ class PerWorkerValues:
         self._values = tuple(values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return one_of, (self._values,)
+        return select_worker_value, (self._values,)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self._values)} workers>"
 
 
 class PerWorkerResource:
-    """What each worker makes once and keeps; in a function that is scheduled it is what it made.
+    """Resource that each worker creates once; a scheduled function receives its worker's one.
 
-    Another worker, and one that was lost and is back, makes it, too. Workers let go of it when
-    nobody holds this object, nor a function that uses it.
+    New workers, and lost ones that return, create it, too. Workers release it when neither this
+    object nor a function that uses it is referenced.
     """
 
     def __init__(
         self,
-        keeper: Keeping,
+        closure_factory: ClosureFactory,
         name: str,
         fn: Callable[..., Any],
         arguments: Callable[[int, bytes], tuple[Any, ...]],
     ) -> None:
-        number = keeper.next_resource()
-        self._keeper = keeper
-        # Packed once, but for the state: what it names is held as long as this is.
-        self._packing = packing = keeper.packing()
+        number = closure_factory.next_resource_number()
+        self._closure_factory = closure_factory
+        # Packed once, except for the state: the objects it references live as long as this one.
+        self._packing = packing = closure_factory.start_packing()
         first = pack((arguments(number, b""), {}), packing)
 
         def packed(state: bytes) -> Payload:
-            return pack((arguments(number, state), {}), keeper.packing())
+            return pack((arguments(number, state), {}), closure_factory.start_packing())
 
-        self._resource = Resource(
-            number, name, keeper.function(fn), lambda state: packed(state) if state else first
+        self._resource = WorkerResource(
+            number,
+            name,
+            closure_factory.pack_function(fn),
+            lambda state: packed(state) if state else first,
         )
-        keeper.define(self._resource)
-        self._finalizer = weakref.finalize(self, keeper.release, number)
+        closure_factory.define_resource(self._resource)
+        self._finalizer = weakref.finalize(self, closure_factory.release_resource, number)
         self._finalizer.atexit = False
 
     @property
     def statuses(self) -> tuple[RemoteValueStatus, ...]:
-        """How far it is on each worker that was there, in the order of their numbers."""
+        """Status on each worker that was connected, in worker order."""
         return tuple(result.status for _, result in sorted(self._resource.results.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        keep(self)
-        return kept_here, (self._resource.number,)
+        record_handle(self)
+        return get_resource, (self._resource.number,)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._resource.name}>"
 
 
 class PerWorkerVariable(PerWorkerResource):
-    """A variable of which each worker has a copy of its own; nobody keeps the copies alike.
+    """Variable of which each worker has an independent copy.
 
-    `hr.Variable(..., per_worker_variable=True)` in the scope of a `ParameterServerStrategy` that
-    has a coordinator makes it. In a function that is scheduled it is the worker's copy, an array
-    there. A worker that was lost begins with the initial value again, and what a function wrote to
-    a copy before it was lost stays there.
+    Created by `hr.Variable(..., per_worker_variable=True)` in the scope of a
+    `ParameterServerStrategy` that has a coordinator. A scheduled function receives its worker's
+    copy, an array. A worker that was lost starts with the initial value again; writes of a
+    function to a copy are not undone if the function is lost and rerun.
 
     Args:
-        keeper: Has workers keep it.
-        initial_value: Of each copy: an array or number, or a function that returns one.
-        name: For people.
-        dtype: None: that of the initial value.
-        trainable: It is not, whatever this says.
-        aggregation: Accepted as of other variables; copies are never made one.
+        closure_factory: Creates the copies on the workers.
+        initial_value: Initial value of each copy: an array or number, or a function that returns
+            one.
+        name: Name for messages.
+        dtype: Dtype; None uses that of the initial value.
+        trainable: Ignored; the variable is never trainable.
+        aggregation: Accepted for compatibility with other variables; copies are never aggregated.
         synchronization: Likewise.
-        shape: None, or that of the initial value.
+        shape: None, or the shape of the initial value.
     """
 
     trainable = False
 
     def __init__(
         self,
-        keeper: Keeping,
+        closure_factory: ClosureFactory,
         initial_value: Any,
         name: str | None = None,
         dtype: Any = None,
@@ -136,16 +140,19 @@ class PerWorkerVariable(PerWorkerResource):
             raise ValueError(f"`shape` is {shape}, but the initial value has shape {value.shape}")
         self.name, self.shape, self.dtype = name or "Variable", value.shape, value.dtype
         super().__init__(
-            keeper, f"Variable {self.name!r}", Variable, lambda number, state: (value, self.name)
+            closure_factory,
+            f"Variable {self.name!r}",
+            Variable,
+            lambda number, state: (value, self.name),
         )
 
     def read_all(self) -> list[Any]:
-        """Return the copies of all workers that are there, in the order of their numbers.
+        """Return the copies of all connected workers, in worker order.
 
         Raises:
-            CancelledError: A worker was lost meanwhile.
+            CancelledError: If a worker was lost in the meantime.
         """
-        return self._keeper.on_each(_read, self)
+        return self._closure_factory.run_on_each_worker(_read_variable, self)
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(Variable, name):
@@ -156,48 +163,52 @@ class PerWorkerVariable(PerWorkerResource):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
-def _read(variable: Any) -> Any:
+def _read_variable(variable: Any) -> Any:
     return variable.read()
 
 
 class PerWorkerDataset(PerWorkerResource):
-    """A dataset that each worker reads for itself, from the beginning to the end.
+    """Dataset that each worker reads independently, from the beginning to the end.
 
-    `coordinator.create_per_worker_dataset` makes it. `iter` of it is passed to functions that are
-    scheduled; there, `next` gives the next element of that worker's own.
+    Created by `coordinator.create_per_worker_dataset`. Pass `iter` of it to scheduled functions;
+    there, `next` returns the next element of the worker's own dataset.
     """
 
-    def __init__(self, keeper: Keeping, source: Any, build: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, closure_factory: ClosureFactory, source: Any, build: Callable[[Any], Any]
+    ) -> None:
         self._source = source
-        super().__init__(keeper, "a per-worker dataset", build, lambda number, state: (source,))
+        super().__init__(
+            closure_factory, "a per-worker dataset", build, lambda number, state: (source,)
+        )
 
     @property
     def element_spec(self) -> Any:
-        """Spec of the elements, as a worker says."""
-        if isinstance(self._source, DATASETS):
+        """Spec of the elements, as reported by a worker."""
+        if isinstance(self._source, DATASET_TYPES):
             return self._source.element_spec
-        return self._keeper.evaluate(_element_spec, self)
+        return self._closure_factory.run_on_any_worker(_element_spec, self)
 
     def __iter__(self) -> PerWorkerIterator:
-        return PerWorkerIterator(self._keeper, self)
+        return PerWorkerIterator(self._closure_factory, self)
 
     def build(self) -> PerWorkerDataset:
-        """Return what stands for each worker's dataset in a function that is scheduled: this."""
+        """Return the handle of the workers' datasets in scheduled functions: this object."""
         return self
 
 
 class PerWorkerIterator(PerWorkerResource):
-    """An iterator on each worker; `iter(per_worker_dataset)` makes it.
+    """Iterator on each worker, created by `iter(per_worker_dataset)`.
 
-    An iterator of a worker that was lost goes on, when the worker is back, after the last element
-    of a function that ended.
+    On a lost worker that returns, the iterator resumes after the last element of a function that
+    ended.
     """
 
-    def __init__(self, keeper: Keeping, dataset: PerWorkerDataset) -> None:
+    def __init__(self, closure_factory: ClosureFactory, dataset: PerWorkerDataset) -> None:
         check_instance("dataset", dataset, PerWorkerDataset)
         self._dataset = dataset
         super().__init__(
-            keeper,
+            closure_factory,
             "an iterator over a per-worker dataset",
             WorkerIterator,
             lambda number, state: (dataset, number, state),
@@ -205,7 +216,7 @@ class PerWorkerIterator(PerWorkerResource):
 
     @property
     def element_spec(self) -> Any:
-        """Spec of the elements, as a worker says."""
+        """Spec of the elements, as reported by a worker."""
         return self._dataset.element_spec
 
     def __iter__(self) -> PerWorkerIterator:

@@ -1,4 +1,4 @@
-"""What `schedule` returns at once: a value that is on its way."""
+"""Future of a scheduled function, which `schedule` returns."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from typing import Any
 
 from headrace.arguments import check_seconds
-from headrace.coordinator.closure import Closure, RemoteValueStatus, fresh
-from headrace.coordinator.packing import input_value, name_input, unpack
-from headrace.coordinator.shell import Shell
+from headrace.coordinator.closure import Closure, RemoteValueStatus, copy_error
+from headrace.coordinator.coordinator_runner import CoordinatorRunner
+from headrace.coordinator.packing import add_input, get_input, unpack
 from headrace.errors import CancelledError, FailedPreconditionError
 
-__all__ = ["RemoteValue", "fetched"]
+__all__ = ["RemoteValue", "fetch_structure"]
 
 _ABORTED = "The corresponding function is aborted. Please reschedule the function."
 _UNSET = object()
 
 
 class RemoteValue:
-    """The value of a function that was scheduled.
+    """Value of a scheduled function.
 
-    As an argument of another function that is scheduled it stands for its value: that function
-    waits for it, and fails with its error.
+    A `RemoteValue` may be an argument of another scheduled function: that function waits for the
+    value, receives it, and fails with its error.
 
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
     ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
@@ -34,48 +34,49 @@ class RemoteValue:
     21
     """
 
-    __slots__ = ("_closure", "_result", "_shell", "_value")
+    __slots__ = ("_closure", "_result", "_runner", "_value")
 
-    def __init__(self, closure: Closure, shell: Shell) -> None:
+    def __init__(self, closure: Closure, runner: CoordinatorRunner) -> None:
         self._closure = closure
         self._result = closure.result
-        self._shell = shell
+        self._runner = runner
         self._value: Any = _UNSET
 
     @property
     def status(self) -> RemoteValueStatus:
-        """NOT_READY, or READY: value or error are here. ABORTED: a worker kept it, and is lost."""
+        """NOT_READY; READY with a value or error; ABORTED if the worker that held it was lost."""
         return self._result.status
 
     @property
     def is_ready(self) -> bool:
-        """Whether the value, or an error in its place, is here."""
+        """Whether the value, or an error in its place, is available."""
         return self._result.is_ready
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Return what the function returned, once it is here; the same object each time.
+        """Wait for the function's result and return it; the same object each time.
 
         Args:
-            timeout: Seconds to wait; None: as long as it takes.
+            timeout: Seconds to wait; None waits forever.
 
         Raises:
-            DeadlineExceededError: It is not here in that time.
-            CancelledError: It was called off, with others after an error or by `cancel`.
-            UserFunctionError: The function raised.
-            HeadraceError: What else went wrong.
+            DeadlineExceededError: If it is not available in that time.
+            CancelledError: If it was cancelled, by `cancel` or after an error of another function.
+            UserFunctionError: If the function raised an error.
+            HeadraceError: Any other error.
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
         result = self._result
         if not result.is_ready:
-            self._shell.wait_for(result, self._closure.name, timeout)
+            self._runner.wait_for_result(result, self._closure.name, timeout)
         if result.status is RemoteValueStatus.ABORTED:
             raise CancelledError(_ABORTED)
         if result.error is not None:
-            raise fresh(result.error)
-        if self._closure.home is not None:
+            raise copy_error(result.error)
+        if self._closure.pinned_worker is not None:
             raise FailedPreconditionError(
-                f"what {self._closure.name} made is kept by worker {self._closure.home}: use it in "
+                f"what {self._closure.name} made is kept by worker {self._closure.pinned_worker}: "
+                "use it in "
                 "a function that is scheduled, and return from there what is wanted here"
             )
         if self._value is _UNSET:
@@ -86,36 +87,36 @@ class RemoteValue:
     get = fetch
 
     def cancel(self) -> bool:
-        """Call the function off; return whether it had not ended yet.
+        """Cancel the function; return whether it had not ended.
 
-        `fetch` raises CancelledError at once. A function that runs is not stopped: what it writes
-        from now on is refused, and what it returns is dropped.
+        `fetch` raises CancelledError at once. A running function is not stopped, but its further
+        writes are rejected, and its result is dropped.
         """
-        return self._shell.cancel(self._closure)
+        return self._runner.cancel(self._closure)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return input_value, (name_input(self._result),)
+        return get_input, (add_input(self._result),)
 
     def __repr__(self) -> str:
         return f"<RemoteValue of {self._closure.name}: {self.status.name}>"
 
 
-def fetched(structure: Any, until: float | None) -> Any:
-    """Return a structure with the values of all `RemoteValue`s in it, by some time."""
+def fetch_structure(structure: Any, deadline: float | None) -> Any:
+    """Return a structure with all `RemoteValue`s in it replaced by their values, by a deadline."""
     kind = type(structure)
     if isinstance(structure, RemoteValue):
-        left = None if until is None else max(1e-6, until - time.monotonic())
+        left = None if deadline is None else max(1e-6, deadline - time.monotonic())
         return structure.fetch(left)
     if kind is list:
-        return [fetched(each, until) for each in structure]
+        return [fetch_structure(each, deadline) for each in structure]
     if isinstance(structure, tuple):
-        values = [fetched(each, until) for each in structure]
+        values = [fetch_structure(each, deadline) for each in structure]
         return kind(*values) if hasattr(structure, "_fields") else tuple(values)
     if isinstance(structure, dict):
-        items = {key: fetched(each, until) for key, each in structure.items()}
+        items = {key: fetch_structure(each, deadline) for key, each in structure.items()}
         if kind is dict:
             return items
-        made = copy.copy(structure)  # one of its kind, a defaultdict say, with what it knows
+        made = copy.copy(structure)  # keeps the type and its attributes, such as a defaultdict's
         made.update(items)
         return made
     return structure

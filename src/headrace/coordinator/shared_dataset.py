@@ -1,8 +1,8 @@
-"""A dataset that all workers share: each element goes to one of them, once an epoch.
+"""Dataset shared by all workers: each element is delivered to one of them, once per epoch.
 
-The coordinator reads it, and gives each call of the function as many elements as the calls before
-took. One that takes more asks for them; what one leaves over is given to another. A call that is
-lost with its worker is made again with the same elements.
+The coordinator reads the dataset, and gives each function call the number of elements that previous
+calls read. A call that needs more asks for them; unread ones go to another call. A call that is
+lost with its worker is repeated with the same elements.
 """
 
 from __future__ import annotations
@@ -15,78 +15,78 @@ from typing import Any, NamedTuple
 
 from headrace.arguments import check_instance
 from headrace.coordinator.closure import Closure, Payload
-from headrace.coordinator.current import LeasedHere
-from headrace.coordinator.messages import Lease, Work
-from headrace.coordinator.packing import keep, pack
-from headrace.coordinator.shell import Shell
+from headrace.coordinator.closure_context import CurrentLeaseIterator
+from headrace.coordinator.coordinator_runner import CoordinatorRunner
+from headrace.coordinator.messages import CallSpec, ElementLease
+from headrace.coordinator.packing import pack, record_handle
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.errors import FailedPreconditionError, HeadraceError, InvalidArgumentError
 
-__all__ = ["Epoch", "Progress", "SharedDataset", "shared_by"]
+__all__ = ["EpochProgress", "EpochRunner", "SharedDataset", "find_shared_dataset"]
 
 
 _VERSION = 1
-_MOST_IN_HAND = 64
-_AHEAD = 2
+_MAX_HELD_ELEMENTS = 64
+_CALLS_AHEAD = 2
 
 
 class SharedDataset:
-    """Stands for a shared dataset among the arguments of `run_epoch`; there it is an iterator.
+    """Shared dataset as an argument of `run_epoch`; the function receives it as an iterator.
 
-    `coordinator.create_shared_dataset` makes it. Its state says which elements were used by
-    functions that have ended: a coordinator that starts again goes on with the others. It may be
-    asked for while an epoch runs, and be in an `hr.Checkpoint`.
+    Created by `coordinator.create_shared_dataset`. Its state records which elements were used by
+    functions that have ended, so a restarted coordinator continues with the others. The state may
+    be read during an epoch, and saved in an `hr.Checkpoint`.
 
     Args:
-        dataset: Read once an epoch.
+        dataset: Dataset to read once per epoch.
     """
 
     def __init__(self, dataset: Dataset) -> None:
         check_instance("dataset", dataset, Dataset)
         self.dataset = dataset
         self._lock = threading.RLock()
-        self._next_pass = 0
+        self._next_epoch = 0
         self._is_read = False
-        #: The pass that is under way, or was interrupted; None: the next one begins.
-        self._progress: Progress | None = None
-        #: Why there is no state; None: there is.
+        #: Progress of the current or interrupted epoch; None if the next one starts.
+        self._progress: EpochProgress | None = None
+        #: Error that explains why no state is available; None if there is one.
         self._stateless: HeadraceError | None = None
-        #: Where the next pass begins, if not at the beginning.
-        self._restored: tuple[Progress, Any] | None = None
+        #: Start of the next epoch, if it was restored from a state.
+        self._restored: tuple[EpochProgress, Any] | None = None
 
     def get_state(self) -> dict[str, Any]:
-        """Return which elements were used: a value of JSON.
+        """Return which elements were used, as a JSON value.
 
-        Elements of functions that have not ended are not among them. After an epoch the state is
-        the beginning of the next one; after an epoch that failed, `set_state` with it has the
-        next one go on there.
+        Elements of functions that have not ended count as unused. After an epoch the state is the
+        start of the next one. After a failed epoch, `set_state` with this state makes the next
+        epoch resume there.
 
         Raises:
-            HeadraceError: The dataset has no states, or could not say its own.
+            HeadraceError: If the dataset does not support states, or failed to return one.
         """
         with self._lock:
             progress = self._progress
             if progress is None and self._restored is not None:
                 progress = self._restored[0]
             if progress is None:
-                return {"version": _VERSION, "pass": self._next_pass}
+                return {"version": _VERSION, "pass": self._next_epoch}
             if self._stateless is not None:
                 raise self._stateless
-            place, used = progress.state()
+            place, used = progress.get_state()
             return {
                 "version": _VERSION,
-                "pass": progress.pass_number,
+                "pass": progress.epoch,
                 "place": place,
                 "used": used,
             }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Have the next epoch go on where another one was, in whatever program.
+        """Make the next epoch resume from a state, possibly of another program.
 
         Raises:
-            FailedPreconditionError: An epoch runs, or the state is of a later version.
-            InvalidArgumentError: It is no state of a shared dataset, or of another dataset.
+            FailedPreconditionError: If an epoch is running, or the state is of a later version.
+            InvalidArgumentError: If it is not a state of a shared dataset, or of another dataset.
         """
         if not isinstance(state, dict) or not isinstance(state.get("pass"), int):
             raise InvalidArgumentError(f"this is no state of a shared dataset: {state!r:.80}")
@@ -97,37 +97,37 @@ class SharedDataset:
             )
         restored = None
         if "place" in state:
-            restored = Progress(state["pass"], state["used"]), state["place"]
-            restored[0].mark(state["place"])
-            with self._iterator(state["pass"]) as iterator:
+            restored = EpochProgress(state["pass"], state["used"]), state["place"]
+            restored[0].record_position(state["place"])
+            with self._open_iterator(state["pass"]) as iterator:
                 iterator.set_state(state["place"])
         with self._lock:
             if self._is_read:
                 raise FailedPreconditionError(
                     "an epoch of this shared dataset runs; set its state before or after it"
                 )
-            self._next_pass, self._restored, self._progress = state["pass"], restored, None
+            self._next_epoch, self._restored, self._progress = state["pass"], restored, None
 
     state_dict = get_state
     load_state_dict = set_state
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[tuple[DatasetIterator, Progress]]:
-        """Begin the next pass, or go on with the one whose state was set."""
+    def open_epoch(self) -> Iterator[tuple[DatasetIterator, EpochProgress]]:
+        """Start the next epoch, or resume the one whose state was set."""
         with self._lock:
             if self._is_read:
                 raise FailedPreconditionError(
                     "an epoch of this shared dataset runs; begin another one when it has ended"
                 )
             restored, self._restored = self._restored, None
-            progress = Progress(self._next_pass) if restored is None else restored[0]
-            iterator = self._iterator(progress.pass_number)
+            progress = EpochProgress(self._next_epoch) if restored is None else restored[0]
+            iterator = self._open_iterator(progress.epoch)
             self._is_read, self._stateless = True, None
-            self._next_pass = progress.pass_number + 1
+            self._next_epoch = progress.epoch + 1
             if restored is not None:
                 iterator.set_state(restored[1])
             self._progress = progress
-            self.mark(iterator, progress)
+            self.record_position(iterator, progress)
         try:
             with iterator:
                 yield iterator, progress
@@ -137,15 +137,15 @@ class SharedDataset:
             with self._lock:
                 self._is_read = False
 
-    def _iterator(self, pass_number: int) -> DatasetIterator:
-        return DatasetIterator(self.dataset.plan, pass_number)
+    def _open_iterator(self, epoch: int) -> DatasetIterator:
+        return DatasetIterator(self.dataset.plan, epoch)
 
-    def mark(self, iterator: DatasetIterator, progress: Progress) -> None:
-        """Take note of where the reader stands, if that is wanted."""
-        if progress.wants_mark and self._stateless is None:
+    def record_position(self, iterator: DatasetIterator, progress: EpochProgress) -> None:
+        """Record the reader's position if it is needed."""
+        if progress.wants_position and self._stateless is None:
             with self._lock:
                 try:
-                    progress.mark(iterator.get_state())
+                    progress.record_position(iterator.get_state())
                 except HeadraceError as error:
                     self._stateless = error
 
@@ -161,20 +161,20 @@ class SharedDataset:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        keep(self)
-        return LeasedHere, ()
+        record_handle(self)
+        return CurrentLeaseIterator, ()
 
     def __repr__(self) -> str:
         return f"<SharedDataset of {self.dataset!r}>"
 
 
-def shared_by(closure: Closure) -> SharedDataset:
-    """Return the shared dataset that a call names.
+def find_shared_dataset(closure: Closure) -> SharedDataset:
+    """Return the shared dataset that a call refers to.
 
     Raises:
-        ValueError: There is none, or several.
+        ValueError: If there is none, or more than one.
     """
-    kept = (*closure.work.function.kept, *closure.work.kept)
+    kept = (*closure.call_spec.function.handles, *closure.call_spec.handles)
     shared = {id(each): each for each in kept if isinstance(each, SharedDataset)}
     if len(shared) != 1:
         raise ValueError(
@@ -186,55 +186,55 @@ def shared_by(closure: Closure) -> SharedDataset:
 
 
 class _Element(NamedTuple):
-    """An element that was read, and its number in the pass."""
+    """Element with its number in the epoch."""
 
     number: int
     payload: Payload
 
 
-class _Open(NamedTuple):
-    """A call, and the elements that it was given, those that it was fed among them."""
+class _OpenCall(NamedTuple):
+    """Call with the elements that it was given so far."""
 
     closure: Closure
-    lease: Lease
+    lease: ElementLease
     elements: list[_Element]
 
 
-class Epoch:
-    """One pass over a shared dataset.
+class EpochRunner:
+    """One epoch of a shared dataset.
 
     Args:
-        shell: Runs closures.
-        closure: The call, without elements.
-        dataset: What is read.
-        elements: Reads it.
-        progress: What was used of it.
+        runner: Runs closures.
+        closure: Call template without elements.
+        dataset: Shared dataset.
+        elements: Iterator over it.
+        progress: Progress of the epoch.
     """
 
     def __init__(
         self,
-        shell: Shell,
+        runner: CoordinatorRunner,
         closure: Closure,
         dataset: SharedDataset,
         elements: DatasetIterator,
-        progress: Progress,
+        progress: EpochProgress,
     ) -> None:
-        self._shell = shell
-        self._first = closure
+        self._runner = runner
+        self._template = closure
         self._dataset = dataset
         self._elements = elements
         self._progress = progress
-        self._has_ended = False
-        #: Left over by calls that took fewer than the ones before.
-        self._left_over: deque[_Element] = deque()
-        #: Calls that have not ended, and what they were given.
-        self._open: list[_Open] = []
-        #: How many elements the last call took; None: none has returned yet.
-        self._each: int | None = None
-        self._steps = 0
+        self._end_of_data = False
+        #: Elements that calls did not read.
+        self._returned_elements: deque[_Element] = deque()
+        #: Calls that have not ended, and their elements.
+        self._open_calls: list[_OpenCall] = []
+        #: Number of elements that the last call read; None before a call has returned.
+        self._elements_per_call: int | None = None
+        self._num_returned = 0
 
     def run(self) -> int:
-        """Make calls until all elements were taken; return how many have returned.
+        """Run calls until all elements were read; return the number of calls.
 
         Raises:
             Exception: The first error of a call, or of the dataset.
@@ -242,163 +242,169 @@ class Epoch:
         try:
             return self._run()
         finally:
-            for closure, lease, elements in self._open:
+            for closure, lease, elements in self._open_calls:
                 if closure.result.is_ready and closure.result.error is None:
-                    self._use(lease, elements)
+                    self._mark_used(lease, elements)
 
     def _run(self) -> int:
         while True:
-            self._take_back()
-            self._answer_wants()
-            if len(self._open) < self._most_open():
-                elements = self._take(self._each or 1)
+            self._collect_ended()
+            self._feed_waiting()
+            if len(self._open_calls) < self._max_open_calls():
+                elements = self._read_elements(self._elements_per_call or 1)
                 if elements:
-                    self._call(elements)
+                    self._schedule_call(elements)
                     continue
-                if not self._open:
-                    return self._steps
-            self._shell.wait(self._has_news, "calls of an epoch")
-            self._shell.raise_failure()
+                if not self._open_calls:
+                    return self._num_returned
+            self._runner.wait(self._has_work, "calls of an epoch")
+            self._runner.raise_failure()
 
-    def _most_open(self) -> int:
-        with self._shell.lock:
-            loads = list(self._shell.core.queue.loads)
-        if self._each is None:
-            # How many elements a call takes is not known. Each that is under way when they end
-            # would be left without some, so there is one for each worker.
+    def _max_open_calls(self) -> int:
+        with self._runner.lock:
+            loads = list(self._runner.core.queue.worker_pool)
+        if self._elements_per_call is None:
+            # It is not known how many elements a call reads. Calls still open at the end of the
+            # data would lack elements, so there is only one per worker.
             return max(1, len(loads))
-        return min(_MOST_IN_HAND, _AHEAD + _AHEAD * sum(load.window for load in loads))
-
-    def _has_news(self) -> bool:
-        return self._shell.core.queue.failure is not None or any(
-            each.closure.result.is_ready or each.lease.wants for each in self._open
+        return min(
+            _MAX_HELD_ELEMENTS, _CALLS_AHEAD + _CALLS_AHEAD * sum(load.window for load in loads)
         )
 
-    def _take(self, count: int) -> list[_Element]:
+    def _has_work(self) -> bool:
+        return self._runner.core.queue.failure is not None or any(
+            each.closure.result.is_ready or each.lease.num_wanted for each in self._open_calls
+        )
+
+    def _read_elements(self, count: int) -> list[_Element]:
         taken: list[_Element] = []
-        while len(taken) < count and self._left_over:
-            taken.append(self._left_over.popleft())
-        while len(taken) < count and not self._has_ended:
-            self._dataset.mark(self._elements, self._progress)
+        while len(taken) < count and self._returned_elements:
+            taken.append(self._returned_elements.popleft())
+        while len(taken) < count and not self._end_of_data:
+            self._dataset.record_position(self._elements, self._progress)
             for element in self._elements:
-                number = self._progress.read()
+                number = self._progress.record_read()
                 if number is not None:
                     taken.append(_Element(number, pack(element)))
                 break
             else:
-                self._has_ended = True
+                self._end_of_data = True
         return taken
 
-    def _call(self, elements: list[_Element]) -> None:
-        first: Work = self._first.work
+    def _schedule_call(self, elements: list[_Element]) -> None:
+        first: CallSpec = self._template.call_spec
         payloads = [element.payload for element in elements]
-        lease = Lease(payloads, has_ended=self._has_ended and not self._left_over)
-        work = Work(first.function, first.arguments, lease=lease, kept=first.kept)
-        closure = Closure(self._first.name, work, self._first.inputs)
-        self._shell.schedule(closure)
-        self._open.append(_Open(closure, lease, elements))
+        lease = ElementLease(
+            payloads, end_of_data=self._end_of_data and not self._returned_elements
+        )
+        work = CallSpec(first.function, first.arguments, lease=lease, handles=first.handles)
+        closure = Closure(self._template.name, work, self._template.inputs)
+        self._runner.schedule(closure)
+        self._open_calls.append(_OpenCall(closure, lease, elements))
 
-    def _take_back(self) -> None:
-        """Take note of calls that have ended, and of what they left over."""
-        with self._shell.lock:
-            ended = [each for each in self._open if each.closure.result.is_ready]
-            self._open = [each for each in self._open if not each.closure.result.is_ready]
+    def _collect_ended(self) -> None:
+        """Handle calls that have ended, and take back their unread elements."""
+        with self._runner.lock:
+            ended = [each for each in self._open_calls if each.closure.result.is_ready]
+            self._open_calls = [
+                each for each in self._open_calls if not each.closure.result.is_ready
+            ]
         for closure, lease, elements in ended:
             has_returned = closure.result.error is None
-            self._steps += has_returned and not lease.met_end
-            used = len(elements) - lease.unused
-            self._left_over += elements[used:]
-            self._each = max(1, used)
+            self._num_returned += has_returned and not lease.reached_end
+            used = len(elements) - lease.num_unused
+            self._returned_elements += elements[used:]
+            self._elements_per_call = max(1, used)
             if has_returned:
-                self._use(lease, elements)
+                self._mark_used(lease, elements)
         if any(each.closure.result.error is not None for each in ended):
-            self._shell.raise_failure()
+            self._runner.raise_failure()
 
-    def _use(self, lease: Lease, elements: list[_Element]) -> None:
-        used = elements[: len(elements) - lease.unused]
-        self._progress.use([element.number for element in used])
+    def _mark_used(self, lease: ElementLease, elements: list[_Element]) -> None:
+        used = elements[: len(elements) - lease.num_unused]
+        self._progress.mark_used([element.number for element in used])
 
-    def _answer_wants(self) -> None:
-        for closure, lease, elements in self._open:
-            if lease.wants:
-                more = self._take(lease.wants)
+    def _feed_waiting(self) -> None:
+        for closure, lease, elements in self._open_calls:
+            if lease.num_wanted:
+                more = self._read_elements(lease.num_wanted)
                 elements += more
                 payloads = [element.payload for element in more]
-                with self._shell.lock:
-                    self._shell.core.feed(closure, payloads, has_ended=not more)
-                self._shell.wake()
+                with self._runner.lock:
+                    self._runner.core.feed_elements(closure, payloads, end_of_data=not more)
+                self._runner.wake()
 
 
 # --------------------------------------------------------------------------------------------------
-# How far a pass over a shared dataset is: which elements were used by functions that have ended
+# Progress of an epoch of a shared dataset: elements used by functions that have ended
 
-# Elements are read in order and used in any. What is kept is small: places of the reader, a few of
-# them, and which elements after the oldest one that counts were used.
+# Elements are read in order and used in any order. The record is small: a few reader positions, and
+# the used elements after the low watermark.
 
-_BETWEEN_MARKS = 64
+_POSITION_INTERVAL = 64
 
 
-class Progress:
-    """One pass; elements are numbered from where it was begun or gone on with.
+class EpochProgress:
+    """Progress of one epoch; elements are numbered from where the reader started or resumed.
 
     Args:
-        pass_number: Which pass it is.
+        epoch: Number of the epoch.
         used: Elements that were used before, as ranges [first, last + 1].
     """
 
-    def __init__(self, pass_number: int, used: Iterable[Sequence[int]] = ()) -> None:
-        self.pass_number = pass_number
+    def __init__(self, epoch: int, used: Iterable[Sequence[int]] = ()) -> None:
+        self.epoch = epoch
         self._lock = threading.Lock()
-        #: All elements before it were used.
-        self._low = 0
-        #: Those after it that were used.
+        #: Number below which all elements were used.
+        self._low_watermark = 0
+        #: Used elements above it.
         self._used: set[int] = set()
-        #: How many were read.
+        #: Number of elements read.
         self._read = 0
-        #: Places of the reader, each with the number of the element that comes next there.
-        self._marks: deque[tuple[int, Any]] = deque()
+        #: Reader positions, each with the number of the next element.
+        self._positions: deque[tuple[int, Any]] = deque()
         self._is_wanted = False
         for first, end in used:
-            self.use(range(first, end))
+            self.mark_used(range(first, end))
 
     @property
-    def wants_mark(self) -> bool:
-        """Whether it should know where the reader stands now.
+    def wants_position(self) -> bool:
+        """Whether the reader's position should be recorded now.
 
-        From the beginning on where somebody asks for states; a place may cost its reader something.
+        Always at the start, then regularly once states were requested: a position may be expensive.
         """
-        if not self._marks:
+        if not self._positions:
             return True
-        return self._is_wanted and self._read - self._marks[-1][0] >= _BETWEEN_MARKS
+        return self._is_wanted and self._read - self._positions[-1][0] >= _POSITION_INTERVAL
 
-    def mark(self, place: Any) -> None:
-        """Take note of where the reader stands."""
+    def record_position(self, position: Any) -> None:
+        """Record the reader's position."""
         with self._lock:
-            self._marks.append((self._read, place))
+            self._positions.append((self._read, position))
 
-    def read(self) -> int | None:
-        """Take note that an element was read; return its number, or None if it was used before."""
+    def record_read(self) -> int | None:
+        """Count an element that was read; return its number, or None if it was used before."""
         with self._lock:
             number = self._read
             self._read += 1
-            return None if number < self._low or number in self._used else number
+            return None if number < self._low_watermark or number in self._used else number
 
-    def use(self, numbers: Iterable[int]) -> None:
-        """Take note that elements were used."""
+    def mark_used(self, numbers: Iterable[int]) -> None:
+        """Record that elements were used."""
         with self._lock:
             self._used.update(numbers)
-            while self._low in self._used:
-                self._used.remove(self._low)
-                self._low += 1
-            while len(self._marks) > 1 and self._marks[1][0] <= self._low:
-                self._marks.popleft()
+            while self._low_watermark in self._used:
+                self._used.remove(self._low_watermark)
+                self._low_watermark += 1
+            while len(self._positions) > 1 and self._positions[1][0] <= self._low_watermark:
+                self._positions.popleft()
 
-    def state(self) -> tuple[Any, list[list[int]]]:
-        """Return a place of the reader, and which elements from there on were used, as ranges."""
+    def get_state(self) -> tuple[Any, list[list[int]]]:
+        """Return a reader position, and the elements used from there on, as ranges."""
         with self._lock:
             self._is_wanted = True
-            first, place = self._marks[0]
-            ranges = [[0, self._low - first]] if self._low > first else []
+            first, place = self._positions[0]
+            ranges = [[0, self._low_watermark - first]] if self._low_watermark > first else []
             for number in sorted(self._used):
                 if ranges and ranges[-1][1] == number - first:
                     ranges[-1][1] += 1

@@ -4,199 +4,204 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.coordinator.coordination import Coordination
-from headrace.serving.call import Message, Question
+from headrace.coordinator.coordinator_core import CoordinatorCore
+from headrace.serving.rpc import Message, TypedRequest
 from headrace.versions import Versions, own_versions
 
 __all__ = [
-    "AskStatus",
     "CoordinatorStatus",
+    "GetCoordinatorStatus",
     "RunningFunction",
-    "WorkerStatus",
-    "status_of",
-    "what_is_stuck",
+    "TrainingWorkerStatus",
+    "coordinator_status",
+    "stall_report",
 ]
 
 
-_MOST_NAMED = 10
+_MAX_LISTED = 10
 
 
-class WorkerStatus(Message, frozen=True):
-    """How one worker is.
+class TrainingWorkerStatus(Message, frozen=True):
+    """Status of one worker.
 
     Attributes:
-        worker: Its number.
-        address: Where it listens.
-        is_there: Whether it can be reached.
-        seconds: Since when that is so.
-        reason: Why it is not there.
-        in_flight: How many functions it has.
-        running: Functions that run, and for how many seconds.
-        finished: Functions that it has answered.
-        losses: How often it was lost.
-        is_leaving: Whether it gets nothing more.
-        versions: Of its process, as far as it was ever there.
+        worker: Number of the worker.
+        address: Address at which it listens.
+        is_connected: Whether it is connected.
+        seconds_in_state: Seconds since it was connected or lost.
+        reason: Reason why it is not connected.
+        num_in_flight: Number of functions assigned to it.
+        running: Running functions and their run time in seconds.
+        num_finished: Number of functions that it has answered.
+        num_losses: Number of times it was lost.
+        is_draining: Whether it receives no more functions.
+        versions: Versions of its process, if it was ever connected.
     """
 
     worker: int
     address: str
-    is_there: bool
-    seconds: float
+    is_connected: bool
+    seconds_in_state: float
     reason: str = ""
-    in_flight: int = 0
+    num_in_flight: int = 0
     running: tuple[tuple[str, float], ...] = ()
-    finished: int = 0
-    losses: int = 0
-    is_leaving: bool = False
+    num_finished: int = 0
+    num_losses: int = 0
+    is_draining: bool = False
     versions: Versions = Versions()
 
 
 class RunningFunction(Message, frozen=True):
-    """A function that runs.
+    """Running function.
 
     Attributes:
-        name: Its name.
+        name: Name of the function.
         worker: Number of the worker.
-        seconds: For how long.
-        usual: How long it takes in the median; None: too few have returned.
+        seconds: Run time so far.
+        median_seconds: Median run time; None after too few calls.
     """
 
     name: str
     worker: int
     seconds: float
-    usual: float | None = None
+    median_seconds: float | None = None
 
 
 class CoordinatorStatus(Message, frozen=True):
-    """How a coordinator is.
+    """Status of a coordinator.
 
     Attributes:
-        waiting: Functions that no worker has.
-        unsettled: Functions that are not over.
-        finished: Functions that are over.
-        gap: How many functions the oldest one that has not ended is behind the newest one sent.
-        failure: The error that is to be raised; empty: there is none.
-        workers: In the order of their numbers.
-        seconds_up: How long the coordinator has been there.
-        in_flight: Functions that workers have.
-        finished_per_second: In the last ten seconds or so.
-        returned: Calls that have returned or raised.
-        failed: Those that raised.
-        seconds: For which they ran, in all.
-        retried: Calls that were taken back from workers that were lost, to be made again.
-        workers_lost: How often a worker was lost.
-        largest_gap: What `gap` has been at most.
-        staleness: What it is held to; None: to nothing.
-        longest: The function that has been running longest; None: none runs.
+        num_waiting: Number of functions not assigned to a worker.
+        num_unfinished: Number of functions that are not done.
+        num_finished: Number of functions that are done.
+        staleness_gap: Distance between the newest function sent and the oldest one that has not
+            ended.
+        failure: Error to be raised; empty if there is none.
+        workers: Workers by ascending number.
+        uptime_seconds: Seconds since the coordinator started.
+        num_in_flight: Number of functions assigned to workers.
+        finished_per_second: Average over about the last ten seconds.
+        num_returned: Number of calls that have returned or raised.
+        num_failed: Number of calls that raised.
+        total_seconds: Total run time of all calls.
+        num_retried: Number of calls reassigned from lost workers.
+        num_workers_lost: Number of worker losses.
+        max_staleness_gap: Maximum of `staleness_gap` so far.
+        staleness: Staleness bound; None without a bound.
+        longest_running: Function with the longest current run time; None if none runs.
         servers: Addresses of the parameter servers.
-        versions: Of the coordinator's process.
+        versions: Versions of the coordinator's process.
     """
 
-    waiting: int
-    unsettled: int
-    finished: int
-    gap: int
+    num_waiting: int
+    num_unfinished: int
+    num_finished: int
+    staleness_gap: int
     failure: str = ""
-    workers: tuple[WorkerStatus, ...] = ()
-    seconds_up: float = 0.0
-    in_flight: int = 0
+    workers: tuple[TrainingWorkerStatus, ...] = ()
+    uptime_seconds: float = 0.0
+    num_in_flight: int = 0
     finished_per_second: float = 0.0
-    returned: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    retried: int = 0
-    workers_lost: int = 0
-    largest_gap: int = 0
+    num_returned: int = 0
+    num_failed: int = 0
+    total_seconds: float = 0.0
+    num_retried: int = 0
+    num_workers_lost: int = 0
+    max_staleness_gap: int = 0
     staleness: int | None = None
-    longest: RunningFunction | None = None
+    longest_running: RunningFunction | None = None
     servers: tuple[str, ...] = ()
     versions: Versions = msgspec.field(default_factory=own_versions)
 
 
-class AskStatus(Question[CoordinatorStatus], frozen=True):
-    """How are you?"""
+class GetCoordinatorStatus(TypedRequest[CoordinatorStatus], frozen=True):
+    """Request for the coordinator's status."""
 
 
-def status_of(core: Coordination, now: float, staleness: int | None = None) -> CoordinatorStatus:
-    """Return how a coordinator is, whose closures are held to a staleness; None: to none."""
-    queue, watch = core.queue, core.watch
-    loads = {load.worker: load for load in queue.loads}
-    workers: list[WorkerStatus] = []
+def coordinator_status(
+    core: CoordinatorCore, now: float, staleness: int | None = None
+) -> CoordinatorStatus:
+    """Return the status of a coordinator with the given staleness bound (None without one)."""
+    queue, watch = core.queue, core.stats
+    loads = {load.worker: load for load in queue.worker_pool}
+    workers: list[TrainingWorkerStatus] = []
     running: list[RunningFunction] = []
-    for number, contact in sorted(core.contacts.items()):
+    for number, contact in sorted(core.connections.items()):
         load = loads.get(number)
-        first = [] if load is None else load.first()
+        first = [] if load is None else load.running_closures()
         here = [
-            (closure.name, now - closure.begun_at)
+            (closure.name, now - closure.started_at)
             for closure in first
-            if closure.begun_at is not None
+            if closure.started_at is not None
         ]
         running += [RunningFunction(name=name, worker=number, seconds=s) for name, s in here]
         workers.append(
-            WorkerStatus(
+            TrainingWorkerStatus(
                 worker=number,
                 address=contact.address,
-                is_there=contact.is_there,
-                seconds=now - contact.since,
+                is_connected=contact.is_connected,
+                seconds_in_state=now - contact.state_since,
                 reason=contact.reason,
-                in_flight=0 if load is None else len(load.running),
-                running=tuple(here[:_MOST_NAMED]),
-                finished=contact.finished,
-                losses=contact.losses,
-                is_leaving=contact.is_leaving,
+                num_in_flight=0 if load is None else len(load.in_flight),
+                running=tuple(here[:_MAX_LISTED]),
+                num_finished=contact.num_finished,
+                num_losses=contact.num_losses,
+                is_draining=contact.is_draining,
                 versions=contact.versions or Versions(),
             )
         )
-    sent = [number for load in loads.values() for number in load.running]
+    sent = [number for load in loads.values() for number in load.in_flight]
     return CoordinatorStatus(
-        waiting=queue.num_waiting,
-        unsettled=len(queue.unsettled),
-        finished=queue.finished,
-        gap=max(0, watch.newest - queue.first),
+        num_waiting=queue.num_waiting,
+        num_unfinished=len(queue.unfinished),
+        num_finished=queue.num_finished,
+        staleness_gap=max(0, watch.newest_number - queue.first_unended),
         failure="" if queue.failure is None else str(queue.failure.error),
         workers=tuple(workers),
-        seconds_up=watch.up(now),
-        in_flight=sum(number > 0 for number in sent),
+        uptime_seconds=watch.uptime(now),
+        num_in_flight=sum(number > 0 for number in sent),
         finished_per_second=watch.rate(now),
-        returned=watch.returned,
-        failed=watch.failed,
-        seconds=watch.seconds,
-        retried=watch.retried,
-        workers_lost=watch.workers_lost,
-        largest_gap=watch.largest_gap,
+        num_returned=watch.num_returned,
+        num_failed=watch.num_failed,
+        total_seconds=watch.total_seconds,
+        num_retried=watch.num_retried,
+        num_workers_lost=watch.num_workers_lost,
+        max_staleness_gap=watch.max_staleness_gap,
         staleness=staleness,
-        longest=_longest(core, running),
-        servers=core.greeting.servers,
+        longest_running=_longest_running(core, running),
+        servers=core.session_request.servers,
     )
 
 
-def _longest(core: Coordination, running: list[RunningFunction]) -> RunningFunction | None:
+def _longest_running(
+    core: CoordinatorCore, running: list[RunningFunction]
+) -> RunningFunction | None:
     if not running:
         return None
     found = max(running, key=lambda each: each.seconds)
-    return msgspec.structs.replace(found, usual=core.watch.usual(found.name))
+    return msgspec.structs.replace(found, median_seconds=core.stats.median_seconds(found.name))
 
 
-_MOST_LOGGED = 5
+_MAX_LOGGED = 5
 
 
-def what_is_stuck(core: Coordination, now: float) -> str:
-    """Return which functions run where for how long, who is not there, and how many wait."""
+def stall_report(core: CoordinatorCore, now: float) -> str:
+    """Describe running functions, unavailable workers and the number of waiting functions."""
     words: list[str] = []
     running = [
-        (now - closure.begun_at, closure.name, load.worker)
-        for load in core.queue.loads
-        for closure in load.first()
-        if closure.begun_at is not None
+        (now - closure.started_at, closure.name, load.worker)
+        for load in core.queue.worker_pool
+        for closure in load.running_closures()
+        if closure.started_at is not None
     ]
     running.sort(key=lambda each: -each[0])
-    for seconds, name, worker in running[:_MOST_LOGGED]:
-        address = core.contacts[worker].address
+    for seconds, name, worker in running[:_MAX_LOGGED]:
+        address = core.connections[worker].address
         words.append(f"{name} has been running on worker {worker} ({address}) for {seconds:.0f} s")
-    if len(running) > _MOST_LOGGED:
-        words.append(f"{len(running) - _MOST_LOGGED} more run")
-    words += [each.words(now) for each in core.contacts.values() if not each.is_there]
-    if not core.contacts:
+    if len(running) > _MAX_LOGGED:
+        words.append(f"{len(running) - _MAX_LOGGED} more run")
+    words += [each.describe(now) for each in core.connections.values() if not each.is_connected]
+    if not core.connections:
         words.append("there is no worker: add one")
     if core.queue.num_waiting:
         words.append(f"{core.queue.num_waiting} functions wait for a worker")

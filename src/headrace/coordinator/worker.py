@@ -1,10 +1,11 @@
-"""The worker: where it listens, and whom it obeys. What it does then, `life.py` says.
+"""Server of a closure worker; `worker_session.py` runs its closures.
 
-Rule 1. It belongs to the coordinator with the newest incarnation that has greeted it; older ones
-        are refused, with AbortedError.
-Rule 2. Each greeting begins a new life: what was there before is dropped, and may write no more.
-Rule 3. The server's thread never waits. Users' functions run on threads of their own, so it answers
-        whatever they do.
+Rule 1. A worker belongs to the coordinator with the newest term that has started a session; older
+        coordinators are refused with AbortedError.
+Rule 2. Each `StartSession` begins a new session: the previous one is dropped, and its functions may
+        no longer write.
+Rule 3. The server's thread never blocks. Users' functions run on other threads, so the server
+        answers whatever they do.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.arguments import check_int, check_metrics, check_string
-from headrace.coordinator.gauges import Totals, metrics_of_worker
-from headrace.coordinator.life import Life
+from headrace.coordinator.coordinator_server import WorkerRegistration
 from headrace.coordinator.messages import (
-    Attend,
-    CallOff,
-    Feed,
-    Forget,
-    Greet,
-    Greeted,
+    AcknowledgeResult,
+    AwaitSessionEnd,
+    CancelClosure,
+    EndSession,
+    FeedElements,
+    FetchResult,
     LoadFunction,
-    Received,
-    Release,
-    Run,
-    TakeResult,
+    ReleaseResources,
+    RunClosure,
+    SessionStarted,
+    StartSession,
     WorkerRequest,
 )
-from headrace.coordinator.reception import Announcing
+from headrace.coordinator.metrics import WorkerCounters, worker_metrics
+from headrace.coordinator.worker_session import WorkerSession
 from headrace.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -41,9 +42,9 @@ from headrace.errors import (
 )
 from headrace.parameter_server.cluster_registry import ServerCluster, register_cluster
 from headrace.parameter_server.server_requests import ParameterServerClient
-from headrace.serving.call import Done
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
+from headrace.serving.rpc import Done
 from headrace.transport import address as addresses
 from headrace.transport import zeromq
 from headrace.transport.channel import Request
@@ -51,15 +52,15 @@ from headrace.transport.limits import ServerLimits
 from headrace.transport.security import Security
 from headrace.versions import own_versions, python_mismatch
 
-__all__ = ["LARGEST_CLOSURE", "ClosureWorker", "this_process"]
+__all__ = ["MAX_CLOSURE_BYTES", "ClosureWorker", "process_name"]
 
-LARGEST_CLOSURE = 1 << 30
-"""Bytes of the largest function, or arguments, that a worker takes."""
+MAX_CLOSURE_BYTES = 1 << 30
+"""Maximum bytes of a function, or of its arguments."""
 _JOIN_SECONDS = 0.5
 
 
-def this_process() -> str:
-    """Return which process this is, for words: "host:pid"."""
+def process_name() -> str:
+    """Return the name of this process for messages: "host:pid"."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -71,22 +72,23 @@ class ClosureWorker(LifeCycle):
     ...     worker.address.startswith("127.0.0.1:")
     True
 
-    It needs no more than an address: a coordinator that greets it says which worker of which
-    cluster it is, and where its parameter servers are. A function that runs when it stops is left
-    to itself, and may write no more.
+    A worker needs only an address: the coordinator that starts a session tells it its number,
+    its cluster and the parameter servers. A function that is running when the worker stops is
+    left alone, but may no longer write.
 
     Args:
-        index: Its number among the workers, for words; what the coordinator says holds.
-        host: Where to listen.
-        port: 0 takes one that is free.
-        security: This worker's keys, and whom it lets in; required where `host` can be reached from
-            another machine: whoever is let in can run code here.
-        coordinator: Where a coordinator listens (`ClusterCoordinator.listen`): the worker announces
-            itself there, and need not be named by the strategy.
-        metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served over HTTP; 0 takes one
-            that is free, None serves none.
-        metrics_host: Whom these are served for; the default is this machine alone.
-        start: Start now; else `start()` does.
+        index: Number of the worker for messages; the number from the coordinator takes
+            precedence.
+        host: Interface to listen on.
+        port: Port to listen on; 0 takes a free one.
+        security: Keys of this worker and of permitted clients; required if `host` is reachable
+            from another machine, since clients can run code here.
+        coordinator: Address at which a coordinator listens (`ClusterCoordinator.listen`): the
+            worker registers itself there, and the strategy need not name it.
+        metrics_port: Port of `/metrics`, `/healthz` and `/readyz` over HTTP; 0 takes a free
+            one, None disables them.
+        metrics_host: Interface for these; by default this machine only.
+        start: Whether to start now; otherwise call `start()`.
     """
 
     def __init__(
@@ -119,28 +121,28 @@ class ClosureWorker(LifeCycle):
 
     @property
     def address(self) -> str:
-        """Where coordinators reach it, as "host:port"; empty before `start`."""
+        """Address for coordinators, as "host:port"; empty before `start`."""
         return self._address
 
     @property
     def metrics_address(self) -> str:
-        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        """Address of `/metrics`, as "host:port"; empty if `metrics_port` is None."""
         return self._metrics_address
 
     def _open(self) -> None:
-        desk = _Desk(self._security)
-        self._keep(desk.close)
+        desk = _RequestHandler(self._security)
+        self._on_stop(desk.close)
         host, port = self._metrics
         if port is not None:
-            # Ready as soon as it listens: who waits for a coordinator before it may be found by
-            # its name would never be found by one.
+            # Ready as soon as it listens: if a name service lists only ready workers, one that
+            # waited for a coordinator would never be found by one.
             endpoint = Endpoint(
                 host,
                 port,
-                metrics=lambda: metrics_of_worker(desk.totals()),
-                why_not_ready=lambda: "" if desk.is_open else "it does not listen yet",
+                metrics=lambda: worker_metrics(desk.counters()),
+                not_ready_reason=lambda: "" if desk.is_open else "it does not listen yet",
             )
-            self._keep(endpoint.close)
+            self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
         server = zeromq.serve(
             desk.handle,
@@ -148,11 +150,11 @@ class ClosureWorker(LifeCycle):
             host=self._host,
             port=self._port,
             security=self._security,
-            limits=ServerLimits(request_bytes=LARGEST_CLOSURE),
+            limits=ServerLimits(request_bytes=MAX_CLOSURE_BYTES),
         )
-        self._keep(server.close)
-        # Before the server: it takes the answers that are owed along.
-        self._keep(desk.close)
+        self._on_stop(server.close)
+        # Before the server closes: it still sends pending replies.
+        self._on_stop(desk.close)
         self._address = server.address
         desk.is_open = True
         if self._coordinator is not None:
@@ -161,67 +163,68 @@ class ClosureWorker(LifeCycle):
                 host = addresses.local_address_for(self._coordinator)
                 address = addresses.join(host, addresses.split(address)[1])
             keys = None if self._security is None else self._security.as_client()
-            self._keep(Announcing(self._coordinator, address, keys).close)
+            self._on_stop(WorkerRegistration(self._coordinator, address, keys).close)
 
 
-class _Desk:
-    """Takes requests to the life that they belong to."""
+class _RequestHandler:
+    """Passes requests to their session."""
 
     def __init__(self, security: Security | None) -> None:
         self._security = security
         self.is_open = False
-        """Whether requests can come."""
-        self._totals = Totals()
+        """Whether requests are accepted."""
+        self._counters = WorkerCounters()
         self._lock = threading.Lock()
-        self._life: Life | None = None
-        self._incarnation = -1
-        #: In which process the coordinator of this incarnation is.
-        self._obeyed = ""
+        self._session: WorkerSession | None = None
+        self._term = -1
+        #: Process of the coordinator of the current term.
+        self._coordinator_process = ""
         self._is_closed = False
-        #: The cluster that was entered here; None: none was.
+        #: Cluster that was entered in this process; None if none was.
         self._cluster: ServerCluster | None = None
 
     def handle(self, requests: Sequence[Request]) -> None:
-        """Answer requests of coordinators (`transport.channel.Handler`)."""
+        """Handle requests of coordinators (`transport.channel.Handler`)."""
         for request in requests:
             try:
-                _TABLE[type(request.message)](self, request, request.message)
+                _HANDLERS[type(request.message)](self, request, request.message)
             except HeadraceError as error:
                 request.fail(error)
 
-    def _of(self, session: int) -> Life:
-        life = self._life
-        if life is None or life.greeting.session != session:
+    def _find_session(self, session: int) -> WorkerSession:
+        life = self._session
+        if life is None or life.start_message.session != session:
             raise AbortedError(
                 "this worker was greeted again, or has not been greeted: what is asked belongs to "
                 "a life that is over"
             )
         return life
 
-    def _greet(self, request: Request, message: Greet) -> None:
-        if message.incarnation < self._incarnation:
+    def _on_start_session(self, request: Request, message: StartSession) -> None:
+        if message.term < self._term:
             raise AbortedError(
-                f"this worker obeys a newer coordinator, in process {self._obeyed} (incarnation "
-                f"{self._incarnation}; yours is {message.incarnation}): end this program, or give "
+                f"this worker obeys a newer coordinator, in process {self._coordinator_process} "
+                "(term "
+                f"{self._term}; yours is {message.term}): end this program, or give "
                 "each of the two workers of its own"
             )
         if self._is_closed:
-            # No life begins, and what is sent here would count as lost, again and again.
+            # Start no session: results sent to this worker would count as lost again and again.
             raise UnavailableError("this worker is stopping")
         mine, theirs = own_versions(), message.versions
         if python_mismatch(theirs.python, mine.python):
             raise FailedPreconditionError(
-                f"this training worker, process {this_process()}, runs {mine}, and the coordinator "
+                f"this training worker, process {process_name()}, runs {mine}, and the coordinator "
                 f"in process {message.process} runs {theirs}: functions travel as bytecode, which "
                 "is different in each minor version of Python, so run both on the same one"
             )
-        self._incarnation, self._obeyed = message.incarnation, message.process
-        self._take_part(message)
-        self._begin(message)
-        request.reply(Greeted(process=this_process()))
+        self._term, self._coordinator_process = message.term, message.process
+        self._register_cluster(message)
+        self._start_session(message)
+        request.reply(SessionStarted(process=process_name()))
 
-    def _take_part(self, message: Greet) -> None:
-        """Have handles of the cluster resolve here."""
+    def _register_cluster(self, message: StartSession) -> None:
+        """Resolve handles of the cluster in this process."""
         before = self._cluster
         if before is not None:
             if (before.cluster_id, before.servers.addresses) == (
@@ -229,7 +232,7 @@ class _Desk:
                 message.servers,
             ):
                 before.servers.states.merge(message.acknowledged)
-                return  # since the last greeting
+                return  # unchanged since the last `StartSession`
             self._cluster = None
             before.close()
         if message.servers:
@@ -245,9 +248,9 @@ class _Desk:
             self._cluster = ServerCluster(message.cluster_id, servers)
             register_cluster(self._cluster)
 
-    def _begin(self, message: Greet | None) -> None:
+    def _start_session(self, message: StartSession | None) -> None:
         with self._lock:
-            before, self._life = self._life, None
+            before, self._session = self._session, None
         if before is not None:
             before.close()
         if message is None:
@@ -256,53 +259,53 @@ class _Desk:
             if not self._is_closed:
                 servers = None if self._cluster is None else self._cluster.servers
                 acknowledged = tuple if servers is None else servers.acknowledged_states
-                self._life = Life(message, self._totals, acknowledged)
-                self._totals.greetings += 1
+                self._session = WorkerSession(message, self._counters, acknowledged)
+                self._counters.num_sessions += 1
 
-    def _forget(self, request: Request, message: Forget) -> None:
-        self._of(message.session)
-        self._begin(None)
+    def _on_end_session(self, request: Request, message: EndSession) -> None:
+        self._find_session(message.session)
+        self._start_session(None)
         request.reply(Done())
 
-    def _attend(self, request: Request, message: Attend) -> None:
-        self._of(message.session).attend(request)
+    def _on_await_session_end(self, request: Request, message: AwaitSessionEnd) -> None:
+        self._find_session(message.session).await_end(request)
 
-    def _load(self, request: Request, message: LoadFunction) -> None:
-        self._of(message.session).load(message, request.buffers)
+    def _on_load_function(self, request: Request, message: LoadFunction) -> None:
+        self._find_session(message.session).load_function(message, request.buffers)
         request.reply(Done())
 
-    def _run(self, request: Request, message: Run) -> None:
-        self._of(message.session).run(message, request)
+    def _on_run_closure(self, request: Request, message: RunClosure) -> None:
+        self._find_session(message.session).run_closure(message, request)
 
-    def _feed(self, request: Request, message: Feed) -> None:
-        self._of(message.session).feed(message, request)
+    def _on_feed_elements(self, request: Request, message: FeedElements) -> None:
+        self._find_session(message.session).feed_elements(message, request)
 
-    def _call_off(self, request: Request, message: CallOff) -> None:
-        request.reply(self._of(message.session).call_off(message))
+    def _on_cancel_closure(self, request: Request, message: CancelClosure) -> None:
+        request.reply(self._find_session(message.session).cancel_closure(message))
 
-    def _take(self, request: Request, message: TakeResult) -> None:
-        request.reply(*self._of(message.session).take(message.number))
+    def _on_fetch_result(self, request: Request, message: FetchResult) -> None:
+        request.reply(*self._find_session(message.session).fetch_result(message.number))
 
-    def _received(self, request: Request, message: Received) -> None:
-        self._of(message.session).received(message.number)
+    def _on_acknowledge_result(self, request: Request, message: AcknowledgeResult) -> None:
+        self._find_session(message.session).drop_result(message.number)
         request.reply(Done())
 
-    def _release(self, request: Request, message: Release) -> None:
-        self._of(message.session).release(message.resources)
+    def _on_release_resources(self, request: Request, message: ReleaseResources) -> None:
+        self._find_session(message.session).release_resources(message.resources)
         request.reply(Done())
 
-    def totals(self) -> Totals:
-        """Return what was done so far, and what is going on."""
-        life, totals = self._life, self._totals
-        totals.is_greeted = life is not None
-        totals.running, totals.waiting = (0, 0) if life is None else life.counts
+    def counters(self) -> WorkerCounters:
+        """Return the counters, with the current state."""
+        life, totals = self._session, self._counters
+        totals.has_session = life is not None
+        totals.num_running, totals.num_waiting = (0, 0) if life is None else life.counts
         return totals
 
     def close(self) -> None:
-        """End the life that there is. May be called twice."""
+        """End the current session. Idempotent."""
         with self._lock:
             self._is_closed = True
-            life, self._life = self._life, None
+            life, self._session = self._session, None
         if life is not None:
             life.close()
             life.join(_JOIN_SECONDS)
@@ -310,15 +313,15 @@ class _Desk:
             self._cluster.close()
 
 
-_TABLE: dict[type, Callable[[_Desk, Request, Any], None]] = {
-    Attend: _Desk._attend,
-    CallOff: _Desk._call_off,
-    Feed: _Desk._feed,
-    Forget: _Desk._forget,
-    Greet: _Desk._greet,
-    LoadFunction: _Desk._load,
-    Received: _Desk._received,
-    Release: _Desk._release,
-    Run: _Desk._run,
-    TakeResult: _Desk._take,
+_HANDLERS: dict[type, Callable[[_RequestHandler, Request, Any], None]] = {
+    AwaitSessionEnd: _RequestHandler._on_await_session_end,
+    CancelClosure: _RequestHandler._on_cancel_closure,
+    FeedElements: _RequestHandler._on_feed_elements,
+    EndSession: _RequestHandler._on_end_session,
+    StartSession: _RequestHandler._on_start_session,
+    LoadFunction: _RequestHandler._on_load_function,
+    AcknowledgeResult: _RequestHandler._on_acknowledge_result,
+    ReleaseResources: _RequestHandler._on_release_resources,
+    RunClosure: _RequestHandler._on_run_closure,
+    FetchResult: _RequestHandler._on_fetch_result,
 }

@@ -1,4 +1,4 @@
-"""A per-worker dataset and its iterator, as they are on the worker."""
+"""Per-worker datasets and iterators on the worker, and iterators over leased elements."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Self
 import msgspec
 
 from headrace.coordinator.closure import Payload
-from headrace.coordinator.current import running
+from headrace.coordinator.closure_context import current_closure
 from headrace.coordinator.packing import unpack
 from headrace.data.dataset import Dataset
 from headrace.data.optional import Optional
-from headrace.distribute.context import refusing_variables
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.execution_context import variable_refusal
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from headrace.parameter_server.pickling import PerWorkerInput
 
-__all__ = ["DATASETS", "LeasedElements", "WorkerIterator", "build_dataset"]
+__all__ = ["DATASET_TYPES", "LeasedElementIterator", "WorkerIterator", "build_dataset"]
 
 
-DATASETS = (Dataset, DistributedDataset, DistributedDatasetsFromFunction)
-"""What a per-worker dataset may be."""
+DATASET_TYPES = (Dataset, DistributedDataset, DistributedDatasetsFromFunction)
+"""Types of per-worker datasets."""
 
 
 def build_dataset(dataset_or_fn: Any) -> Any:
@@ -34,18 +34,18 @@ def build_dataset(dataset_or_fn: Any) -> Any:
         dataset_or_fn: A dataset, or a function without arguments that returns one.
 
     Raises:
-        InvalidArgumentError: The function returns something else.
+        InvalidArgumentError: If the function returns something else.
     """
-    if isinstance(dataset_or_fn, DATASETS):
+    if isinstance(dataset_or_fn, DATASET_TYPES):
         return dataset_or_fn
-    before = refusing_variables.set(_no_variable)
+    before = variable_refusal.set(_refuse_variable)
     try:
         dataset = dataset_or_fn()
         if isinstance(dataset, PerWorkerInput):
             dataset = dataset.build()
     finally:
-        refusing_variables.reset(before)
-    if not isinstance(dataset, DATASETS):
+        variable_refusal.reset(before)
+    if not isinstance(dataset, DATASET_TYPES):
         raise InvalidArgumentError(
             "the function given to create_per_worker_dataset must return a Dataset or a "
             f"distributed dataset, but returned {dataset!r:.80} of type {type(dataset).__name__}"
@@ -53,7 +53,7 @@ def build_dataset(dataset_or_fn: Any) -> Any:
     return dataset
 
 
-def _no_variable(name: str) -> Exception:
+def _refuse_variable(name: str) -> Exception:
     return InvalidArgumentError(
         f"Creating variables in dataset_fn is not allowed, and Variable {name!r} is made there: it "
         "would be made again by each worker. Make it in strategy.scope(), outside"
@@ -61,20 +61,20 @@ def _no_variable(name: str) -> Exception:
 
 
 class WorkerIterator:
-    """What `next` is called on in a scheduled function; for several threads at once.
+    """Iterator that scheduled functions read on this worker; thread-safe.
 
     Args:
-        dataset: What it reads.
-        resource: Its number.
-        state: Where to begin; empty: at the beginning.
+        dataset: Dataset to read.
+        resource: Number of the iterator as a resource.
+        state: State at which to start; empty starts at the beginning.
     """
 
     def __init__(self, dataset: Any, resource: int, state: bytes = b"") -> None:
         self._iterator = iter(dataset)
         self._resource = resource
         self._lock = threading.Lock()
-        #: Where it stood before each closure that runs read from it first.
-        self._before: dict[object, bytes] = {}
+        #: State before the first read of each running closure.
+        self._states_before: dict[object, bytes] = {}
         self._has_states = True
         if state:
             self._iterator.set_state(msgspec.json.decode(state))
@@ -86,14 +86,14 @@ class WorkerIterator:
         """Return the next element.
 
         Raises:
-            OutOfRangeError: There is none; a StopIteration, too.
+            OutOfRangeError: At the end; also a StopIteration.
         """
-        closure = running.get()
+        closure = current_closure.get()
         with self._lock:
-            if closure is not None and self._resource not in closure.used:
-                closure.used[self._resource] = self
-                if not closure.is_alone:
-                    self._before[closure] = self._state()
+            if closure is not None and self._resource not in closure.used_iterators:
+                closure.used_iterators[self._resource] = self
+                if not closure.is_only_thread:
+                    self._states_before[closure] = self._state()
             return self._iterator.get_next()
 
     get_next = __next__
@@ -111,10 +111,10 @@ class WorkerIterator:
         return self._iterator.element_spec
 
     def state_after(self, closure: object) -> bytes:
-        """Return where it stands for all closures that have ended; empty: it has no states."""
+        """Return the state that covers all ended closures; empty without state support."""
         with self._lock:
-            self._before.pop(closure, None)
-            return next(iter(self._before.values()), None) or self._state()
+            self._states_before.pop(closure, None)
+            return next(iter(self._states_before.values()), None) or self._state()
 
     def _state(self) -> bytes:
         if not self._has_states:
@@ -126,42 +126,43 @@ class WorkerIterator:
             return b""
 
     def close_for_worker(self) -> None:
-        """Release threads and files, once nobody reads."""
+        """Release threads and files, once no function reads."""
         with contextlib.suppress(Exception), self._lock:
             self._iterator.close()
 
 
 # --------------------------------------------------------------------------------------------------
-# Elements of a shared dataset, as a function that `run_epoch` calls sees them on its worker
+# Elements of a shared dataset in a function that `run_epoch` calls on a worker
 
 
-class LeasedElements:
-    """An iterator over what this closure was given, and is given while it reads.
+class LeasedElementIterator:
+    """Iterator over the elements leased to a closure, including those supplied while it reads.
 
     Args:
-        elements: Those that came with it.
-        has_ended: There are no more after these.
+        elements: Elements sent with the closure.
+        end_of_data: Whether the dataset ends after these.
 
     Attributes:
-        ask: Called where there is none left; returns when there is one, or the end is known.
-        met_end: Whether `next` has said that there is none.
+        request_more: Called when no element is left; returns once there is one, or the end is
+            known.
+        reached_end: Whether `next` has reported the end.
     """
 
-    def __init__(self, elements: Iterable[Payload], *, has_ended: bool) -> None:
+    def __init__(self, elements: Iterable[Payload], *, end_of_data: bool) -> None:
         self._elements = deque(elements)
         self.num_given = len(self._elements)
-        self.has_ended = has_ended
-        self.met_end = False
-        self.ask: Callable[[], None] = lambda: None
+        self.end_of_data = end_of_data
+        self.reached_end = False
+        self.request_more: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 
     @property
-    def num_left(self) -> int:
-        """Elements that were not asked for."""
+    def num_unread(self) -> int:
+        """Number of elements that were not read."""
         return len(self._elements)
 
     def feed(self, elements: list[Payload]) -> None:
-        """Take more elements."""
+        """Append elements."""
         self._elements += elements
         self.num_given += len(elements)
 
@@ -172,13 +173,13 @@ class LeasedElements:
         """Return the next element.
 
         Raises:
-            OutOfRangeError: There is none; a StopIteration, too.
+            OutOfRangeError: At the end; also a StopIteration.
         """
         with self._lock:
-            if not self._elements and not self.has_ended:
-                self.ask()
+            if not self._elements and not self.end_of_data:
+                self.request_more()
             if not self._elements:
-                self.met_end = True
+                self.reached_end = True
                 raise OutOfRangeError("the shared dataset has no more elements in this epoch")
             payload = self._elements.popleft()
         return unpack(payload)

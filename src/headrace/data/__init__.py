@@ -1,13 +1,13 @@
-"""Datasets: a plan with methods, and the iterator that its user sees."""
+"""Datasets: plans with methods, and their public iterator."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.data.absent import no_such_name
+from headrace.data.missing_names import missing_name_message
 
-if not TYPE_CHECKING:  # or every name would pass for one of this package
+if not TYPE_CHECKING:  # else type checkers accept every name of this package
 
     def __getattr__(name: str) -> Any:
-        # It stands where `tf.data` would: names of that are those of `headrace`.
-        raise AttributeError(no_such_name(__name__, name, ()), name=name)
+        # This package corresponds to `tf.data`, whose names are in `headrace`.
+        raise AttributeError(missing_name_message(__name__, name, ()), name=name)

@@ -1,7 +1,7 @@
-"""The Dataset: a plan with methods. Each method makes a node; the checks are the nodes' own.
+"""The Dataset class: a plan with methods. Each method creates a node, which checks its arguments.
 
-Those that make a dataset out of something else are in `data/sources.py`. Those that make one out of
-several, and those that gather elements, are in `data/dataset_parts.py`.
+Methods that create a dataset from data are in `data/source_methods.py`. Methods that combine
+datasets or group elements are in `data/dataset_methods.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from headrace.data.absent import no_such_method
-from headrace.data.dataset_parts import Choosing, Windows
+from headrace.data.dataset_methods import SelectionMethods, WindowMethods
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
+from headrace.data.missing_names import missing_method_message
 from headrace.data.saving import save_dataset
-from headrace.data.sources import Sources
+from headrace.data.source_methods import SourceMethods
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.plan import traverse
@@ -26,7 +26,7 @@ from headrace.plan.combining import DEFAULT_CYCLE_LENGTH, Concatenate, Interleav
 from headrace.plan.elementwise import Filter, Map, Scan, TakeWhile
 from headrace.plan.node import AUTOTUNE, Node, call_site
 from headrace.plan.options import Options, WithOptions
-from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
+from headrace.plan.ordering import Enumerate, Repeat, ShardElements, Shuffle, Skip, Take
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.explain import explain
 from headrace.storage.names import FileName
@@ -34,12 +34,12 @@ from headrace.storage.names import FileName
 __all__ = ["Dataset"]
 
 
-class Dataset(Sources, Choosing, Windows):
-    """Elements in a fixed order, to be read any number of times.
+class Dataset(SourceMethods, SelectionMethods, WindowMethods):
+    """A sequence of elements that can be read any number of times.
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
-    dataclass of such. A dataset does nothing until it is iterated over; each `iter` is a new pass,
-    in which shuffles draw again.
+    dataclass of these. A dataset does nothing until it is iterated over; each `iter` starts a new
+    epoch, for which shuffles draw a new order.
 
     >>> dataset = hr.Dataset.range(6).map(lambda x: x * x).batch(2)
     >>> [batch.tolist() for batch in dataset]
@@ -53,26 +53,26 @@ class Dataset(Sources, Choosing, Windows):
                 "use Dataset.from_tensor_slices, for a generator Dataset.from_generator"
             )
         self._plan = plan
-        self._passes = itertools.count()
+        self._epochs = itertools.count()
 
     @property
     def plan(self) -> Node:
-        """What the dataset does, as a value.
+        """The plan: an immutable tree of the dataset's steps.
 
         >>> type(hr.Dataset.range(6).batch(2).plan).__name__
         'Batch'
         """
         return self._plan
 
-    def _then(self, step: Callable[..., Node], **arguments: Any) -> Self:
-        """Return a dataset with one step more."""
+    def _append_step(self, step: Callable[..., Node], **arguments: Any) -> Self:
+        """Return a dataset with another step appended."""
         return type(self)(step(input=self._plan, location=call_site(), **arguments))
 
     @staticmethod
     def zip(*datasets: Any) -> Dataset:
-        """Return tuples of the n-th elements of several datasets; the shortest ends it.
+        """Return tuples of the n-th elements of several datasets; ends with the shortest one.
 
-        A single argument may be any nested structure of datasets: elements have its structure.
+        A single argument may be a nested structure of datasets; elements then have its structure.
 
         >>> numbers = hr.Dataset.range(3)
         >>> letters = hr.Dataset.from_random_access(["a", "b"])
@@ -83,10 +83,10 @@ class Dataset(Sources, Choosing, Windows):
         """
         nested = datasets[0] if len(datasets) == 1 else datasets
         members, structure = flatten(nested)
-        plans = tuple(_plan_of("datasets", member) for member in members)
+        plans = tuple(_check_dataset("datasets", member) for member in members)
         return Dataset(Zip(datasets=plans, structure=structure, location=call_site()))
 
-    # --- transformations ----------------------------------------------------------------------
+    # --- Transformations ----------------------------------------------------------------------
 
     def map(
         self,
@@ -103,12 +103,12 @@ class Dataset(Sources, Choosing, Windows):
         [5, 7, 9]
 
         Args:
-            map_func: Called with the element; a tuple is passed as several arguments. A function
-                that is plain arithmetic is called with whole columns.
-            num_parallel_calls: Threads that call it, or `AUTOTUNE`; None: on the reading thread.
-            deterministic: False yields results as they are ready; None: as the options say.
+            map_func: Function of the element; a tuple is passed as several arguments. A function
+                of plain arithmetic is called with whole columns.
+            num_parallel_calls: Threads that call it, or `AUTOTUNE`; None uses the reading thread.
+            deterministic: False yields results as they are ready; None follows the options.
         """
-        return self._then(
+        return self._append_step(
             Map,
             fn=map_func,
             num_parallel_calls=num_parallel_calls,
@@ -122,22 +122,22 @@ class Dataset(Sources, Choosing, Windows):
         [0, 3, 6, 9]
 
         Args:
-            predicate: Returns a bool or a number, of Python or NumPy. Anything else, such as the
-                None of a function without `return`, is an error.
+            predicate: Function that returns a bool or a number, of Python or NumPy. Any other
+                result, such as the None of a function without `return`, is an error.
         """
-        return self._then(Filter, predicate=predicate)
+        return self._append_step(Filter, predicate=predicate)
 
     def take_while(self, predicate: Callable[..., Any]) -> Dataset:
-        """Yield the elements before the first for which `predicate(element)` is false.
+        """Yield elements until `predicate(element)` is false; drop that element and the rest.
 
         >>> import headrace as hr
         >>> [int(x) for x in hr.Dataset.counter().take_while(lambda x: x * x < 20)]
         [0, 1, 2, 3, 4]
         """
-        return self._then(TakeWhile, predicate=predicate)
+        return self._append_step(TakeWhile, predicate=predicate)
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Dataset:
-        """Replace each element by the second part of what `scan_func(state, element)` returns.
+        """Replace each element by the second result of `scan_func(state, element)`.
 
         >>> import headrace as hr
         >>> sums = hr.Dataset.range(1, 6).scan(0, lambda total, x: (total + x, total + x))
@@ -145,12 +145,12 @@ class Dataset(Sources, Choosing, Windows):
         [1, 3, 6, 10, 15]
 
         Args:
-            initial_state: What the function gets with the first element: any element.
-            scan_func: Called with the state and the element (a tuple is one argument); returns
-                `(new_state, output_element)`. An element for which it fails leaves the state as it
-                was. Saved states of an iterator hold the state, so keep it small.
+            initial_state: State for the first element; any element.
+            scan_func: Function of the state and the element (a tuple is one argument) that returns
+                `(new_state, output_element)`. If it fails for an element, the state is unchanged.
+                Saved states of an iterator contain the state, so keep it small.
         """
-        return self._then(Scan, initial_state=initial_state, fn=scan_func)
+        return self._append_step(Scan, initial_state=initial_state, fn=scan_func)
 
     def batch(
         self,
@@ -159,7 +159,7 @@ class Dataset(Sources, Choosing, Windows):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Stack `batch_size` consecutive elements into one, in fresh memory.
+        """Stack `batch_size` consecutive elements into one, in new memory.
 
         >>> [batch.tolist() for batch in hr.Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
@@ -167,12 +167,12 @@ class Dataset(Sources, Choosing, Windows):
         [[0, 1], [2, 3]]
 
         Args:
-            batch_size: Elements to a batch.
-            drop_remainder: Whether to leave out a last batch that is smaller.
+            batch_size: Number of elements per batch.
+            drop_remainder: Whether to drop a last batch that is smaller.
             num_parallel_calls: Accepted as in tf.data; stacking is one copy and needs no threads.
             deterministic: Accepted as in tf.data.
         """
-        return self._then(Batch, size=batch_size, drop_remainder=drop_remainder)
+        return self._append_step(Batch, size=batch_size, drop_remainder=drop_remainder)
 
     def unbatch(self) -> Dataset:
         """Split each element along its first axis.
@@ -181,7 +181,7 @@ class Dataset(Sources, Choosing, Windows):
         >>> [row.tolist() for row in batches.unbatch()]
         [[1, 2], [3, 4]]
         """
-        return self._then(Unbatch)
+        return self._append_step(Unbatch)
 
     def shuffle(
         self,
@@ -189,7 +189,7 @@ class Dataset(Sources, Choosing, Windows):
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = True,
     ) -> Dataset:
-        """Yield elements at random from a buffer that is filled in order.
+        """Yield random elements of a buffer that is filled in order.
 
         >>> shuffled = hr.Dataset.range(100).shuffle(100, seed=1)
         >>> first, second = list(shuffled), list(shuffled)
@@ -197,12 +197,12 @@ class Dataset(Sources, Choosing, Windows):
         (True, True)
 
         Args:
-            buffer_size: Elements in the buffer; with as many as the dataset has, every order is
-                equally likely.
-            seed: Seed of the order; None: another in each run.
-            reshuffle_each_iteration: Whether each pass has an order of its own.
+            buffer_size: Number of elements in the buffer; if it is at least the size of the
+                dataset, every order is equally likely.
+            seed: Seed of the order; None draws a new one in each run.
+            reshuffle_each_iteration: Whether each epoch has a new order.
         """
-        return self._then(
+        return self._append_step(
             Shuffle,
             buffer_size=buffer_size,
             seed=seed,
@@ -210,36 +210,36 @@ class Dataset(Sources, Choosing, Windows):
         )
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Go over the elements `count` times; None or -1: without end.
+        """Repeat the elements `count` times; None or -1 repeats them forever.
 
         >>> [int(x) for x in hr.Dataset.range(3).repeat(2)]
         [0, 1, 2, 0, 1, 2]
         """
-        return self._then(Repeat, count=None if count == -1 else count)
+        return self._append_step(Repeat, count=None if count == -1 else count)
 
     def take(self, count: int) -> Dataset:
-        """Yield the first `count` elements; -1: all.
+        """Yield the first `count` elements; -1 yields all.
 
         >>> [int(x) for x in hr.Dataset.counter().take(3)]
         [0, 1, 2]
         """
-        return self._then(Take, count=count)
+        return self._append_step(Take, count=count)
 
     def skip(self, count: int) -> Dataset:
-        """Leave out the first `count` elements; -1: all.
+        """Skip the first `count` elements; -1 skips all.
 
         >>> [int(x) for x in hr.Dataset.range(5).skip(3)]
         [3, 4]
         """
-        return self._then(Skip, count=count)
+        return self._append_step(Skip, count=count)
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Yield every `num_shards`-th element, from element `index` on.
+        """Yield every `num_shards`-th element, starting with element `index`.
 
         >>> [int(x) for x in hr.Dataset.range(8).shard(num_shards=3, index=1)]
         [1, 4, 7]
         """
-        return self._then(Shard, num_shards=num_shards, index=index)
+        return self._append_step(ShardElements, num_shards=num_shards, index=index)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Pair each element with its number: `(int64, element)`.
@@ -248,16 +248,16 @@ class Dataset(Sources, Choosing, Windows):
         >>> [(int(number), letter) for number, letter in letters.enumerate(start=1)]
         [(1, 'a'), (2, 'b')]
         """
-        return self._then(Enumerate, start=start)
+        return self._append_step(Enumerate, start=start)
 
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
-        """Yield all elements of the dataset `map_func(element)`, element after element.
+        """Yield all elements of the dataset `map_func(element)` for each element in order.
 
         >>> ranges = hr.Dataset.range(1, 4).flat_map(lambda n: hr.Dataset.range(int(n)))
         >>> [int(x) for x in ranges]
         [0, 0, 1, 0, 1, 2]
         """
-        return self._then(Interleave, fn=map_func, cycle_length=1)
+        return self._append_step(Interleave, fn=map_func, cycle_length=1)
 
     def interleave(
         self,
@@ -276,14 +276,14 @@ class Dataset(Sources, Choosing, Windows):
         [1, 1, 2, 2, 1, 1, 2, 2]
 
         Args:
-            map_func: Returns a Dataset for an element.
-            cycle_length: How many are open at once; None or `AUTOTUNE`: 8, on every machine.
-            block_length: How many elements to take from each in its turn; None: 1.
-            num_parallel_calls: Threads that read them ahead, or `AUTOTUNE`.
-            deterministic: False takes from those that are ready.
+            map_func: Function that returns a Dataset for an element.
+            cycle_length: Number of datasets open at once; None or `AUTOTUNE` is 8 on every machine.
+            block_length: Number of elements to take from each in its turn; None is 1.
+            num_parallel_calls: Threads that read the datasets ahead, or `AUTOTUNE`.
+            deterministic: False takes elements from any dataset that is ready.
         """
         automatic = cycle_length is None or cycle_length == AUTOTUNE
-        return self._then(
+        return self._append_step(
             Interleave,
             fn=map_func,
             cycle_length=DEFAULT_CYCLE_LENGTH if automatic else cycle_length,
@@ -293,25 +293,25 @@ class Dataset(Sources, Choosing, Windows):
         )
 
     def concatenate(self, dataset: Dataset) -> Dataset:
-        """Yield these elements, then those of `dataset`.
+        """Yield these elements, followed by those of `dataset`.
 
         >>> [int(x) for x in hr.Dataset.range(2).concatenate(hr.Dataset.range(10, 12))]
         [0, 1, 10, 11]
         """
-        second = _plan_of("dataset", dataset)
+        second = _check_dataset("dataset", dataset)
         return Dataset(Concatenate(first=self._plan, second=second, location=call_site()))
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
-        """Read up to `buffer_size` elements ahead on a thread; AUTOTUNE: up to 64 MiB.
+        """Read up to `buffer_size` elements ahead on a thread; AUTOTUNE reads up to 64 MiB.
 
         >>> with iter(hr.Dataset.range(3).map(lambda x: x + 1).prefetch(2)) as iterator:
         ...     [int(x) for x in iterator]
         [1, 2, 3]
         """
-        return self._then(Prefetch, buffer_size=buffer_size)
+        return self._append_step(Prefetch, buffer_size=buffer_size)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
-        """Keep the elements of the first complete pass, in memory or in a file.
+        """Keep the elements of the first complete epoch, in memory or in a file.
 
         >>> calls = []
         >>> cached = hr.Dataset.range(3).map(lambda x: calls.append(x) or x).cache()
@@ -321,27 +321,28 @@ class Dataset(Sources, Choosing, Windows):
         3
 
         Args:
-            filename: A file on a local disk; empty: they are kept in memory. Workers that read
-                shares of their own (FILE, HINT) add the share to the name: NAME.share-0-of-2.
+            filename: File on a local disk; empty keeps the elements in memory. Workers with
+                dataset shards (FILE, HINT) append the shard to the name: NAME.share-0-of-2.
         """
         name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
-        return self._then(Cache, filename=name)
+        return self._append_step(Cache, filename=name)
 
     def save(self, path: FileName) -> None:
-        """Read one pass and keep its elements in a directory of Arrow files; `load` reads them.
+        """Read one epoch and save its elements in a directory of Arrow files, for `load`.
 
         >>> hr.Dataset.range(3).save("numbers")
         >>> [int(x) for x in hr.Dataset.load("numbers")]
         [0, 1, 2]
 
         Args:
-            path: A directory, by path or fsspec URL, that holds no saved dataset.
+            path: Directory, by path or fsspec URL, that contains no saved dataset.
 
         Raises:
-            AlreadyExistsError: It holds a saved dataset, or an unfinished one of another pipeline.
-            InvalidElementError: An element cannot be saved; the message names the component.
+            AlreadyExistsError: If it contains a saved dataset, or an unfinished one of another
+                pipeline.
+            InvalidElementError: If an element cannot be saved; the message names the component.
         """
-        save_dataset(self._plan, next(self._passes), path)
+        save_dataset(self._plan, next(self._epochs), path)
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
         """Return `transformation_func(self)`.
@@ -359,17 +360,17 @@ class Dataset(Sources, Choosing, Windows):
         return result
 
     def with_options(self, options: Options) -> Dataset:
-        """Run the whole dataset with `options`; what is set here wins over what was set before.
+        """Run the whole dataset with `options`, which override options set before.
 
         >>> options = hr.Options(seed=7)
         >>> first, second = (hr.Dataset.range(9).shuffle(9).with_options(options) for _ in "ab")
         >>> list(first) == list(second)
         True
         """
-        return self._then(WithOptions, options=options)
+        return self._append_step(WithOptions, options=options)
 
     def options(self) -> Options:
-        """Return the options with which this dataset is run.
+        """Return the options that apply to this dataset.
 
         >>> dataset = hr.Dataset.range(3).with_options(hr.Options(seed=1))
         >>> dataset.with_options(hr.Options(deterministic=False)).options()
@@ -377,14 +378,14 @@ class Dataset(Sources, Choosing, Windows):
         """
         return traverse.merged_options(self._plan)
 
-    # --- looking ------------------------------------------------------------------------------
+    # --- Inspection ---------------------------------------------------------------------------
 
     @property
     def element_spec(self) -> Spec:
         """Spec of the elements: a nested structure of `ArraySpec`.
 
-        Where only a user's function can tell, one element is computed to find out. Its structure,
-        dtypes and numbers of axes are then taken to be those of all, and lengths of axes to vary.
+        If it depends on the results of user functions, one element is computed. All elements are
+        then assumed to have its structure, dtypes and numbers of axes, but not its axis lengths.
 
         >>> rows = hr.Dataset.from_tensor_slices({"x": np.zeros((4, 3), np.float32)})
         >>> rows.element_spec
@@ -420,13 +421,13 @@ class Dataset(Sources, Choosing, Windows):
         )
 
     def __bool__(self) -> bool:
-        return True  # `if dataset:` asks whether there is one, not whether it is empty
+        return True  # `if dataset:` tests for None, not for an empty dataset
 
     def explain(self) -> str:
-        """Return the plan as written and as it is run, as text.
+        """Return the plan as written and as it runs, as text.
 
-        It says which part is arithmetic on positions (the index part), how many units a service
-        would deal out, and where a wish for free order is not followed.
+        The text shows the index plan (steps that only compute indices), the number of splits that
+        a service would assign, and steps whose `deterministic=False` has no effect.
 
         >>> lines = hr.Dataset.range(10).shuffle(10).batch(2).explain().splitlines()
         >>> print(lines[1].strip())
@@ -438,13 +439,13 @@ class Dataset(Sources, Choosing, Windows):
         spec = traverse.element_spec(self._plan)
         return f"<Dataset {type(self._plan).__name__} element_spec={spec!r}>"
 
-    # --- reading ------------------------------------------------------------------------------
+    # --- Reading ------------------------------------------------------------------------------
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator(self._plan, next(self._passes), lambda: self.element_spec)
+        return DatasetIterator(self._plan, next(self._epochs), lambda: self.element_spec)
 
     def as_numpy_iterator(self) -> DatasetIterator:
-        """Return an iterator over the elements; elements are NumPy already.
+        """Return an iterator over the elements, which consist of NumPy values in any case.
 
         >>> list(hr.Dataset.from_random_access(["a", "b"]).as_numpy_iterator())
         ['a', 'b']
@@ -452,17 +453,17 @@ class Dataset(Sources, Choosing, Windows):
         return iter(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The plan is all that counts: how often it was read so far is no part of it.
+        # The plan is the whole state; the number of epochs read so far is left out.
         return Dataset, (self._plan,)
 
-    if not TYPE_CHECKING:  # or every name would pass for a method
+    if not TYPE_CHECKING:  # else type checkers accept every name as a method
 
         def __getattr__(self, name: str) -> Any:
             known = [method for method in dir(type(self)) if not method.startswith("_")]
-            raise AttributeError(no_such_method(name, known), name=name, obj=self)
+            raise AttributeError(missing_method_message(name, known), name=name, obj=self)
 
 
-def _plan_of(name: str, dataset: Any) -> Node:
+def _check_dataset(name: str, dataset: Any) -> Node:
     if not isinstance(dataset, Dataset):
         raise TypeError(
             f"`{name}` must be a Dataset, but got {type(dataset).__name__}; "

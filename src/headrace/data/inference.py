@@ -1,4 +1,4 @@
-"""What elements look like where only a user's function can tell: some are computed to find out."""
+"""Inference of specs and sizes that depend on user functions, from a few computed elements."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.element.chunk import Chunk
-from headrace.element.spec import Spec, loosened, spec_of
+from headrace.element.spec import Spec, relax_lengths, spec_of
 from headrace.element.stack import stack
 from headrace.element.wire import frame_bytes
 from headrace.errors import FailedPreconditionError
-from headrace.execution.build import start
-from headrace.execution.iterator import ElementIterator, Singles, Watched
+from headrace.execution.build import build_iterator
+from headrace.execution.iterator import ElementIterator, InstrumentedIterator, LazyRows
 from headrace.plan.batching import Batch, PaddedBatch
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combining import Interleave
-from headrace.plan.elements import FromSource, Gather, Read
+from headrace.plan.elements import FromSource, GatherIndices, ReadIndices
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
-from headrace.plan.traverse import element_spec, leaves, transform, walk
+from headrace.plan.traverse import element_spec, find_leaves, transform, walk
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 from headrace.rewrites.optimize import prepare
-from headrace.rewrites.read_alike import sources
+from headrace.rewrites.reader_agreement import find_sources
 
-__all__ = ["infer_spec", "largest_of_first"]
+__all__ = ["infer_spec", "largest_sample_bytes"]
 
-_MOST_READ = 1000
-"""Elements that sources may give for a few to be made: where filters leave nearly all out, nobody
-is to read a whole dataset for them."""
+_MAX_READ = 1000
+"""Number of elements that sources may yield for a sample. It prevents reading a whole dataset if
+filters drop nearly all elements."""
 
 
 def infer_spec(plan: Node) -> Spec:
-    """Return the spec of a plan's elements, by a look at one of them where it cannot be proved.
+    """Return the spec of a plan's elements; compute one element if it cannot be proved.
 
     Raises:
-        FailedPreconditionError: There are no elements.
+        FailedPreconditionError: If there are no elements.
     """
-    spec = element_spec(plan, infer=_look_at_one)
+    spec = element_spec(plan, infer=_infer_from_first)
     if spec is None:
         raise FailedPreconditionError(
             f"the elements of an empty dataset have no known spec: {plan.describe()}"
@@ -46,39 +46,38 @@ def infer_spec(plan: Node) -> Spec:
     return spec
 
 
-def _look_at_one(plan: Node) -> Spec | None:
-    """Return the spec of a plan's elements after a look at one of them; None: there are none.
+def _infer_from_first(plan: Node) -> Spec | None:
+    """Return the spec of a plan's elements from the first one, or None if there are no elements.
 
-    Each function of the user's is called about once: steps that take many elements to give one are
-    replaced by others that look alike. One element says nothing of the lengths of axes in others,
-    so they are None.
+    Each user function is called about once: steps that need many elements to yield one are replaced
+    by equivalents. One element does not show the axis lengths of others, so these are None.
     """
     proven = element_spec(prepare(plan).plan)
     if proven is not None:
         return proven
-    found = _spec_of_first(transform(plan, _with_few_calls))
-    # With fewer elements below, there may be too few for a step that leaves some out.
+    found = _spec_of_first(transform(plan, _reduce_calls))
+    # With fewer input elements, a step that drops some may have none left.
     return _spec_of_first(plan) if found is None else found
 
 
 def _spec_of_first(plan: Node) -> Spec | None:
-    iterator = start(plan, seed=0, is_look=True)
+    iterator = build_iterator(plan, seed=0, is_preview=True)
     try:
         chunk = iterator.next_chunk(1)
-        return None if chunk is None else loosened(spec_of(chunk.rows()[0]))
+        return None if chunk is None else relax_lengths(spec_of(chunk.rows()[0]))
     finally:
         iterator.close()
 
 
-def _with_few_calls(node: Node) -> Node:
+def _reduce_calls(node: Node) -> Node:
     match node:
         case Shuffle() | Repeat() | Prefetch() | Cache():
             return node.input
         case Batch():
-            # With a number beside it, an element that is a tuple is passed as it is.
-            return Map(input=Enumerate(input=node.input), fn=_Alike(node.size))
+            # Enumerated, so that an element that is a tuple is passed as one argument.
+            return Map(input=Enumerate(input=node.input), fn=_RepeatAsBatch(node.size))
         case PaddedBatch():
-            return Map(input=Enumerate(input=node.input), fn=_AlikeAndPadded(node))
+            return Map(input=Enumerate(input=node.input), fn=_RepeatAsPaddedBatch(node))
         case GroupByWindow():
             return node.with_parameters(window_size=1, window_size_func=None)
         case BucketBySequenceLength():
@@ -90,26 +89,31 @@ def _with_few_calls(node: Node) -> Node:
     return node
 
 
-def largest_of_first(plan: Node, count: int) -> int | None:
-    """Return the bytes of the largest of about the first elements, made here; None: there are none.
+def largest_sample_bytes(plan: Node, count: int) -> int | None:
+    """Return the size in bytes of the largest of about the first `count` elements, or None.
 
-    Each function of the user's is called about `count` times, on this thread: no buffer is filled,
-    and steps that choose among what was made choose nothing.
+    The elements are computed on this thread, and each user function is called about `count` times:
+    no buffer is filled, and selecting steps are removed.
 
     Args:
-        plan: The plan in its normal form.
-        count: How many to make.
+        plan: The plan in its canonical form.
+        count: Number of elements to compute.
+
+    Returns:
+        The size, or None if there are no elements.
 
     Raises:
-        FailedPreconditionError: There is a generator, which may be there for one reader alone; or
-            elements are too rare.
-        Exception: As an element raised it.
+        FailedPreconditionError: If there is a generator, which may support a single reader only,
+            or if filters drop too many elements.
+        Exception: If an element raises an error.
     """
-    if any(source.runs_user_code for source in sources(plan)):
+    if any(source.runs_user_code for source in find_sources(plan)):
         raise FailedPreconditionError("a generator runs where it is read, and nowhere else")
     sizes: list[int] = []
-    reads = _Reads()
-    iterator = start(_without_choices(plan), seed=0, is_look=True, watch=reads.watch)
+    reads = _ReadCounter()
+    iterator = build_iterator(
+        _remove_selection(plan), seed=0, is_preview=True, instrument=reads.watch
+    )
     try:
         while len(sizes) < count and (chunk := iterator.next_chunk(1)) is not None:
             sizes.append(frame_bytes(chunk))
@@ -118,70 +122,70 @@ def largest_of_first(plan: Node, count: int) -> int | None:
     return max(sizes, default=None)
 
 
-def _without_choices(plan: Node) -> Node:
-    index = {id(step) for leaf in leaves(plan) for step in walk(leaf)}
+def _remove_selection(plan: Node) -> Node:
+    index = {id(step) for leaf in find_leaves(plan) for step in walk(leaf)}
 
     def changed(node: Node) -> Node:
         if id(node) in index:
-            return node  # arithmetic; and what it leaves out may not be there
-        if node.chooses:
+            return node  # arithmetic only; the indices it drops may not exist
+        if node.selects_by_position:
             return node.inputs[0]
         if isinstance(node, Interleave):
             return node.with_parameters(num_parallel_calls=None)
-        return _with_few_calls(node)
+        return _reduce_calls(node)
 
     return transform(plan, changed)
 
 
-class _Reads:
-    """Counts what sources give, in nested datasets too."""
+class _ReadCounter:
+    """Counts the elements that sources yield, including those in nested datasets."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
 
     def watch(self, node: Node, iterator: ElementIterator) -> ElementIterator:
-        """Return what stands in the place of a step that reads a source."""
-        is_read = isinstance(node, FromSource | Read | Gather)
-        return _Counted(iterator, self) if is_read else iterator
+        """Return the iterator of a step, wrapped if the step reads a source."""
+        is_read = isinstance(node, FromSource | ReadIndices | GatherIndices)
+        return _CountingIterator(iterator, self) if is_read else iterator
 
     def add(self, count: int) -> None:
-        """Count some more.
+        """Add to the count.
 
         Raises:
-            FailedPreconditionError: They are too many.
+            FailedPreconditionError: If it exceeds the limit.
         """
         with self._lock:
             self._count += count
-            if self._count > _MOST_READ:
+            if self._count > _MAX_READ:
                 raise FailedPreconditionError(
-                    f"too few of the first {_MOST_READ:,} elements were left over by filters"
+                    f"too few of the first {_MAX_READ:,} elements were left over by filters"
                 )
 
 
-class _Counted(Watched):
-    """What reads a source, and is counted."""
+class _CountingIterator(InstrumentedIterator):
+    """Iterator of a step that reads a source, with its elements counted."""
 
-    def __init__(self, stage: ElementIterator, reads: _Reads) -> None:
+    def __init__(self, stage: ElementIterator, counter: _ReadCounter) -> None:
         super().__init__(stage)
-        self.gives_rows = False
-        self._reads = reads
+        self.has_lazy_rows = False
+        self._counter = counter
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        chunk = super().next_chunk(min(limit, _AT_ONCE))
-        self._reads.add(0 if chunk is None else chunk.size)
+        chunk = super().next_chunk(min(limit, _CHUNK_LIMIT))
+        self._counter.add(0 if chunk is None else chunk.size)
         return chunk
 
-    def singles(self) -> Singles | None:
-        return ElementIterator.singles(self)
+    def lazy_rows(self) -> LazyRows | None:
+        return ElementIterator.lazy_rows(self)
 
 
-_AT_ONCE = 16
+_CHUNK_LIMIT = 16
 
 
 @dataclass(frozen=True)
-class _Alike:
-    """Makes a batch of one element."""
+class _RepeatAsBatch:
+    """Makes a batch of copies of one element."""
 
     size: int
 
@@ -190,8 +194,8 @@ class _Alike:
 
 
 @dataclass(frozen=True)
-class _AlikeAndPadded:
-    """Makes a padded batch of one element."""
+class _RepeatAsPaddedBatch:
+    """Makes a padded batch of copies of one element."""
 
     node: PaddedBatch
 

@@ -1,8 +1,8 @@
-"""The iterator that a user sees: one element at a time, with a state that can be saved.
+"""The public iterator of a dataset: yields single elements and has a state that can be saved.
 
-Its place is known at any moment, from the chunk that the last element came from. What is held in
-memory can be made again from the place: so an interruption (Ctrl-C) at any instruction loses
-nothing, and is no case of its own.
+Its position is known at any time from the chunk of the last element, and everything in memory can
+be recomputed from the position. So an interruption (Ctrl-C) at any instruction loses no element and
+needs no special handling.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
 
-from headrace.data.at_exit import close_at_exit, leave_in_children, unless_left
+from headrace.data.iterator_cleanup import close_at_exit, close_or_detach, detach_in_forked_children
 from headrace.data.optional import Optional
 from headrace.data.saved_state import (
-    PLACES,
+    POSITION_KINDS,
     VERSION,
-    Mark,
-    Marks,
-    check_form,
+    HeldPositions,
+    IteratorPosition,
     check_state,
-    served_steps,
+    check_state_format,
+    service_steps,
 )
 from headrace.element.chunk import States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
-from headrace.execution.build import draw_seed, start, start_halves
-from headrace.execution.context import Iteration
-from headrace.execution.delivered import NO_ORDER
-from headrace.execution.intake import Pace
-from headrace.execution.iterator import ElementIterator, Singles, State
-from headrace.execution.rest import start_rest
-from headrace.plan.determinism import fixed_seeds, holding_over
-from headrace.plan.elements import FromSource, Read
+from headrace.execution.build import build_both_stages, build_iterator, draw_seed
+from headrace.execution.context import PlanIteration
+from headrace.execution.delivered_elements import UNORDERED_STATE_MESSAGE
+from headrace.execution.input_buffer import ChunkSizer
+from headrace.execution.iterator import ElementIterator, LazyRows, State
+from headrace.execution.remaining_elements import build_remaining
+from headrace.plan.determinism import collect_fixed_seeds, explain_unsavable_state
+from headrace.plan.elements import FromSource, ReadIndices
 from headrace.plan.identity import Entry, identity
 from headrace.plan.node import Node
 from headrace.plan.source import Source
 from headrace.plan.traverse import merged_options, walk
-from headrace.rewrites.cut import Half
-from headrace.threads import run_aside
+from headrace.rewrites.partition import PartitionMode
+from headrace.threads import run_in_thread
 
 __all__ = ["DatasetIterator"]
 
 
 class DatasetIterator:
-    """Yields the elements of a dataset, once.
+    """Iterator over the elements of a dataset.
 
-    Also a context manager; `close` (or the end, or garbage collection) releases its threads and
-    files. Not for several threads at once.
+    It is a context manager; `close` (or the end, or garbage collection) releases its threads and
+    files. It is not thread-safe.
 
-    After an interruption (KeyboardInterrupt, `sys.exit()` in a function of the pipeline) it goes on
-    with the element that was being made.
+    After an interruption (KeyboardInterrupt, or `sys.exit()` in a function of the pipeline) it
+    continues with the element that was being computed.
 
     >>> with iter(hr.Dataset.range(5)) as iterator:
     ...     _ = next(iterator)
@@ -64,74 +64,76 @@ class DatasetIterator:
 
     Args:
         plan: The plan as written.
-        pass_number: Which iteration over the dataset this is; a shared job may have used it, and
-            the number is the next one then.
-        element_spec: Returns the spec of the elements.
-        for_training: Whether to raise FailedPreconditionError, in place of ending without an
-            element, where the job of a data service that it reads is used up.
+        epoch: Number of the iteration over the dataset; if a shared job has already used it,
+            the next free number is taken.
+        element_spec: Function that returns the spec of the elements.
+        for_training: Whether to raise FailedPreconditionError, instead of ending without an
+            element, if the job that it reads from a data service is exhausted.
     """
 
     def __init__(
         self,
         plan: Node,
-        pass_number: int = 0,
+        epoch: int = 0,
         element_spec: Callable[[], Spec] | None = None,
         *,
         for_training: bool = False,
     ) -> None:
         self._plan = plan
-        #: Whether a job of a data service that is used up is an error.
+        #: Whether an exhausted job of a data service is an error.
         self._for_training = for_training
-        self._iteration = Iteration(plan, pass_number)
+        self._iteration = PlanIteration(plan, epoch)
         seed = merged_options(plan).seed
         self._seed = draw_seed() if seed is None else seed
-        #: Seeds of shuffles that have the same order in each pass.
-        self._fixed = fixed_seeds(plan)
+        #: Seeds of shuffles that have the same order in each epoch.
+        self._fixed_seeds = collect_fixed_seeds(plan)
         self._element_spec = element_spec
         self._identity: list[Entry] | None = None
-        #: What runs, for whoever closes it; [] before the first read.
+        #: The plan's running iterator in a list, for the finalizer; [] before the first read.
         self._running: list[ElementIterator] = []
-        #: Errors about missing elements, to be raised after the last one.
-        self._losses: list[Exception] = []
-        sources = [node.source for node in walk(plan) if isinstance(node, FromSource | Read)]
-        self._keepers = tuple(source.keeper for source in sources if source.keeper is not None)
-        #: Why there are no states; "": there are.
-        self._cannot_restore = next((why for s in sources if (why := s.cannot_restore)), "")
-        self._cannot_restore = self._cannot_restore or holding_over(plan)
-        #: How the plan is cut in two where it goes on from a place over units; None: it is not.
-        self._half: Half | None = None
-        #: Whether it reads what is left after a reading in no order.
-        self._is_rest = False
-        #: The source that runs the plan elsewhere, if that is all there is.
-        self._source = _runs_elsewhere(plan)
-        #: After how many steps others run those before, where steps of this process come after.
-        self._served = [] if self._source else served_steps(plan)
-        self._finalizer = weakref.finalize(self, unless_left(_close_dropped), self._running)
+        #: Errors about missing elements, raised after the last element.
+        self._missing_errors: list[Exception] = []
+        sources = [node.source for node in walk(plan) if isinstance(node, FromSource | ReadIndices)]
+        self._replay_buffers = tuple(
+            source.replay_buffers for source in sources if source.replay_buffers is not None
+        )
+        #: Why states cannot be saved; "" if they can.
+        self._restore_obstacle = next((why for s in sources if (why := s.restore_obstacle)), "")
+        self._restore_obstacle = self._restore_obstacle or explain_unsavable_state(plan)
+        #: How the plan is partitioned if it resumes from a position in terms of splits, else None.
+        self._partition_mode: PartitionMode | None = None
+        #: Whether it reads the elements that an unordered reading left.
+        self._resumes_unordered = False
+        #: The source that runs the plan remotely, if the plan consists only of it.
+        self._remote_source = _find_remote_source(plan)
+        #: Numbers of steps up to each `distribute`, if steps of this process follow it.
+        self._service_steps = [] if self._remote_source else service_steps(plan)
+        self._finalizer = weakref.finalize(self, close_or_detach(_close_abandoned), self._running)
         close_at_exit(self, self._finalizer)
-        self._go_to(None)
-        leave_in_children(self, DatasetIterator._leave_to_parent)
+        self._seek(None)
+        detach_in_forked_children(self, DatasetIterator._detach_after_fork)
 
-    def _go_to(self, state: State) -> None:
-        """Make `state` the place; the next read goes there."""
-        for keeper in self._keepers:
-            keeper.watch(self)
+    def _seek(self, state: State) -> None:
+        """Set the position to `state`. The next read continues there."""
+        for keeper in self._replay_buffers:
+            keeper.register_iterator(self)
         self._states: States = lambda index: state
         self._offset = 0
         self._is_at_beginning = state is None
-        self._marks = Marks()
-        self._pace = Pace()
-        #: Elements that come next, after which what runs goes on. None: it does not stand at the
-        #: place, as while it is at work.
-        self._rows: Iterator[Any] | None = None
+        self._held_positions = HeldPositions()
+        self._chunk_sizing = ChunkSizer()
+        #: Next elements, after which the running iterator continues. None if the running iterator
+        #: is not at the position, such as during a read.
+        self._buffered: Iterator[Any] | None = None
         self._has_ended = False
 
-    def _leave_to_parent(self) -> list[ElementIterator]:
-        """Let go of what runs, in a forked child; it is built again at the place."""
+    def _detach_after_fork(self) -> list[ElementIterator]:
+        """Detach from the running iterator in a forked child, which rebuilds it at the position."""
         running = list(self._running)
         self._running.clear()
         states, offset, has_ended = self._states, self._offset, self._has_ended
         is_at_beginning = self._is_at_beginning
-        self._go_to(None)
+        self._seek(None)
         self._states, self._offset, self._has_ended = states, offset, has_ended
         self._is_at_beginning = is_at_beginning
         return running
@@ -140,50 +142,50 @@ class DatasetIterator:
         return self
 
     def __next__(self) -> Any:
-        rows = self._rows
+        rows = self._buffered
         if rows is not None:
-            # While this is at work the place stays what it was: an interruption leads back to it.
-            self._rows = None
+            # The position stays unchanged during the read, so an interruption returns to it.
+            self._buffered = None
             try:
                 for row in rows:
-                    # No call and no loop until the return: Python looks for signals only there.
+                    # No call or loop until the return: Python handles signals only there.
                     self._offset += 1
-                    if self._running:  # else this is a forked child, which builds its own
-                        self._rows = rows
+                    if self._running:  # else this is a forked child, which builds its own iterator
+                        self._buffered = rows
                     return row
             except Exception as error:
-                self._stand_after(error)
+                self._set_position_after_error(error)
                 raise
-            if self._keepers:
-                self._say_where()
+            if self._replay_buffers:
+                self._release_replayed()
             if not self._running:
-                self._resume()
+                self._restart()
         elif self._has_ended:
-            self._raise_loss()
+            self._raise_missing()
             raise StopIteration
         else:
-            self._resume()
+            self._restart()
         try:
-            found = self._first_of_next()
+            found = self._read_next()
         except Exception as error:
-            self._stand_after(error)
+            self._set_position_after_error(error)
             raise
         if found is None:
-            self._raise_loss()
+            self._raise_missing()
             if self._for_training:
-                self.check_job()
+                self.check_job_not_exhausted()
             raise StopIteration
         row, rows, self._states = found
         self._offset = 1
         if self._running:
-            self._rows = rows
+            self._buffered = rows
         return row
 
-    def _first_of_next(self) -> tuple[Any, Iterator[Any], States] | None:
-        """Return the next element, those after it, and the states before all; None at the end."""
+    def _read_next(self) -> tuple[Any, Iterator[Any], States] | None:
+        """Return the next element, those after it, and their states; None at the end."""
         iterator = self._running[-1]
         while True:
-            got = iterator.singles() if iterator.gives_rows else self._next_chunk(iterator)
+            got = iterator.lazy_rows() if iterator.has_lazy_rows else self._next_chunk(iterator)
             if got is None:
                 break
             rows, states = got
@@ -192,83 +194,96 @@ class DatasetIterator:
                 return row, rows, states
         iterator.close()
         self._has_ended = True
-        losses = [keeper.take_loss() for keeper in self._keepers]
-        self._losses = [loss for loss in losses if loss is not None]
-        for keeper in self._keepers:
-            keeper.leave_off(self)
+        losses = [keeper.take_loss_error() for keeper in self._replay_buffers]
+        self._missing_errors = [loss for loss in losses if loss is not None]
+        for keeper in self._replay_buffers:
+            keeper.unregister_iterator(self)
         return None
 
-    def check_job(self) -> None:
-        """Refuse to end without an element because the job that is read is used up.
+    def check_job_not_exhausted(self) -> None:
+        """Raise an error if the dataset ended without an element because its job is exhausted.
 
         >>> iterator = iter(hr.Dataset.range(0))
-        >>> iterator.check_job()  # it reads no job of a data service
+        >>> iterator.check_job_not_exhausted()  # it reads no job of a data service
 
         Raises:
-            FailedPreconditionError: It names the job.
+            FailedPreconditionError: If the job is exhausted; the message names it.
         """
         if not self._is_at_beginning:
             return
         for node in walk(self._plan):
-            words = node.source.used_up(self.pass_number) if isinstance(node, FromSource) else ""
+            words = (
+                node.source.explain_exhausted(self.epoch) if isinstance(node, FromSource) else ""
+            )
             if words:
                 raise FailedPreconditionError(words)
 
-    def _raise_loss(self) -> None:
-        """Raise what is known to be missing, each error once."""
-        if self._losses:
-            raise self._losses.pop(0)
+    def _raise_missing(self) -> None:
+        """Raise errors about missing elements, each once."""
+        if self._missing_errors:
+            raise self._missing_errors.pop(0)
 
-    def _next_chunk(self, iterator: ElementIterator) -> Singles | None:
-        if iterator.reads_ahead_freely:
-            chunk = self._pace.next_chunk(iterator)
+    def _next_chunk(self, iterator: ElementIterator) -> LazyRows | None:
+        if iterator.can_read_ahead:
+            chunk = self._chunk_sizing.next_chunk(iterator)
         else:
-            chunk = iterator.next_chunk(iterator.at_hand)
+            chunk = iterator.next_chunk(iterator.preferred_limit)
         return None if chunk is None else (iter(chunk.rows()), chunk.states)
 
-    def _stand_after(self, error: Exception) -> None:
-        """Make the place after an error that is being raised the place."""
+    def _set_position_after_error(self, error: Exception) -> None:
+        """Set the position to the one after an error that is being raised."""
         _raise_interruption(error)
-        if not self._running:  # a forked child asks for that element again
+        if not self._running:  # a forked child computes that element again
             return
         state = self._running[-1].get_state()
-        self._states, self._offset, self._rows = lambda index: state, 0, iter(())
+        self._states, self._offset, self._buffered = lambda index: state, 0, iter(())
 
-    def _resume(self) -> None:
-        """Build what runs, at the place."""
+    def _restart(self) -> None:
+        """Build the running iterator at the position."""
         state = self._states(self._offset)
         if self._running:
-            for keeper in self._keepers:
-                keeper.hold(self)
-        _close_quietly(self._running)  # it may be anywhere
-        iterator = self._start()
+            for keeper in self._replay_buffers:
+                keeper.hold_readers(self)
+        _close_quietly(self._running)  # its position is unknown
+        iterator = self._build()
         self._running.append(iterator)
         if state is not None:
             iterator.set_state(state)
         self._states, self._offset = lambda index: state, 0
 
-    def _start(self) -> ElementIterator:
-        passes = (self.pass_number,)
-        if self._is_rest:
-            return start_rest(self._plan, seed=self._seed, fixed=self._fixed, pass_number=passes)
-        if self._half:
-            return start_halves(
-                self._plan, self._half, seed=self._seed, fixed=self._fixed, pass_number=passes
+    def _build(self) -> ElementIterator:
+        passes = (self.epoch,)
+        if self._resumes_unordered:
+            return build_remaining(
+                self._plan, seed=self._seed, step_seeds=self._fixed_seeds, epoch=passes
             )
-        return start(
+        if self._partition_mode:
+            return build_both_stages(
+                self._plan,
+                self._partition_mode,
+                seed=self._seed,
+                step_seeds=self._fixed_seeds,
+                epoch=passes,
+            )
+        return build_iterator(
             self._plan,
             seed=self._seed,
-            fixed=self._fixed,
-            pass_number=passes,
+            step_seeds=self._fixed_seeds,
+            epoch=passes,
             iteration=self._iteration,
         )
 
-    def _say_where(self) -> None:
-        """Let go of what was kept to come back to this place, or to one before."""
-        for keeper in self._keepers:
-            keeper.release(self)
+    def _release_replayed(self) -> None:
+        """Release elements that were buffered to return to this position or an earlier one."""
+        for keeper in self._replay_buffers:
+            keeper.release_readers(self)
             if keeper.is_full:
-                keeper.forget((self._marks.oldest() or Mark(self._states, self._offset)).state)
+                keeper.discard_before(
+                    (
+                        self._held_positions.oldest()
+                        or IteratorPosition(self._states, self._offset)
+                    ).state
+                )
 
     def get_next(self) -> Any:
         """Return the next element.
@@ -281,7 +296,7 @@ class DatasetIterator:
         headrace.errors.OutOfRangeError: the dataset has no more elements
 
         Raises:
-            OutOfRangeError: There is none; a StopIteration, too.
+            OutOfRangeError: If there is none; the error is a StopIteration, too.
         """
         try:
             return next(self)
@@ -304,11 +319,11 @@ class DatasetIterator:
         return Optional()
 
     @property
-    def pass_number(self) -> int:
-        """Which iteration this is over the dataset, or over the shared job that it reads.
+    def epoch(self) -> int:
+        """Number of the iteration over the dataset, or over the shared job that it reads.
 
         >>> dataset = hr.Dataset.range(1)
-        >>> iter(dataset).pass_number, iter(dataset).pass_number
+        >>> iter(dataset).epoch, iter(dataset).epoch
         (0, 1)
         """
         return self._iteration.number
@@ -325,9 +340,9 @@ class DatasetIterator:
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the next element comes from: a JSON value of a few hundred bytes.
+        """Return the iterator state: a JSON value of a few hundred bytes.
 
-        `set_state` on an iterator of the same dataset, in this process or another, continues with
+        `set_state` on an iterator of the same dataset, in this or another process, continues with
         the same elements.
 
         >>> dataset = hr.Dataset.range(5).shuffle(5)
@@ -340,82 +355,83 @@ class DatasetIterator:
         True
 
         Raises:
-            FailedPreconditionError: Nobody could go there: it reads the data service, for one.
+            FailedPreconditionError: If no iterator could resume from it, such as for some datasets
+                that read a data service.
         """
-        return self.state_at(self.mark())
+        return self.state_at(self.get_position())
 
-    def mark(self) -> Mark:
-        """Return the place of the next element; `state_at` makes a state of it, now or later.
+    def get_position(self) -> IteratorPosition:
+        """Return the position of the next element, which `state_at` converts to a state.
 
         >>> iterator = iter(hr.Dataset.range(5))
-        >>> marks = [iterator.mark() for _ in iterator]
+        >>> marks = [iterator.get_position() for _ in iterator]
         >>> iterator.set_state(iterator.state_at(marks[2]))
         >>> [int(x) for x in iterator]
         [3, 4]
         """
-        if not self._offset and not self._cannot_restore and self._states(0) is None:
-            # The beginning, too, is a place: of what a cache holds now, whatever comes into it.
-            self._resume()
+        if not self._offset and not self._restore_obstacle and self._states(0) is None:
+            # The start has a state, too: it records what a cache contains now.
+            self._restart()
             stream = self._running[-1].get_state()
-            self._states, self._rows = lambda index: stream, iter(())
-        mark = Mark(self._states, self._offset)
-        if self._keepers:
-            self._marks.add(mark)
+            self._states, self._buffered = lambda index: stream, iter(())
+        mark = IteratorPosition(self._states, self._offset)
+        if self._replay_buffers:
+            self._held_positions.add(mark)
         return mark
 
-    def state_at(self, mark: Mark) -> dict[str, Any]:
-        """Return what `get_state` would have returned when `mark` was taken.
+    def state_at(self, position: IteratorPosition) -> dict[str, Any]:
+        """Return what `get_state` would have returned at `position`.
 
         >>> iterator = iter(hr.Dataset.range(5))
-        >>> mark = iterator.mark()
+        >>> mark = iterator.get_position()
         >>> state = iterator.get_state()
         >>> _ = next(iterator)
         >>> iterator.state_at(mark) == state
         True
 
         Raises:
-            FailedPreconditionError: As `get_state`.
+            FailedPreconditionError: As for `get_state`.
         """
-        self._check_it_has_states()
+        self._check_has_states()
         if self._identity is None:
             self._identity = identity(self._plan)
-        stream = mark.state
-        for keeper in self._keepers:
-            stream = keeper.said(stream)
-        seed, at = self._place(stream)
+        stream = position.state
+        for keeper in self._replay_buffers:
+            stream = keeper.export_state(stream)
+        seed, at = self._position_to_json(stream)
         state = {
             "version": VERSION,
             "plan": self._identity,
             "seed": seed,
-            "pass": self.pass_number,
+            "pass": self.epoch,
             "at": at,
         }
-        if self._fixed:
-            state["fixed"] = list(self._fixed)
+        if self._fixed_seeds:
+            state["fixed"] = list(self._fixed_seeds)
         return state
 
-    def _place(self, stream: State) -> tuple[int, dict[str, Any]]:
-        """Return the seed and where it stands, for anybody who reads this dataset."""
-        if self._half:
-            return self._seed, {"units": stream, "half": self._half}
-        if self._is_rest:
-            return self._seed, {"positions": stream}
-        if self._served:
-            return self._seed, {"stream": stream, "served": self._served}
-        if self._source is None:
-            return self._seed, {"stream": stream}
-        # Where nothing was read yet, it stands at the beginning, wherever that is read.
-        position, _ = stream.get("hint", (None, 0))
+    def _position_to_json(self, state: State) -> tuple[int, dict[str, Any]]:
+        """Return the seed and the position in a form that every reader of this dataset accepts."""
+        if self._partition_mode:
+            return self._seed, {"units": state, "half": self._partition_mode}
+        if self._resumes_unordered:
+            return self._seed, {"positions": state}
+        if self._service_steps:
+            return self._seed, {"stream": state, "served": self._service_steps}
+        if self._remote_source is None:
+            return self._seed, {"stream": state}
+        # If nothing was read yet, the position is the start, whichever process reads.
+        position, _ = state.get("hint", (None, 0))
         if position is None:
             return self._seed, {"stream": None}
         at = dict(position)
-        at.pop("iteration", None)  # that of the state
+        at.pop("iteration", None)  # recorded in the state itself
         return at.pop("seed"), at
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where `state` was taken.
+        """Continue from the position of `state`.
 
-        The next read goes there. Errors of elements that must be read again on the way are not
+        The next read starts there. Errors of elements that must be read again on the way are not
         raised again.
 
         >>> iterator = iter(hr.Dataset.range(3))
@@ -426,79 +442,79 @@ class DatasetIterator:
         [0, 1, 2]
 
         Raises:
-            FailedPreconditionError: The state is of another dataset or another version; the message
-                names the first step that differs. Or this iterator has no states.
+            FailedPreconditionError: If the state is of another dataset or version (the message
+                names the first step that differs), or if this iterator does not support states.
         """
-        check_form(state)
-        self._check_it_has_states()
-        check_state(state, self._plan, self._served)
+        check_state_format(state)
+        self._check_has_states()
+        check_state(state, self._plan, self._service_steps)
         fixed = state.get("fixed", ())
         if not fixed and merged_options(self._plan).seed is not None:
-            fixed = fixed_seeds(self._plan)  # the options decide them
-        if len(fixed) != len(self._fixed):
+            fixed = collect_fixed_seeds(self._plan)  # derived from the options
+        if len(fixed) != len(self._fixed_seeds):
             raise FailedPreconditionError(
                 "the state lacks 'fixed', which says the order of steps that draw the same in each "
                 "pass: restore one that was saved in full, or begin the pass again"
             )
         self.close()
         self._seed = state["seed"]
-        self._iteration.resume(state["pass"])
-        self._fixed = list(fixed)
+        self._iteration.resume_at(state["pass"])
+        self._fixed_seeds = list(fixed)
         at = state["at"]
-        if self._source is not None:
-            self._go_to(self._over_units(at))
+        if self._remote_source is not None:
+            self._seek(self._remote_state(at))
             return
-        self._half = cast(Half, at["half"]) if "units" in at else None
-        self._is_rest = "positions" in at
-        self._go_to(next(at[name] for name in PLACES if name in at))
+        self._partition_mode = cast(PartitionMode, at["half"]) if "units" in at else None
+        self._resumes_unordered = "positions" in at
+        self._seek(next(at[name] for name in POSITION_KINDS if name in at))
 
-    def _over_units(self, at: dict[str, Any]) -> State:
-        """Return the state of the source that runs the plan elsewhere, for a place of anybody's."""
-        source = self._source
+    def _remote_state(self, at: dict[str, Any]) -> State:
+        """Return the state of the remote source for a position from any kind of reader."""
+        source = self._remote_source
         assert source is not None
-        place = next(at[name] for name in PLACES if name in at)
+        place = next(at[name] for name in POSITION_KINDS if name in at)
         if place is None:
             return None
         if "positions" in at:
             if source.has_order:
-                raise FailedPreconditionError(NO_ORDER)
+                raise FailedPreconditionError(UNORDERED_STATE_MESSAGE)
             position: dict[str, Any] = {"positions": place, "seed": self._seed}
         else:
-            half = at.get("half") or source.half_in_order
-            why = source.cannot_begin_at(half, is_of_one_process="stream" in at)
+            half = at.get("half") or source.ordered_partition_mode
+            why = source.explain_unusable_position(half, is_single_process="stream" in at)
             if why:
                 raise FailedPreconditionError(why)
             position = {"units": place, "half": half, "seed": self._seed}
-            if "raised" in at:  # by a consumer in order, of the round that comes next
+            if "raised" in at:  # by an ordered consumer, for the next round
                 position["raised"] = at["raised"]
-        fresh = start(self._plan, seed=self._seed)
+        fresh = build_iterator(self._plan, seed=self._seed)
         at_start: dict[str, Any] = fresh.get_state()
         fresh.close()
         return {**at_start, "ordinal": 1, "hint": [position, 0]}
 
-    def _check_it_has_states(self) -> None:
-        # Said before a trainer keeps a state, not when it is needed.
-        if self._cannot_restore:
-            raise FailedPreconditionError(f"this iterator has no states: {self._cannot_restore}")
+    def _check_has_states(self) -> None:
+        # Checked before a trainer saves a state, not only when it is restored.
+        if self._restore_obstacle:
+            raise FailedPreconditionError(f"this iterator has no states: {self._restore_obstacle}")
 
     state_dict = get_state
     load_state_dict = set_state
 
     def close(self) -> None:
-        """Release threads and files; the iterator is at its end then. May be called twice.
+        """Release threads and files, and end the iterator. Idempotent.
 
         >>> iterator = iter(hr.Dataset.range(1000).prefetch(10))
         >>> _ = next(iterator)
         >>> iterator.close()
         """
         if self._running and not self._has_ended:
-            for keeper in self._keepers:
-                keeper.stop_at(self._states(self._offset))
+            for keeper in self._replay_buffers:
+                keeper.mark_end(self._states(self._offset))
         self._has_ended = True
-        self._rows = None
-        self._losses.clear()
-        for keeper in self._keepers:
-            keeper.leave_off(self)
+        self._buffered = None
+        self._missing_errors.clear()
+        for keeper in self._replay_buffers:
+            keeper.unregister_iterator(self)
         while self._running:
             self._running[-1].close()
             self._running.pop()
@@ -510,33 +526,35 @@ class DatasetIterator:
         self.close()
 
 
-def _runs_elsewhere(plan: Node) -> Source | None:
-    """Return the source that runs a plan elsewhere, if there is nothing else to it."""
+def _find_remote_source(plan: Node) -> Source | None:
+    """Return the source that runs a plan remotely, if the plan consists only of it."""
     while plan.is_transparent and len(plan.inputs) == 1:
         (plan,) = plan.inputs
-    return plan.source if isinstance(plan, FromSource) and plan.source.has_halves else None
+    return (
+        plan.source if isinstance(plan, FromSource) and plan.source.has_ordered_partition else None
+    )
 
 
 def _close_quietly(running: list[ElementIterator]) -> None:
-    """Close what an iterator left running."""
+    """Close the running iterator, and ignore errors."""
     for iterator in running:
         with contextlib.suppress(Exception):
             iterator.close()
     running.clear()
 
 
-def _close_dropped(running: list[ElementIterator]) -> None:
-    """Close what an iterator left running that nobody holds any more, or at interpreter exit."""
+def _close_abandoned(running: list[ElementIterator]) -> None:
+    """Close the running iterator of an abandoned `DatasetIterator`, or at interpreter exit."""
     if running:
-        run_aside(functools.partial(_close_quietly, list(running)))
+        run_in_thread(functools.partial(_close_quietly, list(running)))
         running.clear()
 
 
 def _raise_interruption(error: Exception) -> None:
-    """Raise what interrupted the wait for a thread, where only its consequence arrived here.
+    """Raise the interruption of a wait for a thread, if only its consequence was raised.
 
-    A condition that is interrupted before it has its lock again says that there is none to
-    release. Errors of users' functions are no bare RuntimeErrors.
+    A `Condition` that is interrupted before it has reacquired its lock raises a RuntimeError when
+    the lock is released. Errors of user functions are never bare RuntimeErrors.
     """
     cause = error.__context__
     if type(error) is RuntimeError and cause is not None and not isinstance(cause, Exception):

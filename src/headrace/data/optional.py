@@ -1,4 +1,4 @@
-"""A value that may be missing: what an iterator returns that has perhaps ended."""
+"""An optional value: the result of reading an iterator that may have ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTHING = object()
 
 
 class Optional:
-    """An element, or none.
+    """An element, or no value.
 
     >>> import headrace as hr
     >>> iterator = iter(hr.Dataset.range(1))
@@ -22,7 +22,7 @@ class Optional:
     False
 
     Args:
-        value: The element; without it there is none.
+        value: The element; omitted if there is none.
     """
 
     __slots__ = ("_value",)
@@ -31,14 +31,14 @@ class Optional:
         self._value = value
 
     def has_value(self) -> bool:
-        """Say whether there is an element."""
+        """Return whether there is an element."""
         return self._value is not _NOTHING
 
     def get_value(self) -> Any:
         """Return the element.
 
         Raises:
-            InvalidArgumentError: There is none.
+            InvalidArgumentError: If there is none.
         """
         if self._value is _NOTHING:
             raise InvalidArgumentError("Optional has no value; ask has_value() first")

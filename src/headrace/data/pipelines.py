@@ -1,7 +1,7 @@
-"""Datasets out of other libraries' pipelines, told by what they offer; none of them is imported.
+"""Datasets from other libraries' pipelines, recognized by their interfaces without importing them.
 
-What can be read at any index is a `map` over a range of indices: it is shuffled, split, dealt and
-restored by arithmetic, as arrays are. What can only be read from its start is a generator.
+Random-access data becomes a `map` over a range of indices, so it is shuffled, split and restored by
+arithmetic, like arrays. Data that can only be iterated over becomes a generator.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ _log = logging.getLogger(__name__)
 
 
 def from_random_access(make: Any, sequence: Any, num_parallel_calls: int | None = None) -> Any:
-    """Return the items of a sequence as a dataset of a class.
+    """Return the items of a sequence as a dataset of class `make`.
 
     Raises:
-        TypeError: It is no such sequence; the message says what would do.
+        TypeError: If it is not such a sequence; the message suggests a remedy.
     """
-    _refuse(sequence)
+    _raise_not_a_sequence(sequence)
     if not _is_random_access(sequence):
         raise TypeError(
             f"`sequence` must have `__len__` and `__getitem__` (or `__getitems__`), but is a "
             f"{type(sequence).__name__}; what can only be iterated over goes to from_generator"
         )
     indices = make.range(len(sequence))
-    return indices.map(_Items(sequence), num_parallel_calls=num_parallel_calls)
+    return indices.map(_GetItem(sequence), num_parallel_calls=num_parallel_calls)
 
 
 def from_pipeline(make: Any, pipeline: Any) -> Any:
-    """Return the elements of another library's pipeline as a dataset of a class.
+    """Return the elements of another library's pipeline as a dataset of class `make`.
 
     Raises:
-        TypeError: It is nothing that could be read more than once; the message says what would do.
+        TypeError: If it cannot be read more than once; the message suggests a remedy.
     """
     if isinstance(pipeline, make):
         return pipeline
-    _refuse(pipeline)
+    _raise_not_a_sequence(pipeline)
     if isinstance(pipeline, np.ndarray):
         return make.from_tensor_slices(pipeline)
-    if _is_a(pipeline, "torch.utils.data", "DataLoader"):
+    if _is_instance_by_name(pipeline, "torch.utils.data", "DataLoader"):
         return _from_loader(make, pipeline)
-    if _is_a(pipeline, "datasets", "IterableDataset"):
-        return make.range(_shards_of(pipeline)).flat_map(_Shards(make, pipeline))
-    if _is_a(pipeline, "grain", "MapDataset"):
-        return make.range(len(pipeline)).flat_map(_NoneOrOne(make, pipeline))
+    if _is_instance_by_name(pipeline, "datasets", "IterableDataset"):
+        return make.range(_num_shards(pipeline)).flat_map(_OpenShard(make, pipeline))
+    if _is_instance_by_name(pipeline, "grain", "MapDataset"):
+        return make.range(len(pipeline)).flat_map(_OptionalItem(make, pipeline))
     if _is_random_access(pipeline):
         return from_random_access(make, pipeline)
     if isinstance(pipeline, Iterable):
-        return make.from_generator(_Again(pipeline))
+        return make.from_generator(_Reiterate(pipeline))
     if callable(pipeline):
         return make.from_generator(pipeline)
     raise TypeError(
@@ -64,8 +64,8 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Items:
-    """Gets one item, perhaps converted as a torch DataLoader without batches does."""
+class _GetItem:
+    """Gets one item, converted if needed as by a torch DataLoader without batching."""
 
     sequence: Any
     convert: Callable[[Any], Any] | None = None
@@ -75,12 +75,12 @@ class _Items:
             item = self.sequence[int(index)]
         else:
             (item,) = self.sequence.__getitems__([int(index)])
-        return item if self.convert is None else _in_tuples(self.convert(item))
+        return item if self.convert is None else _lists_to_tuples(self.convert(item))
 
 
 @dataclass(frozen=True)
-class _Batches:
-    """Gets the items of a batch, and makes it as a torch DataLoader does."""
+class _GetBatch:
+    """Gets the items of a batch, and collates them like a torch DataLoader."""
 
     sequence: Any
     collate: Callable[[list[Any]], Any]
@@ -91,12 +91,12 @@ class _Batches:
             items = self.sequence.__getitems__(numbers)
         else:
             items = [self.sequence[number] for number in numbers]
-        return _in_tuples(self.collate(items))
+        return _lists_to_tuples(self.collate(items))
 
 
 @dataclass(frozen=True)
-class _NoneOrOne:
-    """Opens an index of a Grain dataset, which has None where a filter left its element out."""
+class _OptionalItem:
+    """Opens an index of a Grain dataset, which is None if a filter dropped its element."""
 
     make: Any
     sequence: Any
@@ -107,26 +107,26 @@ class _NoneOrOne:
 
 
 @dataclass(frozen=True)
-class _Shards:
+class _OpenShard:
     """Opens one shard of a Hugging Face stream."""
 
     make: Any
     stream: Any
 
     def __call__(self, index: np.int64) -> Any:
-        count = _shards_of(self.stream)
+        count = _num_shards(self.stream)
         shard = self.stream.shard(num_shards=count, index=int(index)) if count > 1 else self.stream
-        return self.make.from_generator(_Again(shard))
+        return self.make.from_generator(_Reiterate(shard))
 
 
-def _shards_of(stream: Any) -> int:
-    """Return in how many parts a Hugging Face stream can be read; its name was another before."""
+def _num_shards(stream: Any) -> int:
+    """Return the number of shards of a Hugging Face stream; older versions use another name."""
     return int(stream.num_shards if hasattr(stream, "num_shards") else stream.n_shards)
 
 
 @dataclass(frozen=True)
-class _Again:
-    """Iterates over an iterable from its start."""
+class _Reiterate:
+    """Iterates over an iterable from the start in each call."""
 
     iterable: Iterable[Any]
 
@@ -135,69 +135,74 @@ class _Again:
 
 
 @dataclass(frozen=True)
-class _LoadedAgain:
-    """Iterates over what a torch DataLoader gives, from its start."""
+class _ReiterateLoader:
+    """Iterates over the batches of a torch DataLoader from the start in each call."""
 
     loader: Iterable[Any]
 
     def __call__(self) -> Iterator[Any]:
-        return map(_in_tuples, self.loader)
+        return map(_lists_to_tuples, self.loader)
 
 
 def _from_loader(make: Any, loader: Any) -> Any:
-    """Return the batches of a torch DataLoader, made wherever the dataset is read.
+    """Return the batches of a torch DataLoader as a dataset.
 
-    Its order is the sampler's where that is sequential or a plain shuffle (then drawn as
-    `Dataset.shuffle` draws); any other sampler runs in one place, and the loader with it.
+    With a sequential or plain shuffling sampler, batches are made wherever the dataset is read, and
+    a shuffled order is drawn by `Dataset.shuffle`. Any other sampler, and its loader, is read from
+    the start by a single reader.
     """
     batches = loader.batch_sampler
-    plain = batches is None or _is_exactly(batches, "BatchSampler")
+    plain = batches is None or _is_torch_sampler(batches, "BatchSampler")
     sampler: Any = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    if plain and _is_random_access(loader.dataset) and _is_known(sampler, loader.dataset):
+    if (
+        plain
+        and _is_random_access(loader.dataset)
+        and _is_standard_sampler(sampler, loader.dataset)
+    ):
         indices = make.range(len(loader.dataset))
-        if _is_exactly(sampler, "RandomSampler"):
+        if _is_torch_sampler(sampler, "RandomSampler"):
             drawn = sampler.generator
             seed = None if drawn is None else drawn.initial_seed() % (1 << 63)
             indices = indices.shuffle(max(len(loader.dataset), 1), seed=seed)
         calls = loader.num_workers or None
         if batches is None:
-            one = _Items(loader.dataset, loader.collate_fn)
+            one = _GetItem(loader.dataset, loader.collate_fn)
             return indices.map(one, num_parallel_calls=calls)
         indices = indices.batch(batches.batch_size, drop_remainder=batches.drop_last)
-        return indices.map(_Batches(loader.dataset, loader.collate_fn), num_parallel_calls=calls)
+        return indices.map(_GetBatch(loader.dataset, loader.collate_fn), num_parallel_calls=calls)
     _log.warning(
         "this DataLoader is read from its start by one worker: its %s is not one that is known "
         "to be sequential or a plain shuffle. For parts on all workers use Dataset.range(n), "
         "`shuffle`, `batch` and `map` over its dataset",
         type(sampler).__name__ if _is_random_access(loader.dataset) else "dataset",
     )
-    return make.from_generator(_LoadedAgain(loader))
+    return make.from_generator(_ReiterateLoader(loader))
 
 
-def _is_known(sampler: Any, dataset: Any) -> bool:
-    """Say whether a sampler gives each index of a dataset once, in order or plainly shuffled."""
+def _is_standard_sampler(sampler: Any, dataset: Any) -> bool:
+    """Return whether a sampler yields each index once, in order or plainly shuffled."""
     kinds = ("SequentialSampler", "RandomSampler")
-    if not any(_is_exactly(sampler, kind) for kind in kinds):
+    if not any(_is_torch_sampler(sampler, kind) for kind in kinds):
         return False
-    # It may be one over other data, or over a part of them.
+    # The sampler may refer to other data, or to a subset.
     over_all = len(sampler.data_source) == len(sampler) == len(dataset)
     return over_all and not getattr(sampler, "replacement", False)
 
 
-def _in_tuples(made: Any) -> Any:
-    """Return it with tuples for lists of parts: torch collates tuples to lists, here arrays."""
+def _lists_to_tuples(made: Any) -> Any:
+    """Convert lists of components to tuples: torch collates tuples to lists."""
     kind = type(made)
-    if kind is tuple or (kind is list and not all(map(_is_value, made))):
-        return tuple(map(_in_tuples, made))
+    if kind is tuple or (kind is list and not all(map(_is_array_item, made))):
+        return tuple(map(_lists_to_tuples, made))
     if kind is dict:
-        return {name: _in_tuples(part) for name, part in made.items()}
+        return {name: _lists_to_tuples(part) for name, part in made.items()}
     return made
 
 
-def _is_value(part: Any) -> bool:
-    """Say whether a list of such parts is one array."""
-    if isinstance(part, list):  # rows of it
-        return all(map(_is_value, part))
+def _is_array_item(part: Any) -> bool:
+    """Return whether a list with such an item is an array."""
+    if isinstance(part, list):  # a row of the array
+        return all(map(_is_array_item, part))
     return isinstance(part, bool | int | float | complex | np.generic | str | bytes)
 
 
@@ -205,13 +210,13 @@ def _is_random_access(value: Any) -> bool:
     has_items = hasattr(value, "__getitem__") or hasattr(value, "__getitems__")
     if not has_items or not hasattr(value, "__len__"):
         return False
-    # torch's streams inherit `__getitem__`, and some say how long they are; ours only raises.
-    is_stream = _is_a(value, "torch.utils.data", "IterableDataset")
-    return not (is_stream or _is_a(value, "headrace", "Dataset"))
+    # torch's streams inherit `__getitem__`, and some have a length; our Dataset only raises.
+    is_stream = _is_instance_by_name(value, "torch.utils.data", "IterableDataset")
+    return not (is_stream or _is_instance_by_name(value, "headrace", "Dataset"))
 
 
 def _has_single_items(value: Any) -> bool:
-    """Say whether items can be got one by one: torch's own `__getitem__` says that they cannot."""
+    """Return whether single items can be read; torch's base `__getitem__` only raises."""
     get = getattr(type(value), "__getitem__", None)
     is_inherited = getattr(get, "__module__", None) == "torch.utils.data.dataset" and (
         getattr(get, "__qualname__", None) == "Dataset.__getitem__"
@@ -219,25 +224,25 @@ def _has_single_items(value: Any) -> bool:
     return get is not None and not (is_inherited and hasattr(value, "__getitems__"))
 
 
-def _is_a(value: Any, module: str, name: str) -> bool:
-    """Say whether a class of that name, of a package, is among the classes of a value."""
+def _is_instance_by_name(value: Any, module: str, name: str) -> bool:
+    """Return whether a value's class or one of its bases has this name and package."""
     return any(
         kind.__name__ == name and (kind.__module__ + ".").startswith(module + ".")
         for kind in type(value).__mro__
     )
 
 
-def _is_exactly(value: Any, name: str) -> bool:
-    """Say whether a value is one of torch's own samplers, and not of a class derived from it."""
+def _is_torch_sampler(value: Any, name: str) -> bool:
+    """Return whether a value is one of torch's own samplers, not an instance of a subclass."""
     kind = type(value)
     return kind.__name__ == name and kind.__module__ == "torch.utils.data.sampler"
 
 
-def _refuse(value: Any) -> None:
-    """Refuse what looks like a sequence and is none.
+def _raise_not_a_sequence(value: Any) -> None:
+    """Raise an error for values that look like a sequence but are not.
 
     Raises:
-        TypeError: It says what would do.
+        TypeError: If the value is one; the message suggests a remedy.
     """
     if isinstance(value, Iterator):
         what, cure = "can be read once", "pass what it was made from, or a function that makes it"

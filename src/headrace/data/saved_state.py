@@ -1,13 +1,14 @@
-"""Saved states: what `set_state` refuses, before anything is read.
+"""Format and validation of saved iterator states.
 
-    {"version": 2, "plan": identity, "seed": s, "pass": n, "fixed": [...], "at": place}
+    {"version": 2, "plan": identity, "seed": s, "pass": n, "fixed": [...], "at": position}
 
-A place is one of these. Only a `stream` may depend on where the plan was read:
+A position has one of these forms. Only a `stream` may depend on where the plan was read:
 
-* `{"stream": state}`: of the steps of one process. With `"served": [n, ...]`, of the steps that
-  stand after `distribute`; what workers make are the first n steps of the plan as written.
-* `{"units": state, "half": word}`: in order, for anybody who reads the plan.
-* `{"positions": {"frontier", "delivered", "parts"}}`: in no order, for anybody who reads the plan.
+* `{"stream": state}`: state of the steps of one process. With `"served": [n, ...]`, of the steps
+  after `distribute`; the first n steps of the plan as written run on workers.
+* `{"units": state, "half": mode}`: position in splits of an ordered reading, for any reader.
+* `{"positions": {"watermark", "delivered", "parts"}}`: position of an unordered reading, for any
+  reader.
 """
 
 from __future__ import annotations
@@ -20,27 +21,35 @@ from typing import Any, get_args
 from headrace.arguments import check_state_version
 from headrace.element.chunk import States
 from headrace.errors import FailedPreconditionError
-from headrace.execution.delivered import Delivered
+from headrace.execution.delivered_elements import DeliveredElements
 from headrace.execution.iterator import State
 from headrace.plan.elements import FromSource
-from headrace.plan.identity import changed_functions, first_difference, identity
+from headrace.plan.identity import describe_changed_functions, describe_first_difference, identity
 from headrace.plan.node import Node
 from headrace.plan.traverse import walk
-from headrace.rewrites.cut import Half
+from headrace.rewrites.partition import PartitionMode
 
-__all__ = ["PLACES", "VERSION", "Mark", "Marks", "check_form", "check_state", "served_steps"]
+__all__ = [
+    "POSITION_KINDS",
+    "VERSION",
+    "HeldPositions",
+    "IteratorPosition",
+    "check_state",
+    "check_state_format",
+    "service_steps",
+]
 
 
-VERSION = 2
-PLACES = ("units", "positions", "stream")
-"""What a state may say of where it stands."""
+VERSION = 3
+POSITION_KINDS = ("units", "positions", "stream")
+"""Keys of the forms of a position."""
 
 
-def served_steps(plan: Node) -> list[int]:
-    """Return after how many steps as written each dataset ends that is read over a service."""
+def service_steps(plan: Node) -> list[int]:
+    """Return the numbers of steps as written up to the end of each dataset read from a service."""
     count, found = 0, []
     for node in walk(plan):
-        written = node.source.written if isinstance(node, FromSource) else None
+        written = node.source.remote_plan if isinstance(node, FromSource) else None
         if written is not None:
             count += len(identity(written))
             found.append(count)
@@ -49,17 +58,17 @@ def served_steps(plan: Node) -> list[int]:
     return found
 
 
-def check_form(state: Any) -> None:
-    """Refuse what `get_state` never returns.
+def check_state_format(state: Any) -> None:
+    """Check that a state has the format of `get_state`.
 
     Raises:
-        TypeError: It is no state at all.
-        FailedPreconditionError: It is of another version, not whole, or was changed.
+        TypeError: If it is not a state.
+        FailedPreconditionError: If it has another version, is incomplete, or was modified.
     """
     if not isinstance(state, dict) or "version" not in state:
         raise TypeError(f"`state` must be a value of `get_state`, but got {state!r:.80}")
     if state["version"] != VERSION and "plan" not in state and len(state) > 1:
-        # A loader's, say: each counts its own versions, so the number says nothing here.
+        # For example a loader's state: other states have their own version numbers.
         raise TypeError(
             "`state` must be a value of the `get_state` of an iterator over a dataset, but got "
             f"{state!r:.80}, which is that of something else; restore it into such as it was "
@@ -77,64 +86,66 @@ def check_form(state: Any) -> None:
         if not _is_list(value, kind):
             raise FailedPreconditionError(
                 f"`{name}` of the state is {value!r:.80}, which is no list of the kind; "
-                f"{_UNCHANGED}"
+                f"{_RESTORE_HINT}"
             )
     for name, value in [("seed", state["seed"]), *(("fixed seed", each) for each in fixed)]:
         if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
             raise FailedPreconditionError(
-                f"the {name} of the state is {value!r:.80}, which is no seed; {_UNCHANGED}"
+                f"the {name} of the state is {value!r:.80}, which is no seed; {_RESTORE_HINT}"
             )
     if type(state["pass"]) is not int or state["pass"] < 0:
         raise FailedPreconditionError(
-            f"the pass of the state is {state['pass']!r:.80}, which is no pass; {_UNCHANGED}"
+            f"the pass of the state is {state['pass']!r:.80}, which is no pass; {_RESTORE_HINT}"
         )
     at = state["at"]
-    if not isinstance(at, dict) or not at.keys() & {*PLACES}:
+    if not isinstance(at, dict) or not at.keys() & {*POSITION_KINDS}:
         raise FailedPreconditionError(
-            f"the state does not say where the reading stood: `at` is {at!r:.80}; {_UNCHANGED}"
+            f"the state does not say where the reading stood: `at` is {at!r:.80}; {_RESTORE_HINT}"
         )
-    if "units" in at and at.get("half") not in get_args(Half):
+    if "units" in at and at.get("half") not in get_args(PartitionMode):
         raise FailedPreconditionError(
             f"the state does not say which units its place is in: `half` is "
-            f"{at.get('half')!r:.80}, and must be one of {', '.join(get_args(Half))}; {_UNCHANGED}"
+            f"{at.get('half')!r:.80}, and must be one of {', '.join(get_args(PartitionMode))}; "
+            f"{_RESTORE_HINT}"
         )
     if not _is_list(at.get("served", []), int):
         raise FailedPreconditionError(
             f"the state does not say where `distribute` stood: `served` is {at['served']!r:.80}; "
-            f"{_UNCHANGED}"
+            f"{_RESTORE_HINT}"
         )
     if "positions" in at:
-        Delivered.from_json(at["positions"])
+        DeliveredElements.from_json(at["positions"])
 
 
-def check_state(state: dict[str, Any], plan: Node, served: Sequence[int]) -> None:
-    """Refuse a state of another plan; warn of functions that have changed since.
+def check_state(state: dict[str, Any], plan: Node, service_steps: Sequence[int]) -> None:
+    """Check that a state fits a plan; warn about functions that have changed since.
 
     Args:
-        state: One of the right form.
-        plan: What it is to be restored into.
-        served: After how many steps there `distribute` stands, where others come after it.
+        state: State in a valid format.
+        plan: Plan that will resume from the state.
+        service_steps: Result of `service_steps` if other steps follow `distribute`.
 
     Raises:
-        FailedPreconditionError: It was taken from a dataset with other steps, or in places that
-            this one has not.
+        FailedPreconditionError: If the state is of a dataset with other steps, or if
+            `distribute` was elsewhere in it.
     """
-    difference = first_difference(state["plan"], plan)
+    difference = describe_first_difference(state["plan"], plan)
     if difference is not None:
         raise FailedPreconditionError(
             f"the state was taken from a dataset with other steps: {difference}; restore it into "
             "the dataset that it was taken from"
         )
     was = state["at"].get("served", [])
-    if was != [*served]:
+    if was != [*service_steps]:
         kinds = [entry[0] for entry in identity(plan)]
         raise FailedPreconditionError(
-            f"the state was taken where {_standing(was, kinds)}, and in this dataset "
-            f"{_standing(served, kinds)}: such a state is a place in the steps that run here. "
+            f"the state was taken where {_describe_service_steps(was, kinds)}, and in this dataset "
+            f"{_describe_service_steps(service_steps, kinds)}: such a state is a place in the "
+            "steps that run here. "
             "Restore it with `distribute` where it was; states that go on in one process or over "
             "any cluster are those of datasets with no step after `distribute`"
         )
-    for change in changed_functions(state["plan"], plan):
+    for change in describe_changed_functions(state["plan"], plan):
         warnings.warn(
             f"the state was saved by another version of the pipeline: {change}", stacklevel=3
         )
@@ -144,23 +155,25 @@ def _is_list(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(type(each) is kind for each in value)
 
 
-def _standing(served: Sequence[int], kinds: list[str]) -> str:
-    if not served:
+def _describe_service_steps(service_steps: Sequence[int], kinds: list[str]) -> str:
+    if not service_steps:
         return "no step stands after `distribute`"
     names = dict(enumerate(kinds, 1))
-    places = " and ".join(f"step {each} ({names.get(each, 'which is none')})" for each in served)
+    places = " and ".join(
+        f"step {each} ({names.get(each, 'which is none')})" for each in service_steps
+    )
     return f"`distribute` stands after {places} and other steps after it"
 
 
-_UNCHANGED = "restore a state as `get_state` returned it, or begin the pass again"
+_RESTORE_HINT = "restore a state as `get_state` returned it, or begin the pass again"
 
 
-class Mark:
-    """A place of an iterator. Taking it is free: the state is made when somebody asks.
+class IteratorPosition:
+    """Position of an iterator. It costs nothing to take, since the state is computed on demand.
 
     Args:
-        states: Return the states at, and after, some place.
-        offset: How many elements after that place it is.
+        states: Function that returns the states from a base position on.
+        offset: Number of elements from the base position.
     """
 
     __slots__ = ("__weakref__", "offset", "states")
@@ -171,21 +184,21 @@ class Mark:
 
     @property
     def state(self) -> State:
-        """What the steps of the plan say of it; None: it is the beginning, which has no name."""
+        """State of the plan's steps; None at a start that has no state yet."""
         return self.states(self.offset)
 
 
-class Marks:
-    """The marks of an iterator that somebody still holds, in the order of their places."""
+class HeldPositions:
+    """Positions of an iterator that are still referenced, oldest first."""
 
     def __init__(self) -> None:
-        self._held: list[weakref.ref[Mark]] = []
+        self._held: list[weakref.ref[IteratorPosition]] = []
 
-    def add(self, mark: Mark) -> None:
-        """Take note of a mark that is taken now."""
+    def add(self, position: IteratorPosition) -> None:
+        """Add a position that was just taken."""
         self._held = [each for each in self._held if each() is not None]
-        self._held.append(weakref.ref(mark))
+        self._held.append(weakref.ref(position))
 
-    def oldest(self) -> Mark | None:
-        """Return the first that is held."""
+    def oldest(self) -> IteratorPosition | None:
+        """Return the oldest position that is still referenced, or None."""
         return next((mark for each in self._held if (mark := each()) is not None), None)

@@ -1,7 +1,7 @@
 """Workers and parameter servers on this machine: for tests, first steps, and one large host.
 
-Processes are fresh interpreters, not forks, and end with this one, however it ends. One that dies
-by itself is started again at its address, as an orchestrator would do it on a cluster.
+Processes are fresh interpreters, not forks, and end with this one, however it ends. A process that
+crashes is restarted at its address, as an orchestrator would do on a cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.cluster.resolver import SimpleClusterResolver
 from headrace.cluster.spec import PS, WORKER, ClusterSpec
 from headrace.deploy.server import Server
 from headrace.errors import FailedPreconditionError
-from headrace.forks import stays_with_parent
+from headrace.forks import register_fork_sensitive
 from headrace.process.child import ChildCommand, ChildProcess, build_command
 from headrace.process.supervisor import (
     ProcessEvent,
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"
 
-#: Clusters that were not closed; at the end of the program they are.
+#: Open clusters, which are closed at the end of the program.
 _open: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
 
 
@@ -49,27 +49,27 @@ def _close_all() -> None:
 
 
 class LocalCluster:
-    """Workers and parameter servers on this machine, at addresses that last; a context manager.
+    """Workers and parameter servers on this machine, at stable addresses; a context manager.
 
     >>> import headrace as hr
     >>> with hr.distribute.LocalCluster(num_workers=2, num_ps=1, processes=False) as cluster:
     ...     cluster.cluster_resolver.cluster_spec().num_tasks("worker")
     2
 
-    This process has no task in it: it is the coordinator's.
+    This process is not a task of the cluster: it runs the coordinator.
 
     Args:
-        num_workers: Workers to start.
-        num_ps: Parameter servers to start.
-        processes: Whether each task is a process of its own; else all run in this one, which suits
-            tests.
-        restart: Whether a process that dies by itself is started again, after a delay that grows
-            while it goes on dying. One that `kill` killed is not.
-        environment: Variables for the processes, which else get those of this one, except that
-            they see no accelerators.
+        num_workers: Number of workers.
+        num_ps: Number of parameter servers.
+        processes: Whether each task runs in a separate process; otherwise all run in this one,
+            which suits tests.
+        restart: Whether a process that crashes is restarted, after a delay that grows with
+            repeated crashes. A process killed by `kill` is not restarted.
+        environment: Additional variables for the processes, which inherit those of this one, except
+            that accelerators are hidden from them.
 
     Raises:
-        UnavailableError: A task did not start; the message holds what it wrote.
+        UnavailableError: If a task did not start; the message includes its output.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class LocalCluster:
         self._tasks = [(name, i) for name, count in counts.items() for i in range(count)]
         self._lock = threading.Lock()
         self._is_closed = False
-        #: Where a task has none it was killed, or left when a signal asked it to.
-        self._posts: dict[tuple[str, int], SupervisedCommand] = {}
+        #: Supervised processes; without tasks that were killed, or ended on a signal.
+        self._supervised: dict[tuple[str, int], SupervisedCommand] = {}
         self._servers: dict[tuple[str, int], Server] = {}
-        self._household: Supervisor | None = None
-        #: Strategies of this cluster, which wait for its tasks until they are closed.
+        self._supervisor: Supervisor | None = None
+        #: Strategies that use this cluster; they wait for its tasks until they are closed.
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         _open.add(self)
-        stays_with_parent(self)
+        register_fork_sensitive(self)
         try:
             if processes:
-                self._household = Supervisor("process", self._note, restarts=restart)
+                self._supervisor = Supervisor("process", self._report_event, restarts=restart)
             self._start(self._tasks)
         except BaseException:
             self.close()
@@ -110,46 +110,46 @@ class LocalCluster:
 
     @property
     def cluster_resolver(self) -> SimpleClusterResolver:
-        """Where the tasks are, for strategies: it has no task of this process's own."""
+        """Return a resolver of the tasks, for strategies; this process has no task in it."""
         resolver = SimpleClusterResolver(self._spec, environment="local")
         resolver.users = self._users
         return resolver
 
     def is_running(self, task_type: str, task_index: int) -> bool:
-        """Whether a task runs now."""
-        task = self._checked(task_type, task_index)
-        if self._household is None:
+        """Return whether a task is running."""
+        task = self._check_task(task_type, task_index)
+        if self._supervisor is None:
             return task in self._servers
         child = self._child(task)
         return child is not None and child.is_running
 
     def pid(self, task_type: str, task_index: int) -> int | None:
-        """Return the process of a task; None: it has none now."""
-        task = self._checked(task_type, task_index)
-        if self._household is None:
+        """Return the process id of a task, or None if it is not running."""
+        task = self._check_task(task_type, task_index)
+        if self._supervisor is None:
             return os.getpid() if task in self._servers else None
         child = self._child(task)
         return child.pid if child is not None and child.is_running else None
 
     def kill(self, task_type: str, task_index: int) -> None:
-        """Kill a task (SIGKILL); it is away until `restart`. A task in this process is stopped.
+        """Kill a task (SIGKILL) until `restart`. A task in this process is stopped.
 
         Raises:
-            ValueError: There is no such task.
+            ValueError: If there is no such task.
         """
-        task = self._checked(task_type, task_index)
+        task = self._check_task(task_type, task_index)
         with self._lock:
             self._kill(task)
 
     def restart(self, task_type: str, task_index: int) -> None:
-        """Start a task again, at its address and with nothing in its memory; kill it before.
+        """Kill a task, and start it again at its address with empty memory.
 
         Raises:
-            ValueError: There is no such task.
-            UnavailableError: It did not start.
-            FailedPreconditionError: The cluster is closed.
+            ValueError: If there is no such task.
+            UnavailableError: If it did not start.
+            FailedPreconditionError: If the cluster is closed.
         """
-        task = self._checked(task_type, task_index)
+        task = self._check_task(task_type, task_index)
         with self._lock:
             if self._is_closed:
                 raise FailedPreconditionError("the cluster is closed; make another")
@@ -157,13 +157,13 @@ class LocalCluster:
             self._start([task])
 
     def close(self) -> None:
-        """Close strategies that were made with its resolver, and stop all tasks."""
+        """Close strategies that use its resolver, and stop all tasks."""
         _open.discard(self)
         for each in list(self._users):
             each.close()
-        # Before the lock: it ends a start that waits.
-        if self._household is not None:
-            self._household.close()
+        # Before taking the lock: it ends a start that waits.
+        if self._supervisor is not None:
+            self._supervisor.close()
         with self._lock:
             self._is_closed = True
             for server in self._servers.values():
@@ -173,7 +173,7 @@ class LocalCluster:
     stop = close
 
     def leave_to_parent(self) -> None:
-        """Leave the cluster to the process that started it, where this one was forked from it."""
+        """Leave the cluster to the parent process, in a forked child."""
         _open.discard(self)
 
     def __enter__(self) -> Self:
@@ -186,11 +186,11 @@ class LocalCluster:
         return f"<LocalCluster {self._spec.as_dict()}>"
 
     def _start(self, tasks: list[tuple[str, int]]) -> None:
-        if self._household is None:
+        if self._supervisor is None:
             self._servers |= {task: Server(self._spec, *task) for task in tasks}
             return
-        started = self._household.start([self._command(task) for task in tasks])
-        self._posts |= {task: post for task, (post, _) in zip(tasks, started, strict=True)}
+        started = self._supervisor.start([self._command(task) for task in tasks])
+        self._supervised |= {task: post for task, (post, _) in zip(tasks, started, strict=True)}
 
     def _command(self, task: tuple[str, int]) -> ChildCommand:
         return build_command(
@@ -202,33 +202,33 @@ class LocalCluster:
         )
 
     def _kill(self, task: tuple[str, int]) -> None:
-        if self._household is not None:
-            post = self._posts.pop(task, None)
+        if self._supervisor is not None:
+            post = self._supervised.pop(task, None)
             if post is not None:
-                self._household.kill(post)
+                self._supervisor.kill(post)
         elif task in self._servers:
             self._servers.pop(task).stop()
 
     def _child(self, task: tuple[str, int]) -> ChildProcess | None:
-        post = self._posts.get(task)
+        post = self._supervised.get(task)
         return None if post is None else post.child
 
-    def _checked(self, task_type: str, task_index: int) -> tuple[str, int]:
+    def _check_task(self, task_type: str, task_index: int) -> tuple[str, int]:
         check_string("task_type", task_type)
         check_int("task_index", task_index, minimum=0)
         if (task_type, task_index) not in self._tasks:
             raise ValueError(f"the cluster has no {task_type!r} task {task_index}: {self._spec}")
         return task_type, task_index
 
-    def _note(self, event: ProcessEvent) -> None:
-        """Report what happened to a process that nobody waits for."""
+    def _report_event(self, event: ProcessEvent) -> None:
+        """Log an event of a process for which no call waits."""
         match event:
             case ProcessReady(post, child):
-                _log.info("%s runs again, as process %d", self._words(post), child.pid)
+                _log.info("%s runs again, as process %d", self._describe(post), child.pid)
             case ProcessExited(post, child, again_in) if not child.stop_requested:
                 _log.warning(
                     "%s: process %d %s%s",
-                    self._words(post),
+                    self._describe(post),
                     child.pid,
                     child.exit_description,
                     "" if again_in is None else f", and another starts in {again_in:g} s",
@@ -236,14 +236,14 @@ class LocalCluster:
             case ProcessStartFailed(post, error, again_in):
                 _log.warning(
                     "%s could not be started: %s; next try in %g s",
-                    self._words(post),
+                    self._describe(post),
                     error,
                     again_in,
                 )
 
-    def _words(self, post: SupervisedCommand) -> str:
+    def _describe(self, post: SupervisedCommand) -> str:
         name, index = next(
-            (task for task, each in list(self._posts.items()) if each is post), ("", -1)
+            (task for task, each in list(self._supervised.items()) if each is post), ("", -1)
         )
         if not name:
             return "a task"

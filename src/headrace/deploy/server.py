@@ -1,4 +1,4 @@
-"""A task of a cluster: what listens at its address."""
+"""Server of a cluster task: a worker or a parameter server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.transport.security import Security, check_security
 
 __all__ = ["Server"]
 
-#: Servers that listen. Programs of tf.distribute start some and keep none.
+#: Listening servers. Programs of tf.distribute start some without keeping a reference.
 _listening: set[Server] = set()
 
 
@@ -28,10 +28,11 @@ def _stop_all() -> None:
 
 
 class Server(LifeCycle):
-    """A worker or a parameter server of a cluster, at its address; a context manager.
+    """Worker or parameter server of a cluster, at its address; a context manager.
 
-    A worker runs what a coordinator schedules, a parameter server keeps its variables. One that
-    was started runs until it is stopped, or the program ends, whether anybody holds it or not.
+    A worker runs the functions that a coordinator schedules, a parameter server stores its
+    variables. A started server runs until it is stopped or the program ends, even without a
+    reference to it.
 
     >>> import headrace as hr
     >>> spec = hr.distribute.ClusterSpec({"worker": ["127.0.0.1:0"], "ps": ["127.0.0.1:0"]})
@@ -40,27 +41,27 @@ class Server(LifeCycle):
     True
 
     Args:
-        cluster_spec: The tasks of the cluster. Port 0 in an address takes one that is free, which
-            only `target` names.
-        job_name: "worker" or "ps"; None: the only type that the cluster has.
-        task_index: The number of the task; None: the only one of its type.
-        start: Start now; else `start()` does.
-        protocol: Left out of account: there is one.
-        security: The keys of this server, and who may enter; needed at an address that other
-            machines reach, since workers run functions.
-        host: Where to listen, in place of the host in the address, which may be a name or an
+        cluster_spec: Tasks of the cluster. Port 0 in an address takes a free one, which only
+            `target` returns.
+        job_name: "worker" or "ps"; None: the only type of the cluster.
+        task_index: Number of the task; None: the only one of its type.
+        start: Whether to start now; otherwise call `start()`.
+        protocol: Ignored: there is only one.
+        security: Keys of this server and of permitted clients; required at an address that other
+            machines can reach, since workers run functions.
+        host: Interface to listen on, instead of the host in the address, which may be a name or an
             address that only other machines know.
-        coordinator: Where a coordinator listens (`ClusterCoordinator.listen`): a worker announces
-            itself there, and need not be known to the strategy.
-        metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served over HTTP; 0 takes one
-            that is free, None serves none.
-        metrics_host: Whom these are served for; the default is this machine alone.
+        coordinator: Address at which a coordinator listens (`ClusterCoordinator.listen`): a worker
+            registers itself there, and the strategy need not name it.
+        metrics_port: Port of `/metrics`, `/healthz` and `/readyz` over HTTP; 0 takes a free one,
+            None disables them.
+        metrics_host: Interface for these; by default this machine only.
 
     Raises:
-        ValueError: It is not clear which task this is, there is no such one, or it is none that
-            listens; or `security` is missing.
-        TypeError: An argument is of another type.
-        OSError: The port is in use, or the host is none of this machine.
+        ValueError: If the task is ambiguous, does not exist or has a type without a server; or if
+            `security` is missing.
+        TypeError: If an argument has the wrong type.
+        OSError: If the port is in use, or the host is not an address of this machine.
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class Server(LifeCycle):
         check_security(security)
         if host is not None:
             check_string("host", host, empty=False)
-        self._job_name, self._task_index = _task(spec, job_name, task_index)
-        # "grpc://host:port" is what some resolvers write.
+        self._job_name, self._task_index = _resolve_task(spec, job_name, task_index)
+        # Some resolvers write "grpc://host:port".
         written = spec.task_address(self._job_name, self._task_index).rpartition("://")[2]
-        named, self._port = _split(written)
+        named, self._port = _split_address(written)
         self._host = named if host is None else host
         self._security = security
         check_metrics(metrics_port, metrics_host)
@@ -104,27 +105,27 @@ class Server(LifeCycle):
 
     @property
     def job_name(self) -> str:
-        """The type of the task."""
+        """Type of the task."""
         return self._job_name
 
     @property
     def task_index(self) -> int:
-        """The number of the task among those of its type."""
+        """Number of the task among those of its type."""
         return self._task_index
 
     @property
     def address(self) -> str:
-        """Where it listens, as "host:port"; empty before `start`."""
+        """Address at which it listens, as "host:port"; empty before `start`."""
         return "" if self._task is None else self._task.address
 
     @property
     def target(self) -> str:
-        """Where it listens, as "tcp://host:port"; empty before `start`."""
+        """Address at which it listens, as "tcp://host:port"; empty before `start`."""
         return f"tcp://{self.address}" if self.address else ""
 
     @property
     def metrics_address(self) -> str:
-        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        """Address of `/metrics`, as "host:port"; empty if `metrics_port` is None."""
         return "" if self._task is None else self._task.metrics_address
 
     def __repr__(self) -> str:
@@ -132,7 +133,7 @@ class Server(LifeCycle):
         return f"<Server of {self._job_name!r} task {self._task_index} at {where}>"
 
     def _open(self) -> None:
-        make = _KINDS[self._job_name]
+        make = _SERVER_TYPES[self._job_name]
         if self._coordinator is not None:
             make = functools.partial(ClosureWorker, coordinator=self._coordinator)
         metrics_host, metrics_port = self._metrics
@@ -144,25 +145,27 @@ class Server(LifeCycle):
             metrics_port=metrics_port,
             metrics_host=metrics_host,
         )
-        self._keep(task.stop)
+        self._on_stop(task.stop)
         task.start()
         self._task = task
-        self._keep(lambda: _listening.discard(self))
+        self._on_stop(lambda: _listening.discard(self))
         _listening.add(self)
 
 
-#: What listens, for each type of tasks that does.
-_KINDS: dict[str, Callable[..., ClosureWorker | ParameterServer]] = {
+#: Server class by type of task.
+_SERVER_TYPES: dict[str, Callable[..., ClosureWorker | ParameterServer]] = {
     PS: ParameterServer,
     WORKER: ClosureWorker,
 }
 
 
-def _task(spec: ClusterSpec, job_name: str | None, task_index: int | None) -> tuple[str, int]:
-    """Return the task that is meant.
+def _resolve_task(
+    spec: ClusterSpec, job_name: str | None, task_index: int | None
+) -> tuple[str, int]:
+    """Return type and number of the requested task.
 
     Raises:
-        ValueError: It is not clear, not there, or none that listens.
+        ValueError: If it is ambiguous, does not exist, or has a type without a server.
     """
     if job_name is None:
         if len(spec.jobs) != 1:
@@ -170,7 +173,7 @@ def _task(spec: ClusterSpec, job_name: str | None, task_index: int | None) -> tu
             raise ValueError(f"Must specify an explicit `job_name`: the cluster has {there}")
         job_name = spec.jobs[0]
     check_string("job_name", job_name)
-    if job_name in TYPES and job_name not in _KINDS:
+    if job_name in TYPES and job_name not in _SERVER_TYPES:
         raise ValueError(
             f"Unexpected task_type to start a server: {job_name}; its program is not called by "
             "others, so it needs none. Workers and parameter servers ('worker', 'ps') do"
@@ -188,8 +191,8 @@ def _task(spec: ClusterSpec, job_name: str | None, task_index: int | None) -> tu
     return job_name, task_index
 
 
-def _split(address: str) -> tuple[str, int]:
-    """Take an address apart, in which the port may be 0."""
+def _split_address(address: str) -> tuple[str, int]:
+    """Split an address, in which the port may be 0."""
     host, colon, port = address.rpartition(":")
     if colon and port == "0":
         return addresses.split(f"{host}:1")[0], 0

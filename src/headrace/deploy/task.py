@@ -1,10 +1,10 @@
-"""A task of a local cluster in a process of its own, as `LocalCluster` starts it.
+"""Task of a local cluster in a separate process, started by `LocalCluster`.
 
     python -m headrace.deploy.task CLUSTER TYPE INDEX LOG_TO LIFELINE
 
-CLUSTER is a JSON object of addresses by type, LOG_TO the number of the descriptor that takes over
-from standard output and error once the task is ready, LIFELINE that of a pipe that closes when
-whoever started it is gone (`process/parent_link.py`). SIGTERM ends it.
+CLUSTER is a JSON object of addresses by type. LOG_TO is the number of the descriptor that replaces
+standard output and error once the task is ready. LIFELINE is the number of a pipe's descriptor,
+which closes when the parent process ends (`process/parent_link.py`). SIGTERM ends the task.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def _run(cluster: str, job_name: str, task_index: int, log_to: int) -> None:
     try:
         server = Server(json.loads(cluster), job_name, task_index)
     except (OSError, ValueError) as error:
-        # One line: it is the parent's message.
+        # A single line: it becomes the parent's message.
         sys.exit(f"{job_name} {task_index}: {error}")
 
     on_sigterm(ended.set)
-    # What was made so far stays: the collector need not look at it again and again.
+    # Objects created so far are permanent: the garbage collector need not scan them again.
     gc.collect()
     gc.freeze()
-    # From here on what users' functions print goes where the parent's own words go.
+    # From here on output of users' functions goes where the parent's output goes.
     report_ready(server.address, log_to)
     ended.wait()
     server.stop()

@@ -1,22 +1,25 @@
-"""Distributed input and training: who takes part, and what each gets.
+"""Distributed input and training: strategies, replicas, variables and distributed datasets.
 
-* `ClusterSpec` and the resolvers say which tasks a cluster has, and which this process is.
-* A strategy (`strategy`; what it reads: `feeding`) has replicas. `run` calls a function on each
-  (`crew`: the threads); code asks where it runs (`context` with the scope, `current`,
-  `replica_context` with the collectives through which gradients flow); values of several replicas
-  (`values`) become one (`collectives`). A `variable` has a copy on each; rows of it are read and
-  changed by their numbers (`scattering`, with casts to its dtype; `pooling`: numbers of rows, and
-  bags). `spmd` compiles a step once for all. `metrics` are sums in variables.
-* Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
-  dataset whether there is another, and at each call of a program over all of them (`agreement`).
-* A distributed dataset (`dataset`) gives each replica its rows (`rebatch`: arithmetic; `streams`:
-  what this worker reads of it) through `iterator`, which puts them on their devices, `feeds` and
-  `batch_feeds`. `input_context` has the records that say among whom, and how.
+* `ClusterSpec` and the resolvers provide the tasks of a cluster, and the task of this process.
+* A strategy (`strategy`; its input: `replica_inputs`) has replicas. `run` calls a function on each
+  (`replica_threads`). Code finds its context with `execution_context` (and scopes),
+  `current_strategy` and `replica_context` (with differentiable collectives). Values of several
+  replicas (`values`) are combined (`collectives`). A `variable` has a copy on each; `row_access`
+  reads and changes rows of it by index, with casts to its dtype; `bag_combiner` checks row indices
+  and combines bags of rows. `spmd` compiles a step once for all replicas. `metrics` are sums in
+  variables.
+* Workers in several processes (`multi_worker`) run collectives (`collective_server`), and agree at
+  each step of a dataset whether there is another, and at each call of a program over all of them
+  (`agreement`).
+* A distributed dataset (`dataset`) gives each replica its rows (`rebatch`: arithmetic;
+  `input_streams`: this worker's part) through `iterator`, which puts them on devices,
+  `step_inputs` and `batch_inputs`. `input_context` has the arguments of input functions and the
+  options of distribution.
 """
 
 from typing import TYPE_CHECKING
 
-from headrace.lazy import lazily
+from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from headrace.cluster.environment import TFConfigClusterResolver
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
         VariableAggregation,
         VariableSynchronization,
     )
-    from headrace.distribute.current import (
+    from headrace.distribute.current_strategy import (
         get_replica_context,
         get_strategy,
         has_strategy,
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
     from headrace.parameter_server.strategy import ParameterServerStrategy
     from headrace.plan.options import AutoShardPolicy
 else:
-    __getattr__, __dir__ = lazily(
+    __getattr__, __dir__ = lazy_attributes(
         __name__,
         {
             "AutoShardPolicy": "headrace.plan.options",
@@ -90,14 +93,14 @@ else:
             "VariableAggregation": "headrace.distribute.collectives",
             "VariableSynchronization": "headrace.distribute.collectives",
             "cache_variable_reads": "headrace.parameter_server.read_cache",
-            "get_replica_context": "headrace.distribute.current",
-            "get_strategy": "headrace.distribute.current",
-            "has_strategy": "headrace.distribute.current",
-            "in_cross_replica_context": "headrace.distribute.current",
+            "get_replica_context": "headrace.distribute.current_strategy",
+            "get_strategy": "headrace.distribute.current_strategy",
+            "has_strategy": "headrace.distribute.current_strategy",
+            "in_cross_replica_context": "headrace.distribute.current_strategy",
             "partitioners": "headrace.parameter_server.partitioners:",
             "v1": "headrace.parameter_server.v1:",
         },
-        absent="headrace.data.absent:no_such_name",
+        missing="headrace.data.missing_names:missing_name_message",
     )
 
 __all__ = [

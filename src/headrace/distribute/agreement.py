@@ -1,4 +1,4 @@
-"""What workers agree on: steps of a dataset, calls of programs over all of them, large sums."""
+"""Agreement between workers on dataset steps, program calls and large sums."""
 
 from __future__ import annotations
 
@@ -10,171 +10,176 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from headrace.distribute.meeting.hall import ALL, ANY
-from headrace.distribute.meeting.member import Member
+from headrace.distribute.collective_server.client import CollectiveClient
+from headrace.distribute.collective_server.state import ALL, ANY
 from headrace.element.spec import Spec, decode_spec, encode_spec
 from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.frameworks.framework import Framework
 from headrace.transport import address as addresses
 
 __all__ = [
-    "AHEAD",
-    "Calls",
-    "DirectSums",
-    "RowsOfArguments",
+    "MAX_STEPS_AHEAD",
+    "ArgumentRowCounts",
+    "DirectAllReduce",
+    "ProgramCalls",
     "StepAgreement",
-    "naming_the_missing",
-    "rows_of_all",
-    "said_by_all",
+    "gather_json",
+    "gather_row_counts",
+    "raise_missing_workers",
 ]
 
 # --- Steps of a distributed dataset ---------------------------------------------------------------
 #
-# At each step a worker says whether it has data; all end at the first step at which nobody has. A
-# worker with data knows the answer, so it goes on at once, and takes the others' word for a step a
-# few steps later, for several steps at once: nobody waits for a message that is on its way. So a
-# worker is at most `AHEAD` steps ahead of the slowest one, whatever else they do.
+# At each step every worker reports whether it has data; all workers end at the first step at which
+# none has. A worker with data knows the result, so it continues at once and receives the results of
+# several earlier steps together, without waiting for messages in flight. So a worker is at most
+# `MAX_STEPS_AHEAD` steps ahead of the slowest one, whatever other collectives they run.
 
-AHEAD = 8
-"""Steps that a worker with data may be ahead of the slowest."""
+MAX_STEPS_AHEAD = 8
+"""Maximum number of steps that a worker with data may be ahead of the slowest worker."""
 
 
-def said_by_all(member: Member, what: str, value: Any) -> list[Any]:
-    """Return what all workers say, JSON, in the order of their ranks."""
+def gather_json(client: CollectiveClient, what: str, value: Any) -> list[Any]:
+    """Return the JSON values of all workers, in rank order."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    found = member.meet(what, ALL, arrays=[text])
+    found = client.run(what, ALL, arrays=[text])
     return [json.loads(array.tobytes()) for array in found.arrays]
 
 
 class StepAgreement:
-    """How one iterator speaks with those of the other workers.
+    """Agreement of one iterator with the same iterator on the other workers.
 
     Args:
-        member: This worker.
-        name: Of the iterator, the same on all workers.
+        client: Client of this worker.
+        name: Name of the iterator, the same on all workers.
     """
 
-    def __init__(self, member: Member, name: str) -> None:
-        self._member = member
+    def __init__(self, client: CollectiveClient, name: str) -> None:
+        self._client = client
         self._name = name
         self._step = 0
-        #: The meeting of the step that comes next, where it was come to already.
-        self._asked: int | None = None
-        #: Meetings about steps that had data here, whose results were not taken.
+        #: Collective of the next step if it was already started.
+        self._current_number: int | None = None
+        #: Collectives of steps with local data whose results were not received.
         self._pending: list[int] = []
-        #: Whether all said what their data is like, and what those with data said, if it was heard.
-        self._specs_said = False
+        #: Whether specs were exchanged, and the spec of the workers with data if it was received.
+        self._specs_exchanged = False
         self._spec: Spec | None = None
 
     @property
     def wants_spec(self) -> bool:
-        """Whether those who have data say at the next step what it is like: it is the first."""
-        return not self._specs_said
+        """Whether workers with data send its spec at the next step, which is the first."""
+        return not self._specs_exchanged
 
     @property
     def spec(self) -> Spec | None:
-        """What the others' data is like, where there was none here when they said it."""
+        """Spec of the other workers' data, if this worker had none when specs were exchanged."""
         return self._spec
 
-    def has_data(self, here: bool, spec: Spec | None = None) -> bool:
-        """Return whether any worker has data for the next step. All workers ask at each step.
+    def any_has_data(self, has_local_data: bool, spec: Spec | None = None) -> bool:
+        """Return whether any worker has data for the next step. All workers must call it.
 
         Args:
-            here: Whether there is some here.
-            spec: What it is like, if the others want to know.
+            has_local_data: Whether this worker has data.
+            spec: Spec of the local data if `wants_spec`.
         """
-        number = self._asked
+        number = self._current_number
         if number is None:
             words = f"step {self._step + 1} of {self._name}"
             said = [] if spec is None else [np.frombuffer(encode_spec(spec), np.uint8)]
-            number = self._asked = self._member.come(words, ANY, here, said, again=True)
-        if here:
-            if len(self._pending) >= AHEAD:
-                self._hear_half()
-            if number not in self._pending:  # else an interruption came after that
+            number = self._current_number = self._client.start(
+                words, ANY, has_local_data, said, is_retry=True
+            )
+        if has_local_data:
+            if len(self._pending) >= MAX_STEPS_AHEAD:
+                self._receive_half()
+            if number not in self._pending:  # otherwise an interruption came after the append
                 self._pending.append(number)
             flag = True
         else:
-            flag, heard = self._member.result(number)
+            flag, heard = self._client.wait(number)
             if heard:
                 self._spec = decode_spec(heard[0].tobytes())
-            self._forget_pending()
-        self._step, self._asked, self._specs_said = self._step + 1, None, True
+            self._discard_pending()
+        self._step, self._current_number, self._specs_exchanged = self._step + 1, None, True
         return flag
 
-    def of_all(self, value: Any) -> list[Any]:
-        """Return the workers' values, JSON, in the order of their ranks. All workers ask."""
+    def gather_values(self, value: Any) -> list[Any]:
+        """Return the JSON values of all workers, in rank order. All workers must call it."""
         what = f"the state of {self._name} after step {self._step}"
-        return said_by_all(self._member, what, value)
+        return gather_json(self._client, what, value)
 
-    def begin_again(self) -> None:
-        """Forget what was said and not heard: the iterator was moved, as on all workers."""
-        self._forget_pending()
-        self._asked, self._specs_said = None, False
+    def reset(self) -> None:
+        """Drop pending results: the iterator was moved, on all workers alike."""
+        self._discard_pending()
+        self._current_number, self._specs_exchanged = None, False
 
-    def _hear_half(self) -> None:
-        """Wait for the answers to half of what was said: one wait for several steps."""
-        self._member.result(self._pending[AHEAD // 2 - 1])
-        heard, self._pending = self._pending[: AHEAD // 2], self._pending[AHEAD // 2 :]
-        self._member.forget(heard)
+    def _receive_half(self) -> None:
+        """Receive the older half of the pending results: one wait for several steps."""
+        self._client.wait(self._pending[MAX_STEPS_AHEAD // 2 - 1])
+        heard, self._pending = (
+            self._pending[: MAX_STEPS_AHEAD // 2],
+            self._pending[MAX_STEPS_AHEAD // 2 :],
+        )
+        self._client.discard(heard)
 
-    def _forget_pending(self) -> None:
-        self._member.forget(self._pending)
+    def _discard_pending(self) -> None:
+        self._client.discard(self._pending)
         self._pending.clear()
 
 
-# --- Before a program runs on all workers, and when it failed -------------------------------------
+# --- Checks before a program runs on all workers, and after it failed -----------------------------
 #
-# A program over several processes is called by all of them alike, or those that do wait for the
-# others without a word. So each call is a meeting first: whoever is missing there is named as ever,
-# and what they bring says whether they mean the same.
+# A program over several processes must be called by all of them alike; otherwise the callers hang
+# without a message. So each call starts with a collective: it names missing workers, and compares
+# the arguments of all workers.
 
-RowsOfArguments: TypeAlias = Sequence[Sequence[int] | None]
-"""For each argument how many rows each replica has; None: it has none."""
+ArgumentRowCounts: TypeAlias = Sequence[Sequence[int] | None]
+"""Number of rows of each replica, for each argument; None for an argument without rows."""
 
-_NAMING_SECONDS = 10.0
-"""How long a worker whose program failed waits for those who are left, to hear who is not."""
+_MISSING_QUERY_SECONDS = 10.0
+"""Seconds that a worker whose program failed waits for the others, to find out who is missing."""
 
 
-class Calls:
-    """The calls of one program.
+class ProgramCalls:
+    """Calls of one program.
 
     Args:
-        member: This worker.
-        names: Of all workers, by rank, for errors.
-        name: Of the program, the same on all workers.
-        is_loss: Says whether an error is that of a program for which a worker was missing.
+        client: Client of this worker.
+        names: Names of all workers by rank, for errors.
+        name: Name of the program, the same on all workers.
+        is_peer_loss: Returns whether an error means that a worker was missing.
     """
 
     def __init__(
         self,
-        member: Member,
+        client: CollectiveClient,
         names: Sequence[str],
         name: str,
-        is_loss: Callable[[BaseException], bool],
+        is_peer_loss: Callable[[BaseException], bool],
     ) -> None:
-        self._member, self._names, self._name = member, names, name
-        self._is_loss = is_loss
-        #: Raises if the workers' session is over.
-        self.look = member.look
+        self._client, self._names, self._name = client, names, name
+        self._is_peer_loss = is_peer_loss
+        #: Raises if the session has failed.
+        self.poll = client.poll
         self._number = 0
 
-    def begin(self, rows: RowsOfArguments, form: str) -> list[list[int] | None]:
-        """Wait for all workers; return the rows that all replicas have in each argument.
+    def start_call(self, rows: ArgumentRowCounts, form: str) -> list[list[int] | None]:
+        """Wait for all workers; return the row counts of all replicas for each argument.
 
         Args:
-            rows: Those of the replicas here.
-            form: What has to be the same on all workers, in words.
+            rows: Row counts of the local replicas.
+            form: Description of the arguments that must be the same on all workers.
 
         Raises:
-            InvalidArgumentError: The workers call it with arguments of other forms.
+            InvalidArgumentError: If the workers' argument descriptions differ.
         """
         self._number += 1
         what = f"call {self._number} of {self._name}"
         digest = hashlib.blake2b(form.encode(), digest_size=7).digest()
         head = [int.from_bytes(digest), *(len(each or ()) for each in rows)]
         flat = [count for each in rows for count in each or ()]
-        said = self._member.meet(what, ALL, arrays=[np.array(head), np.array(flat, np.int64)])
+        said = self._client.run(what, ALL, arrays=[np.array(head), np.array(flat, np.int64)])
         heads, counts = said.arrays[::2], said.arrays[1::2]
         if any(not np.array_equal(each, heads[0]) for each in heads):
             self._refuse(what, form)
@@ -188,7 +193,7 @@ class Calls:
         return found
 
     def _refuse(self, what: str, form: str) -> NoReturn:
-        first, *others = said_by_all(self._member, f"the arguments of {what}", form)
+        first, *others = gather_json(self._client, f"the arguments of {what}", form)
         pairs = zip(others, self._names[1:], strict=True)
         other, name = next(each for each in pairs if each[0] != first)
         raise InvalidArgumentError(
@@ -198,106 +203,106 @@ class Calls:
         )
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Name whoever is missing if the program fails for that reason.
+    def report_missing(self) -> Iterator[None]:
+        """Name the missing workers if the program fails because of them.
 
         Raises:
-            UnavailableError: A worker is gone, or stands still.
+            UnavailableError: If a worker is lost or hangs.
         """
         try:
             yield
         except Exception as error:
-            if not self._is_loss(error):
+            if not self._is_peer_loss(error):
                 raise
-            naming_the_missing(self._member, f"{self._name}, which failed", error)
+            raise_missing_workers(self._client, f"{self._name}, which failed", error)
 
 
-def rows_of_all(member: Member, rows: Sequence[int]) -> list[int]:
-    """Return how many rows all replicas have in a step, given how many those here have."""
-    said = member.meet("the rows of a step", ALL, arrays=[np.array(rows, np.int64)])
+def gather_row_counts(client: CollectiveClient, rows: Sequence[int]) -> list[int]:
+    """Return the row counts of all replicas in a step, given those of the local replicas."""
+    said = client.run("the rows of a step", ALL, arrays=[np.array(rows, np.int64)])
     return [int(count) for array in said.arrays for count in array]
 
 
-def naming_the_missing(member: Member, what: str, error: BaseException) -> NoReturn:
-    """Raise for what failed since a worker is missing, which is named.
+def raise_missing_workers(client: CollectiveClient, what: str, error: BaseException) -> NoReturn:
+    """Raise an error that names the missing workers, for an operation that failed.
 
     Raises:
         UnavailableError: Always.
     """
-    # Who is missing is found out where all that are left meet.
-    member.meet(what, ANY, timeout=_NAMING_SECONDS)
+    # The workers that are left meet in this collective, which names the missing ones.
+    client.run(what, ANY, timeout=_MISSING_QUERY_SECONDS)
     raise UnavailableError(f"{what}, though all workers are there: {error}") from error
 
 
-# --- Large arrays, added up by the framework's own means ------------------------------------------
+# --- Large arrays, reduced by the framework's own collectives -------------------------------------
 
 _LARGE_BYTES = 1 << 20
-"""From here on the framework's own way is worth a message more."""
+"""Size from which the framework's all-reduce is worth an additional message."""
 
 
-class DirectSums:
-    """Adds up what is large, where the framework can.
+class DirectAllReduce:
+    """All-reduce of large arrays by the framework, where it supports that.
 
-    All workers are to be there by then: the framework does not say who is missing.
+    All workers must have joined: the framework does not name missing workers.
 
     Args:
-        member: This worker.
-        framework: Whose arrays they are.
-        rank: Of this worker.
-        size: How many there are.
-        at: Where the first worker listens.
-        timeout: Seconds that others are waited for.
-        is_allowed: Whether the framework's ways, which have no keys, may be used.
+        client: Client of this worker.
+        framework: Framework of the arrays.
+        rank: Rank of this worker.
+        size: Number of workers.
+        address: Address of the first worker.
+        timeout: Seconds to wait for other workers.
+        is_allowed: Whether the framework's collectives, which do not authenticate, may be used.
     """
 
     def __init__(
         self,
-        member: Member,
+        client: CollectiveClient,
         framework: Framework,
         rank: int,
         size: int,
-        at: str,
+        address: str,
         timeout: float,
         is_allowed: bool,
     ) -> None:
-        self._member, self._framework = member, framework
+        self._client, self._framework = client, framework
         self._rank, self._size = rank, size
-        self._at, self._timeout = at, timeout
+        self._address, self._timeout = address, timeout
         self._is_allowed = is_allowed
-        #: What adds them up, once there was one.
-        self._sums: Any = None
+        #: The framework's all-reduce, once it was used.
+        self._all_reduce: Any = None
 
-    def takes(self, total: Any, device: Any) -> bool:
-        """Whether workers add up such arrays so; all ask for the same ones.
+    def is_used_for(self, total: Any, device: Any) -> bool:
+        """Return whether workers sum such arrays this way; all must ask for the same ones.
 
         Args:
-            total: What this worker has.
-            device: Where such arrays are.
+            total: Local total of this worker.
+            device: Device of such arrays.
         """
         if not self._is_allowed or total.nbytes < _LARGE_BYTES:
             return False
-        if self._sums is None:
-            self._sums = self._framework.sums_of_workers(
+        if self._all_reduce is None:
+            self._all_reduce = self._framework.worker_all_reduce(
                 self._rank,
                 self._size,
-                addresses.local_address_for(self._at),
+                addresses.local_address_for(self._address),
                 self._timeout,
-                lambda own: said_by_all(self._member, "where each listens for large arrays", own),
+                lambda own: gather_json(self._client, "where each listens for large arrays", own),
                 device,
             )
-            self._is_allowed = self._sums is not None
-        return self._is_allowed and bool(self._sums.adds(total))
+            self._is_allowed = self._all_reduce is not None
+        return self._is_allowed and bool(self._all_reduce.supports(total))
 
-    def sums(self, totals: Sequence[Any]) -> list[Any]:
+    def sum_totals(self, totals: Sequence[Any]) -> list[Any]:
         """Return the sums over all workers.
 
         Raises:
-            UnavailableError: A worker is gone.
+            UnavailableError: If a worker is lost.
         """
         if not totals:
             return []
         try:
-            found: list[Any] = self._sums.sums(totals, self._member.look)
+            found: list[Any] = self._all_reduce.all_reduce(totals, self._client.poll)
         except RuntimeError as error:
-            naming_the_missing(self._member, "an exchange of large arrays, which failed", error)
+            raise_missing_workers(self._client, "an exchange of large arrays, which failed", error)
         return found

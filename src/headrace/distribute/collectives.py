@@ -1,6 +1,6 @@
-"""Values of several replicas made one: sums, means, and one array after another.
+"""Combination of replicas' values: sums, means and concatenation.
 
-A replica's value is anything that the framework takes for an array; without one it is NumPy.
+A value is anything that the framework converts to an array; without a framework, NumPy does.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = [
     "ReduceOp",
     "VariableAggregation",
     "VariableSynchronization",
-    "concatenated",
-    "finished",
-    "member_named",
-    "reduced",
-    "total_and_count",
+    "concatenate_values",
+    "finish_reduction",
+    "parse_enum",
+    "reduce_values",
+    "sum_and_count",
 ]
 
 Axis: TypeAlias = int | Sequence[int] | None
 
 
 class ReduceOp(enum.Enum):
-    """How values of several replicas become one.
+    """Reduction of values of several replicas.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> value = hr.distribute.PerReplica([1.0, 3.0])
@@ -45,12 +45,12 @@ class ReduceOp(enum.Enum):
     MEAN = "MEAN"
 
     @classmethod
-    def of(cls, value: Any) -> ReduceOp:
-        """Return the operation that is meant by one, or by its name in any case.
+    def parse(cls, value: Any) -> ReduceOp:
+        """Return the operation, given itself or its name in any case.
 
         Raises:
-            TypeError: It is neither.
-            ValueError: There is none of that name.
+            TypeError: If it is neither.
+            ValueError: If there is no operation of that name.
         """
         if isinstance(value, cls):
             return value
@@ -64,36 +64,36 @@ class ReduceOp(enum.Enum):
         return cls[value.upper()]
 
 
-def reduced(
+def reduce_values(
     op: ReduceOp, values: Sequence[Any], axis: Axis = None, framework: Framework = NUMPY
 ) -> Any:
     """Return the sum or mean of arrays, in fresh memory.
 
     Args:
-        op: Which of them.
-        values: One for each replica.
-        axis: None: they have one shape, and are added element by element. Else an axis, or several,
-            over which each is reduced, too; a mean is then over all rows of all replicas: those
-            that have more of them count for more.
-        framework: Whose arrays they are.
+        op: Sum or mean.
+        values: One array per replica.
+        axis: None adds arrays of one shape elementwise. An axis, or several, also reduces each
+            array over it; a mean is then over all rows of all replicas, so replicas with more
+            rows have more weight.
+        framework: Framework of the arrays.
 
     Raises:
-        InvalidArgumentError: Their shapes differ.
-        ValueError: An array has no such axis.
-        TypeError: `axis` is no integer, tuple or list.
+        InvalidArgumentError: If the shapes differ.
+        ValueError: If an array has no such axis.
+        TypeError: If `axis` is not an integer, tuple or list.
     """
-    return finished(op, *total_and_count(values, axis, framework), framework)
+    return finish_reduction(op, *sum_and_count(values, axis, framework), framework)
 
 
-def total_and_count(
+def sum_and_count(
     values: Sequence[Any], axis: Axis = None, framework: Framework = NUMPY
 ) -> tuple[Any, int]:
-    """Return the sum of which `finished` makes the sum or mean, and over how many rows it is.
+    """Return the sum for `finish_reduction`, and the number of summed rows.
 
     Raises:
-        ValueError, TypeError, InvalidArgumentError: As of `reduced`.
+        ValueError, TypeError, InvalidArgumentError: As in `reduce_values`.
     """
-    arrays = [framework.countable(_dense(value)) for value in values]
+    arrays = [framework.as_summable(_to_dense(value)) for value in values]
     if axis is None:
         return _sum(arrays, framework), len(values)
     axes = _axes(axis)
@@ -104,26 +104,26 @@ def total_and_count(
                     f"axis = {each} out of range for value with rank {array.ndim}; "
                     f"use axis=None to reduce over the replicas alone"
                 )
-    total = _sum([framework.within(array, axes) for array in arrays], framework)
+    total = _sum([framework.sum_axes(array, axes) for array in arrays], framework)
     return total, sum(math.prod(array.shape[each] for each in axes) for array in arrays)
 
 
-def finished(op: ReduceOp, total: Any, count: int, framework: Framework = NUMPY) -> Any:
-    """Return a sum over so many rows, or the mean of them; of no rows at all it is nan."""
+def finish_reduction(op: ReduceOp, total: Any, count: int, framework: Framework = NUMPY) -> Any:
+    """Return a sum over `count` rows, or their mean, which is nan for no rows."""
     if op is ReduceOp.MEAN:
-        total = framework.divided(total, count)
-    return framework.plain(total)
+        total = framework.divide(total, count)
+    return framework.to_user_value(total)
 
 
-def concatenated(values: Sequence[Any], axis: Any, framework: Framework = NUMPY) -> Any:
-    """Return arrays one after another along an axis, in fresh memory.
+def concatenate_values(values: Sequence[Any], axis: Any, framework: Framework = NUMPY) -> Any:
+    """Concatenate arrays along an axis, in fresh memory.
 
     Raises:
-        ValueError: They have no axes, or not this one.
-        InvalidArgumentError: Their other axes, or their numbers of axes, differ.
+        ValueError: If they have no such axis.
+        InvalidArgumentError: If their other axes, or their numbers of axes, differ.
     """
     axis = check_int("axis", axis, minimum=0)
-    arrays = [framework.array(_dense(value)) for value in values]
+    arrays = [framework.as_array(_to_dense(value)) for value in values]
     for array in arrays:
         if axis >= array.ndim:
             raise ValueError(
@@ -135,10 +135,10 @@ def concatenated(values: Sequence[Any], axis: Any, framework: Framework = NUMPY)
             f"Shape mismatch: {_shapes(arrays)} cannot be gathered along axis {axis}; all axes "
             "but that one must be alike"
         )
-    return framework.joined(arrays, axis)
+    return framework.concatenate(arrays, axis)
 
 
-def _dense(value: Any) -> Any:
+def _to_dense(value: Any) -> Any:
     if hasattr(value, "dense_shape"):
         raise InvalidArgumentError(
             f"{value!r:.80} are rows by index, which variables and tables of parameter servers add "
@@ -153,7 +153,7 @@ def _sum(arrays: Sequence[Any], framework: Framework) -> Any:
             f"values of {_shapes(arrays)} cannot be reduced element by element; to reduce each "
             "replica's rows first, say which axis they are: axis=0"
         )
-    return framework.total(arrays)
+    return framework.sum_arrays(arrays)
 
 
 def _axes(axis: Any) -> tuple[int, ...]:
@@ -167,13 +167,13 @@ def _shapes(arrays: Sequence[Any]) -> str:
     return "shapes " + ", ".join(str(tuple(array.shape)) for array in arrays)
 
 
-# --- How copies of a variable become one value, and when: by what users say of it -----------------
+# --- Aggregation and synchronization of a variable's copies, as users specify them ----------------
 
 E = TypeVar("E", bound=enum.Enum)
 
 
 class VariableAggregation(enum.Enum):
-    """How values that replicas have for one variable become one.
+    """Aggregation of the values that replicas write to one variable.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> with strategy.scope():
@@ -191,7 +191,7 @@ class VariableAggregation(enum.Enum):
 
 
 class VariableSynchronization(enum.Enum):
-    """When they do.
+    """Time at which the copies of a variable are aggregated.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> with strategy.scope():
@@ -213,17 +213,17 @@ class VariableSynchronization(enum.Enum):
     ON_READ = "ON_READ"
 
 
-def member_named(argument: str, kind: type[E], value: Any) -> E:
-    """Return which member of an enumeration is meant.
+def parse_enum(argument: str, kind: type[E], value: Any) -> E:
+    """Return the member of an enumeration for a user's argument.
 
     Args:
-        argument: What the user passed it as.
-        kind: The enumeration.
-        value: A member, or its name in letters of any case; or a member of that name of another
-            library's enumeration.
+        argument: Name of the argument.
+        kind: Enumeration.
+        value: A member, its name in any case, or a member of that name of another library's
+            enumeration.
 
     Raises:
-        ValueError: There is no such member.
+        ValueError: If there is no such member.
     """
     if isinstance(value, kind):
         return value

@@ -1,4 +1,4 @@
-"""Datasets whose elements are given to replicas, step by step."""
+"""Datasets distributed to replicas, step by step."""
 
 from __future__ import annotations
 
@@ -8,26 +8,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.arguments import check_instance
-from headrace.data.ahead import next_pass
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
+from headrace.data.lookahead import next_epoch
 from headrace.distribute.agreement import StepAgreement
-from headrace.distribute.batch_feeds import (
-    Balanced,
-    Split,
+from headrace.distribute.batch_inputs import (
+    BalancedBatchInput,
+    SplitBatchInput,
     check_is_batched,
     check_keeps_order,
     empty_step,
     global_batch_size,
-    spec_in_form_of,
-    spec_in_turn,
-    spec_of_pieces,
+    match_spec_classes,
+    piece_spec,
+    round_robin_spec,
 )
-from headrace.distribute.feeds import Feed, InTurn, Own, Step, Whole
 from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.iterator import Delivery, DistributedIterator, OnHost
+from headrace.distribute.input_streams import InputStreams, StreamShare, auto_shard, is_read_by_all
+from headrace.distribute.iterator import DistributedIterator, HostPlacement, StepPlacement
 from headrace.distribute.rebatch import rotated_batch_sizes
-from headrace.distribute.streams import Part, Streams, auto_shard, is_read_whole
+from headrace.distribute.step_inputs import (
+    PerReplicaInput,
+    RoundRobinInput,
+    SingleReplicaInput,
+    StepColumns,
+    StepInput,
+)
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 from headrace.plan.buffering import Prefetch
@@ -35,49 +41,49 @@ from headrace.plan.node import Node
 from headrace.plan.options import AutoShardPolicy, Options, WithOptions
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import element_spec
-from headrace.rewrites.read_alike import in_order
+from headrace.rewrites.reader_agreement import with_deterministic_order
 
-__all__ = ["Distributed", "DistributedDataset", "DistributedDatasetsFromFunction"]
+__all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "ReplicaDataset"]
 
-Open: TypeAlias = Callable[[Dataset], DatasetIterator]
-"""Opens a pass over a dataset."""
+OpenDataset: TypeAlias = Callable[[Dataset], DatasetIterator]
+"""Opens an epoch of a dataset."""
 
 
-class Distributed(ABC):
-    """What distributed datasets of all kinds have."""
+class ReplicaDataset(ABC):
+    """Base class of distributed datasets."""
 
     def __init__(
         self,
         context: InputContext,
         agreement: Callable[[], StepAgreement] | None,
-        delivery: Delivery | None,
+        placement: StepPlacement | None,
     ) -> None:
         self._context = context
-        self._delivery = delivery or OnHost()
-        self._here = context.replicas_here
-        #: One replica that is alone gets elements as they are.
-        self._wraps = self._here > 1 or context.num_input_pipelines > 1
+        self._placement = placement or HostPlacement()
+        self._num_local = context.num_replicas_per_pipeline
+        #: A single replica gets elements unchanged.
+        self._wraps = self._num_local > 1 or context.num_input_pipelines > 1
         self._agreement = agreement
-        #: Spec of what a replica gets, once a step without rows was made of it.
-        self._spec_of_empty: Spec | None = None
+        #: Spec of a replica's part, once a step without rows was created from it.
+        self._empty_spec: Spec | None = None
 
     @abstractmethod
-    def _feed(self, open_: Open) -> Streams:
-        """Return what reads a pass whose datasets are opened so."""
+    def _open_input(self, open_: OpenDataset) -> InputStreams:
+        """Return the input of an epoch, given a function that opens its datasets."""
 
     @abstractmethod
-    def _spec_of_values(self) -> Spec:
-        """Spec of what one replica gets."""
+    def _replica_spec(self) -> Spec:
+        """Spec of one replica's part."""
 
     @abstractmethod
-    def _plan_of_values(self) -> Node:
-        """Plan whose elements are nested as what a replica gets."""
+    def _replica_plan(self) -> Node:
+        """Plan whose elements have the structure of a replica's part."""
 
     @property
     def element_spec(self) -> Spec:
-        """Spec of what a step gives, with a `PerReplicaSpec` for each leaf of several replicas."""
+        """Spec of a step, with a `PerReplicaSpec` for each leaf of several replicas."""
         everywhere = self._context.num_replicas_in_sync
-        return self._delivery.spec(self._spec_of_values(), self._here, everywhere, self._wraps)
+        return self._placement.spec(self._replica_spec(), self._num_local, everywhere, self._wraps)
 
     @abstractmethod
     def cardinality(self) -> int:
@@ -94,48 +100,50 @@ class Distributed(ABC):
         return True
 
     def __iter__(self) -> DistributedIterator:
-        return self.open_pass()
+        return self.open_epoch()
 
-    def open_pass(self, number: int | None = None) -> DistributedIterator:
-        """Return an iterator over a pass, for whoever counts passes.
+    def open_epoch(self, epoch: int | None = None) -> DistributedIterator:
+        """Return an iterator over an epoch, for callers that count epochs.
 
         Args:
-            number: That of the pass, by which shuffles differ; None: the next one.
+            epoch: Number of the epoch, which seeds shuffles; None uses the next one.
         """
         agreement = self._agreement and self._agreement()
         opened: list[DatasetIterator] = []
 
         def open_(dataset: Dataset) -> DatasetIterator:
-            opened.append(_pass_over(dataset, number))
+            opened.append(_dataset_for_epoch(dataset, epoch))
             return opened[-1]
 
         def check_jobs() -> None:
             for elements in opened:
-                elements.check_job()
+                elements.check_job_not_exhausted()
 
-        # Without an agreement the other workers may have the elements that are missing here.
+        # Without an agreement, other workers may have the elements that are missing here.
         knows_others = agreement is not None or self._context.num_input_pipelines == 1
         return DistributedIterator(
-            self._feed(open_),
+            self._open_input(open_),
             self._wraps,
             lambda: self.element_spec,
             agreement,
-            self._empty,
-            self._delivery,
+            self._empty_step,
+            self._placement,
             check_jobs if knows_others else None,
         )
 
-    def _empty(self, spec_elsewhere: Spec | None) -> Step:
-        if self._spec_of_empty is None:  # a look at an element may cost as much as a step
-            self._spec_of_empty = (
-                self._spec_of_values()
-                if spec_elsewhere is None
-                else spec_in_form_of(element_spec(self._plan_of_values()), spec_elsewhere)
+    def _empty_step(self, remote_spec: Spec | None) -> StepColumns:
+        if self._empty_spec is None:  # a look at an element may cost as much as a step
+            self._empty_spec = (
+                self._replica_spec()
+                if remote_spec is None
+                else match_spec_classes(element_spec(self._replica_plan()), remote_spec)
             )
-        return empty_step(self._spec_of_empty, self._here)
+        return empty_step(self._empty_spec, self._num_local)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} for {self._here} of {self._context.num_replicas_in_sync}>"
+        return (
+            f"<{type(self).__name__} for {self._num_local} of {self._context.num_replicas_in_sync}>"
+        )
 
     if not TYPE_CHECKING:  # or every name would pass for a method
 
@@ -148,10 +156,10 @@ class Distributed(ABC):
             raise AttributeError(words, name=name, obj=self)
 
 
-class DistributedDataset(Distributed):
+class DistributedDataset(ReplicaDataset):
     """A dataset of global batches, of which each replica gets a part in each step.
 
-    `strategy.distribute_dataset(dataset)` makes it.
+    Created by `strategy.distribute_dataset(dataset)`.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> for step in strategy.distribute_dataset(hr.Dataset.range(8).batch(4)):
@@ -160,13 +168,13 @@ class DistributedDataset(Distributed):
     [[4, 5], [6, 7]]
 
     Args:
-        dataset: What all workers have alike.
-        context: Which worker this is, and how many replicas there are.
-        options: How to share it.
-        agreement: Makes for each iterator what it asks at each step, so that all workers end
-            together; None: there are no others.
-        seed: Of what the dataset draws without a seed of its own: the same on all workers.
-        delivery: What becomes of the rows; None: arrays of NumPy.
+        dataset: Dataset, the same on all workers.
+        context: Index of this worker, and number of replicas.
+        options: Options of the distribution.
+        agreement: Creates the agreement of each iterator, by which all workers end together; None
+            with one worker.
+        seed: Seed for steps of the dataset without a seed; the same on all workers.
+        placement: Conversion and placement of the rows; None: arrays of NumPy.
     """
 
     def __init__(
@@ -176,9 +184,9 @@ class DistributedDataset(Distributed):
         options: InputOptions | None = None,
         agreement: Callable[[], StepAgreement] | None = None,
         seed: int | None = None,
-        delivery: Delivery | None = None,
+        placement: StepPlacement | None = None,
     ) -> None:
-        super().__init__(context, agreement, delivery)
+        super().__init__(context, agreement, placement)
         check_instance("dataset", dataset, Dataset)
         self._options = options or InputOptions()
         self._given = dataset
@@ -186,86 +194,108 @@ class DistributedDataset(Distributed):
         if context.num_replicas_in_sync > 1:
             check_is_batched(plan)
         if context.num_input_pipelines > 1 or self._options.split == "balanced":
-            plan = in_order(plan)  # workers read alike, and the rest of a batch comes after it
+            plan = with_deterministic_order(
+                plan
+            )  # all workers read the same batches in the same order
         if seed is not None and dataset.options().seed is None:
             plan = WithOptions(input=plan, options=Options(seed=seed))
         share = auto_shard(plan, context)
-        self._policy, self._by_batch = share.policy, share.is_of_each_batch
+        self._policy, self._splits_each_batch = share.policy, share.splits_each_batch
         self._plan = plan
-        #: What is read, by how many parts it was cut into and which of them this is.
-        self._datasets = {self._key_here(): Dataset(self._read_ahead(share.plan))}
+        #: Datasets by number of streams and index of the stream.
+        self._datasets = {self._initial_key(): Dataset(self._read_ahead(share.plan))}
         self._size = global_batch_size(plan)
 
     def _read_ahead(self, plan: Node) -> Node:
-        """Return the plan with as many batches read ahead as the options say.
+        """Return the plan with the read-ahead that the options request.
 
-        A global batch is a batch for each replica: so many does a worker hold besides the step's.
+        A global batch counts as a batch per replica, held in addition to the current step.
         """
         size = self._options.experimental_per_replica_buffer_size
         return Prefetch(input=plan, buffer_size=size, only_if_slow=True) if size else plan
 
     @property
-    def _streams(self) -> int:
-        """How many streams there are, where no state says otherwise."""
-        return 1 if self._by_batch else self._context.num_input_pipelines
+    def _num_streams(self) -> int:
+        """Default number of streams, without a state."""
+        return 1 if self._splits_each_batch else self._context.num_input_pipelines
 
-    def _key_here(self) -> tuple[int, int]:
-        return self._streams, self._context.input_pipeline_id if self._streams > 1 else 0
+    def _initial_key(self) -> tuple[int, int]:
+        return self._num_streams, self._context.input_pipeline_id if self._num_streams > 1 else 0
 
-    def _feed(self, open_: Open) -> Streams:
+    def _open_input(self, open_: OpenDataset) -> InputStreams:
         context = self._context
-        return Streams(
-            partial(self._open_part, open_),
+        return InputStreams(
+            partial(self._open_stream, open_),
             context.input_pipeline_id,
             context.num_input_pipelines,
-            self._streams,
-            "copies" if is_read_whole(self._plan) else "shared",
+            self._num_streams,
+            "copies" if is_read_by_all(self._plan) else "shared",
         )
 
-    def _open_part(self, open_: Open, part: Part) -> Feed:
-        dataset = self._part(part)
+    def _open_stream(self, open_: OpenDataset, stream_share: StreamShare) -> StepInput:
+        dataset = self._stream_dataset(stream_share)
         elements, check = open_(dataset), partial(check_keeps_order, dataset.plan)
-        replicas, here = self._context.num_replicas_in_sync, self._here
+        replicas, here = self._context.num_replicas_in_sync, self._num_local
         if replicas == 1:
-            return Whole(elements)
+            return SingleReplicaInput(elements)
         if self._options.split == "ceil":
-            in_a_row = self._delivery.keeps_order
-            return Split(elements, replicas, here, part.readers, part.reader, check, in_a_row)
-        return Balanced(
+            in_a_row = self._placement.keeps_order
+            return SplitBatchInput(
+                elements,
+                replicas,
+                here,
+                stream_share.num_readers,
+                stream_share.reader_index,
+                check,
+                in_a_row,
+            )
+        return BalancedBatchInput(
             elements,
-            lambda size: rotated_batch_sizes(size, replicas, part.before * here),
+            lambda size: rotated_batch_sizes(
+                size, replicas, stream_share.num_readers_before * here
+            ),
             here,
-            part.readers,
-            part.reader,
+            stream_share.num_readers,
+            stream_share.reader_index,
             self._size,
             check,
         )
 
-    def _part(self, part: Part) -> Dataset:
-        """Return the dataset of which a part is read.
+    def _stream_dataset(self, stream_share: StreamShare) -> Dataset:
+        """Return the dataset of a stream share.
 
         Raises:
-            FailedPreconditionError: It cannot be cut into so many.
+            FailedPreconditionError: If the dataset cannot be divided into this number of streams.
         """
-        if (part.of, part.stream) not in self._datasets:
-            share = auto_shard(self._plan, InputContext(part.of, part.stream, part.of))
-            if share.is_of_each_batch or (part.of > 1 and share.policy is AutoShardPolicy.OFF):
+        if (stream_share.num_streams, stream_share.stream) not in self._datasets:
+            share = auto_shard(
+                self._plan,
+                InputContext(
+                    stream_share.num_streams, stream_share.stream, stream_share.num_streams
+                ),
+            )
+            if share.splits_each_batch or (
+                stream_share.num_streams > 1 and share.policy is AutoShardPolicy.OFF
+            ):
                 raise FailedPreconditionError(
-                    f"the state was taken when the dataset was shared as {part.of} parts, and it "
+                    "the state was taken when the dataset was shared as "
+                    f"{stream_share.num_streams} parts, and it "
                     "cannot be cut into parts here: is it the same dataset, with the same options?"
                 )
-            self._datasets[part.of, part.stream] = Dataset(self._read_ahead(share.plan))
-        return self._datasets[part.of, part.stream]
+            self._datasets[stream_share.num_streams, stream_share.stream] = Dataset(
+                self._read_ahead(share.plan)
+            )
+        return self._datasets[stream_share.num_streams, stream_share.stream]
 
-    def _plan_of_values(self) -> Node:
+    def _replica_plan(self) -> Node:
         return self._given.plan
 
-    def _spec_of_values(self) -> Spec:
+    def _replica_spec(self) -> Spec:
         spec = self._given.element_spec
         if self._context.num_replicas_in_sync == 1:
             return spec
         alone = self._context.num_input_pipelines == 1
-        return spec_of_pieces(spec, self._here if alone else None)
+        return piece_spec(spec, self._num_local if alone else None)
 
     def cardinality(self) -> int:
         """Return the number of steps, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
@@ -277,15 +307,15 @@ class DistributedDataset(Distributed):
             AutoShardPolicy.HINT,
         ):
             return UNKNOWN
-        if self._by_batch or self._context.num_input_pipelines == 1:
+        if self._splits_each_batch or self._context.num_input_pipelines == 1:
             return size
         return UNKNOWN  # how many pieces the last batch makes depends on its rows
 
 
-class DistributedDatasetsFromFunction(Distributed):
-    """Datasets that a function made for replicas or workers; replicas take elements as they are.
+class DistributedDatasetsFromFunction(ReplicaDataset):
+    """Datasets that a function created for workers or replicas, which take elements unchanged.
 
-    `strategy.distribute_datasets_from_function(dataset_fn)` makes it.
+    Created by `strategy.distribute_datasets_from_function(dataset_fn)`.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> def dataset_fn(context):
@@ -295,10 +325,10 @@ class DistributedDatasetsFromFunction(Distributed):
     [[0, 1], [2, 3]]
 
     Args:
-        datasets: One, whose elements the replicas take in turn; or one for each of them.
-        context: Which worker this is, and how many replicas there are.
-        agreement: As of a `DistributedDataset`.
-        delivery: What becomes of the rows; None: arrays of NumPy.
+        datasets: One, whose elements the replicas take in turn; or one for each replica.
+        context: Index of this worker, and number of replicas.
+        agreement: As in `DistributedDataset`.
+        placement: Conversion and placement of the rows; None: arrays of NumPy.
     """
 
     def __init__(
@@ -306,9 +336,9 @@ class DistributedDatasetsFromFunction(Distributed):
         datasets: list[Dataset],
         context: InputContext,
         agreement: Callable[[], StepAgreement] | None = None,
-        delivery: Delivery | None = None,
+        placement: StepPlacement | None = None,
     ) -> None:
-        super().__init__(context, agreement, delivery)
+        super().__init__(context, agreement, placement)
         for dataset in datasets:
             if not isinstance(dataset, Dataset):
                 raise TypeError(
@@ -317,36 +347,44 @@ class DistributedDatasetsFromFunction(Distributed):
                 )
         self._datasets = datasets
 
-    def _feed(self, open_: Open) -> Streams:
-        open_part = partial(self._open_part, open_)
+    def _open_input(self, open_: OpenDataset) -> InputStreams:
+        open_part = partial(self._open_stream, open_)
         worker, workers = self._context.input_pipeline_id, self._context.num_input_pipelines
         if len(self._datasets) > 1:  # for replicas, which are all here
-            return Streams(open_part)
-        return Streams(open_part, worker, workers, workers, "own")
+            return InputStreams(open_part)
+        return InputStreams(open_part, worker, workers, workers, "own")
 
-    def _open_part(self, open_: Open, part: Part) -> Feed:
+    def _open_stream(self, open_: OpenDataset, stream_share: StreamShare) -> StepInput:
         opened = [open_(dataset) for dataset in self._datasets]
         if len(opened) > 1:
-            return Own(opened)
+            return PerReplicaInput(opened)
         (elements,) = opened
-        return Whole(elements) if self._here == 1 else InTurn(elements, self._here)
+        return (
+            SingleReplicaInput(elements)
+            if self._num_local == 1
+            else RoundRobinInput(elements, self._num_local)
+        )
 
-    def _plan_of_values(self) -> Node:
+    def _replica_plan(self) -> Node:
         return self._datasets[0].plan
 
-    def _spec_of_values(self) -> Spec:
+    def _replica_spec(self) -> Spec:
         spec = self._datasets[0].element_spec
-        return spec if self._is_always_full() else spec_in_turn(spec)
+        return spec if self._is_always_full() else round_robin_spec(spec)
 
     def _is_always_full(self) -> bool:
-        """Whether every step has an element for every replica."""
+        """Return whether every step has an element for every replica."""
         if self._agreement is not None or self._context.num_input_pipelines > 1:
             return False
         sizes = {dataset.cardinality() for dataset in self._datasets}
         if len(self._datasets) > 1:
             return len(sizes) == 1 and UNKNOWN not in sizes
         (size,) = sizes
-        return self._here == 1 or size == INFINITE or (size != UNKNOWN and not size % self._here)
+        return (
+            self._num_local == 1
+            or size == INFINITE
+            or (size != UNKNOWN and not size % self._num_local)
+        )
 
     def cardinality(self) -> int:
         """Return the number of steps, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
@@ -355,10 +393,10 @@ class DistributedDatasetsFromFunction(Distributed):
             return INFINITE
         if UNKNOWN in sizes or self._context.num_input_pipelines > 1:
             return UNKNOWN
-        return max(sizes) if len(sizes) > 1 else -(-sizes[0] // self._here)
+        return max(sizes) if len(sizes) > 1 else -(-sizes[0] // self._num_local)
 
 
-def _pass_over(dataset: Dataset, number: int | None) -> DatasetIterator:
+def _dataset_for_epoch(dataset: Dataset, number: int | None) -> DatasetIterator:
     if number is None:
-        number = next_pass(dataset)
+        number = next_epoch(dataset)
     return DatasetIterator(dataset.plan, number, lambda: dataset.element_spec)

@@ -1,4 +1,4 @@
-"""What an input function is told, and how a dataset is to be distributed: plain records."""
+"""Arguments of input functions, and options of distributed datasets: plain records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from headrace.arguments import check_flag, check_int
-from headrace.frameworks.shares import check_remainder
+from headrace.frameworks.batch_shards import check_remainder
 
 __all__ = [
     "InputContext",
@@ -18,7 +18,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class InputContext:
-    """Which input pipeline this is, of how many, and how many replicas they feed.
+    """Index of an input pipeline, number of pipelines, and number of replicas.
 
     >>> context = hr.distribute.InputContext(2, input_pipeline_id=1, num_replicas_in_sync=4)
     >>> context.get_per_replica_batch_size(64)
@@ -28,9 +28,9 @@ class InputContext:
     [1, 3, 5]
 
     Attributes:
-        num_input_pipelines: One for each worker.
+        num_input_pipelines: Number of input pipelines, one per worker.
         input_pipeline_id: From 0 to `num_input_pipelines - 1`.
-        num_replicas_in_sync: Replicas of all workers together.
+        num_replicas_in_sync: Number of replicas of all workers.
     """
 
     num_input_pipelines: int = 1
@@ -47,7 +47,7 @@ class InputContext:
         """Return the batch size of one replica.
 
         Raises:
-            ValueError: The global batch size is no multiple of the number of replicas.
+            ValueError: If the global batch size is not a multiple of the number of replicas.
         """
         size = check_int("global_batch_size", global_batch_size, minimum=1)
         if size % self.num_replicas_in_sync:
@@ -58,11 +58,11 @@ class InputContext:
         return size // self.num_replicas_in_sync
 
     @property
-    def replicas_here(self) -> int:
-        """Replicas that one pipeline feeds.
+    def num_replicas_per_pipeline(self) -> int:
+        """Number of replicas that one pipeline feeds.
 
         Raises:
-            ValueError: Workers would have different numbers of them.
+            ValueError: If workers would have different numbers of them.
         """
         here, rest = divmod(self.num_replicas_in_sync, self.num_input_pipelines)
         if rest:
@@ -82,7 +82,7 @@ class InputContext:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """Which replica a value is for, of how many.
+    """Index of the replica that a value is for, and number of replicas.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> value = strategy.distribute_values_from_function(
@@ -103,7 +103,7 @@ class ValueContext:
 
 
 class InputReplicationMode(enum.Enum):
-    """How often an input function is called.
+    """Number of calls of an input function.
 
     >>> mode = hr.distribute.InputReplicationMode.PER_REPLICA
     >>> options = hr.distribute.InputOptions(experimental_replication_mode=mode)
@@ -116,14 +116,14 @@ class InputReplicationMode(enum.Enum):
     """
 
     PER_WORKER = "PER_WORKER"
-    """Once for each worker; its replicas take elements in turn."""
+    """Once per worker; its replicas take elements in turn."""
     PER_REPLICA = "PER_REPLICA"
-    """Once for each replica, which reads a dataset of its own."""
+    """Once per replica, each of which reads a separate dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """How to distribute a dataset. It holds for the one call that it is passed to.
+    """Options for distributing a dataset. They apply to the one call to which they are passed.
 
     >>> options = hr.distribute.InputOptions(experimental_per_replica_buffer_size=4)
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -132,20 +132,22 @@ class InputOptions:
     2
 
     Attributes:
-        experimental_fetch_to_device: Whether values are put on the replicas' devices; None is True.
-            On the CPU there is nothing to do.
-        experimental_replication_mode: Once for each worker or for each replica; only for
+        experimental_fetch_to_device: Whether values are put on the replicas' devices; None is
+            True. Has no effect on the CPU.
+        experimental_replication_mode: Once per worker or per replica; only for
             `distribute_datasets_from_function`.
         experimental_place_dataset_on_device: Accepted with PER_REPLICA, as in tf.distribute.
-        experimental_per_replica_buffer_size: Batches read ahead for each replica; 0: none.
-        global_arrays: Whether a step gives arrays of JAX over the strategy's mesh, split by rows,
-            in place of a `PerReplica` for each leaf. For a strategy with `framework="jax"`.
-        remainder: What becomes of a step in which replicas have different numbers of rows, of which
-            no such array can be made. "error"; "pad" with zeros, and add a leaf `mask` that is True
-            for rows that are data; "drop" the step.
-        split: "ceil" cuts each batch into pieces of ceil(rows / replicas): the last replicas get
-            less, perhaps nothing. "balanced" joins what is left over to the next batch, so that
-            pieces differ by one row at most and no replica is idle for good.
+        experimental_per_replica_buffer_size: Batches read ahead for each replica; 0 disables
+            it.
+        global_arrays: Whether a step returns JAX arrays over the strategy's mesh, split by
+            rows, instead of a `PerReplica` for each leaf. For a strategy with
+            `framework="jax"`.
+        remainder: Treatment of a step in which replicas have different numbers of rows, of
+            which no such array can be created. "error"; "pad" with zeros, and add a leaf `mask`
+            that is True for rows of data; "drop" the step.
+        split: "ceil" splits each batch into pieces of ceil(rows / replicas): the last replicas
+            get fewer rows, possibly none. "balanced" joins remaining rows to the next batch, so
+            that pieces differ by one row at most and no replica is idle permanently.
     """
 
     experimental_fetch_to_device: bool | None = None
@@ -186,5 +188,5 @@ class InputOptions:
 
     @property
     def is_per_replica(self) -> bool:
-        """Whether each replica has a dataset of its own."""
+        """Whether each replica reads a separate dataset."""
         return self.experimental_replication_mode is InputReplicationMode.PER_REPLICA

@@ -1,4 +1,4 @@
-"""The iterator over a distributed dataset: one step at a time, for all local replicas."""
+"""Iterator over a distributed dataset: one step at a time, for all local replicas."""
 
 from __future__ import annotations
 
@@ -11,29 +11,36 @@ import numpy as np
 from headrace.arguments import check_state_version
 from headrace.data.optional import Optional
 from headrace.distribute.agreement import StepAgreement
-from headrace.distribute.batch_feeds import spec_of_step
-from headrace.distribute.context import OnReplica, here
-from headrace.distribute.feeds import Step
-from headrace.distribute.streams import Streams, has_form_of_state, merged_states
+from headrace.distribute.batch_inputs import step_spec
+from headrace.distribute.execution_context import ReplicaView, current_context
+from headrace.distribute.input_streams import InputStreams, is_merged_state, merge_states
+from headrace.distribute.step_inputs import StepColumns
 from headrace.distribute.values import PerReplica, PerReplicaSpec
 from headrace.element.spec import ArraySpec, Spec
 from headrace.element.structure import Structure, flatten, unflatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
-from headrace.frameworks import shares
+from headrace.frameworks import batch_shards
 from headrace.frameworks.framework import Device, Framework
 
-__all__ = ["VERSION", "Delivery", "DistributedIterator", "GlobalArrays", "OnDevices", "OnHost"]
+__all__ = [
+    "VERSION",
+    "DevicePlacement",
+    "DistributedIterator",
+    "GlobalArrayPlacement",
+    "HostPlacement",
+    "StepPlacement",
+]
 
 VERSION = 1
-"""Of states."""
+"""Version of states."""
 
 
 class DistributedIterator:
-    """Yields what the local replicas get, step by step.
+    """Yields the local replicas' values, step by step.
 
     Also a context manager; `close` (or the end, or garbage collection) releases its threads and
-    files. Not for several threads at once.
+    files. Not thread-safe.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> with iter(strategy.distribute_dataset(hr.Dataset.range(4).batch(4))) as iterator:
@@ -44,65 +51,66 @@ class DistributedIterator:
     [[0, 1], [2, 3]]
 
     Args:
-        feed: What the replicas get.
-        wraps: Whether leaves are `PerReplica`s; else they are those of the only replica.
+        step_input: Input of the replicas.
+        wraps: Whether leaves are `PerReplica`s; otherwise they are the only replica's values.
         element_spec: Returns the spec.
-        agreement: Asked at each step whether any worker has data: all workers so end together.
-        empty: Returns a step without rows, given what the others' rows are like, if they said it.
-        delivery: What becomes of the rows; None: arrays of NumPy.
-        check_jobs: Raises if a job that is read was used up; called at an end without a step.
+        agreement: Tells at each step whether any worker has data, so that all workers end together.
+        make_empty_step: Returns a step without rows, given the spec of the other workers' rows if
+            it is known.
+        placement: Conversion and placement of the rows; None: arrays of NumPy.
+        check_jobs: Raises if a job was read completely before; called at an end without a step.
     """
 
     def __init__(
         self,
-        feed: Streams,
+        step_input: InputStreams,
         wraps: bool,
         element_spec: Callable[[], Spec],
         agreement: StepAgreement | None = None,
-        empty: Callable[[Spec | None], Step] | None = None,
-        delivery: Delivery | None = None,
+        make_empty_step: Callable[[Spec | None], StepColumns] | None = None,
+        placement: StepPlacement | None = None,
         check_jobs: Callable[[], None] | None = None,
     ) -> None:
-        self._feed = feed
+        self._step_input = step_input
         self._wraps = wraps
         self._element_spec = element_spec
         self._agreement = agreement
-        self._empty = empty
-        self._delivery = delivery or OnHost()
-        #: What was read for a step that the workers have not agreed on: the step, or None.
-        self._read: list[Step | None] = []
-        #: What was read and agreed on, and not delivered yet; () has no rows.
-        self._step: Step | tuple[()] | None = None
+        self._make_empty_step = make_empty_step
+        self._placement = placement or HostPlacement()
+        #: Step (or None) that was read and not yet agreed on by the workers.
+        self._read: list[StepColumns | None] = []
+        #: Step that was agreed on and not yet delivered; () has no rows.
+        self._step: StepColumns | tuple[()] | None = None
         self._has_ended = False
-        #: None once there was a step.
+        #: None after the first step.
         self._check_jobs = check_jobs
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        if isinstance(here.get(), OnReplica):
+        if isinstance(current_context.get(), ReplicaView):
             raise InvalidArgumentError(
                 "next(iterator) should be called from outside of replica_fn. e.g. "
                 "strategy.run(replica_fn, args=(next(iterator),))"
             )
         delivered = None
         while delivered is None:
-            if self._step is None:  # else an interruption came while it was delivered
+            if self._step is None:  # otherwise an interruption came during its delivery
                 self._step = self._next_step()
             try:
-                delivered = self._delivery.deliver(*(self._step or self._empty_step()), self._wraps)
+                delivered = self._placement.place(*(self._step or self._empty_step()), self._wraps)
             except Exception:
                 self._step = None
                 raise
             self._step = None
         return delivered[0]
 
-    def _next_step(self) -> Step | tuple[()]:
-        """Return the next step; (): one without rows. Interrupted, it loses nothing (`feeds`)."""
+    def _next_step(self) -> StepColumns | tuple[()]:
+        """Return the next step; () has no rows. An interruption loses nothing (`step_inputs`)."""
         if self._has_ended:
             raise StopIteration
-        step = self._feed.next_step() if self._agreement is None else self._agreed()
+        step = self._step_input.next_step() if self._agreement is None else self._next_agreed_step()
         if step is None:
             self._has_ended = True
             self.close()
@@ -112,28 +120,28 @@ class DistributedIterator:
         self._check_jobs = None
         return step
 
-    def _empty_step(self) -> Step:
-        assert self._empty is not None
-        return self._empty(None if self._agreement is None else self._agreement.spec)
+    def _empty_step(self) -> StepColumns:
+        assert self._make_empty_step is not None
+        return self._make_empty_step(None if self._agreement is None else self._agreement.spec)
 
-    def _agreed(self) -> Step | tuple[()] | None:
-        """Return the next step; (): one without rows; None: no worker has data."""
+    def _next_agreed_step(self) -> StepColumns | tuple[()] | None:
+        """Return the next step; () has no rows; None if no worker has data."""
         assert self._agreement is not None
-        if not self._read:  # else an interruption came while the others were waited for
-            self._read.append(self._feed.next_step())
+        if not self._read:  # otherwise an interruption came while waiting for other workers
+            self._read.append(self._step_input.next_step())
         (step,) = self._read
         if step is not None and self._agreement.wants_spec:
-            has_data = self._agreement.has_data(True, spec_of_step(*step))
+            has_data = self._agreement.any_has_data(True, step_spec(*step))
         else:
-            has_data = self._agreement.has_data(step is not None)
+            has_data = self._agreement.any_has_data(step is not None)
         self._read = []
         return () if step is None and has_data else step
 
     def get_next(self) -> Any:
-        """Return what the replicas get next.
+        """Return the replicas' next values.
 
         Raises:
-            OutOfRangeError: There is nothing left; a StopIteration, too.
+            OutOfRangeError: At the end; also a StopIteration.
         """
         try:
             return next(self)
@@ -143,46 +151,46 @@ class DistributedIterator:
             raise OutOfRangeError("the distributed dataset has no more elements") from None
 
     def get_next_as_optional(self) -> Optional:
-        """Return what the replicas get next, or an `Optional` without a value at the end."""
+        """Return the replicas' next values, or an `Optional` without a value at the end."""
         for step in self:
             return Optional(step)
         return Optional()
 
     @property
     def element_spec(self) -> Spec:
-        """Spec of what `next` returns; at each leaf a `PerReplicaSpec` of several replicas."""
+        """Spec of the results of `next`; with several replicas each leaf is a `PerReplicaSpec`."""
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the next step begins: a JSON value, the same on all workers, who all ask.
+        """Return the position of the next step as a JSON value; all workers must call it.
 
-        `set_state` on an iterator of the same dataset goes on there, also where it is distributed
-        among another number of replicas or workers: nothing is lost, and nothing comes twice.
+        The value is the same on all workers. `set_state` on an iterator of the same dataset resumes
+        there, even with another number of replicas or workers: no element is lost or duplicated.
         """
         if self._read or self._step is not None:
             raise FailedPreconditionError(
                 "the last step was interrupted when it had been read already; take the state after "
                 "the next one"
             )
-        here = self._feed.get_state()
-        states = [here] if self._agreement is None else self._agreement.of_all(here)
-        return {"version": VERSION, "distributed": merged_states(states)}
+        here = self._step_input.get_state()
+        states = [here] if self._agreement is None else self._agreement.gather_values(here)
+        return {"version": VERSION, "distributed": merge_states(states)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where `state` was taken.
+        """Move to the position at which `state` was taken.
 
         Raises:
-            FailedPreconditionError: The state is of another dataset, or of one that was distributed
-                in another way.
+            FailedPreconditionError: If the state is of another dataset, or of one distributed in
+                another way.
         """
         if not isinstance(state, dict) or not {"version", "distributed"} <= state.keys():
             _refuse_state(state)
         check_state_version(state["version"], VERSION)
-        if not has_form_of_state(state["distributed"]):
+        if not is_merged_state(state["distributed"]):
             _refuse_state(state)
-        self._feed.set_state(state["distributed"])
+        self._step_input.set_state(state["distributed"])
         if self._agreement is not None:
-            self._agreement.begin_again()
+            self._agreement.reset()
         self._read, self._step = [], None
         self._has_ended = False
 
@@ -190,9 +198,9 @@ class DistributedIterator:
     load_state_dict = set_state
 
     def close(self) -> None:
-        """Release threads and files; the iterator is at its end then. May be called twice."""
+        """Release threads and files, and end the iterator. Idempotent."""
         self._has_ended, self._step = True, None
-        self._feed.close()
+        self._step_input.close()
 
     def __enter__(self) -> Self:
         return self
@@ -207,100 +215,100 @@ def _refuse_state(state: Any) -> NoReturn:
     )
 
 
-# --- What becomes of a step's rows: as which arrays, and where, the replicas get them -------------
+# --- Conversion and placement of a step's rows ----------------------------------------------------
 #
-#     OnHost          arrays of NumPy
-#     OnDevices       arrays of a framework, each on the device of its replica
-#     GlobalArrays    arrays over the devices of all replicas
+#     HostPlacement          arrays of NumPy
+#     DevicePlacement        arrays of a framework, each on the device of its replica
+#     GlobalArrayPlacement   arrays over the devices of all replicas
 
 
-class Delivery(ABC):
-    """Makes one value of what the local replicas get of each leaf.
+class StepPlacement(ABC):
+    """Converts the local replicas' values of each leaf into one value.
 
     Attributes:
-        keeps_order: Whether rows of a batch that all workers read stand in their order.
+        keeps_order: Whether rows of a batch that all workers read must keep their order.
     """
 
     keeps_order = False
 
     @abstractmethod
-    def deliver(
+    def place(
         self, structure: Structure, columns: Sequence[Sequence[Any]], wraps: bool
     ) -> tuple[Any] | None:
-        """Return the step in a tuple; None: it is left out.
+        """Return the step in a tuple; None drops the step.
 
         Args:
-            structure: Of an element.
+            structure: Structure of an element.
             columns: For each leaf the local replicas' values.
-            wraps: Whether leaves are `PerReplica`s; else they are those of the only replica.
+            wraps: Whether leaves are `PerReplica`s; otherwise they are the only replica's values.
         """
 
     @abstractmethod
-    def spec(self, piece: Spec, here: int, everywhere: int, wraps: bool) -> Spec:
-        """Return the spec of what `deliver` returns.
+    def spec(self, piece: Spec, num_local: int, num_replicas: int, wraps: bool) -> Spec:
+        """Return the spec of the result of `place`.
 
         Args:
-            piece: Spec of what a replica gets, as arrays of NumPy.
-            here: Local replicas.
-            everywhere: Replicas of all workers.
-            wraps: As above.
+            piece: Spec of a replica's part, as arrays of NumPy.
+            num_local: Number of local replicas.
+            num_replicas: Number of replicas of all workers.
+            wraps: As in `place`.
         """
 
 
-class OnHost(Delivery):
-    """Hands the arrays out as they are (`Delivery`)."""
+class HostPlacement(StepPlacement):
+    """Returns the NumPy arrays unchanged (`StepPlacement`)."""
 
-    def deliver(
+    def place(
         self, structure: Structure, columns: Sequence[Sequence[Any]], wraps: bool
     ) -> tuple[Any] | None:
-        """Wrap them."""
+        """Wrap the arrays."""
         if not wraps:
             return (unflatten(structure, [column[0] for column in columns]),)
         return (unflatten(structure, [PerReplica(column) for column in columns]),)
 
-    def spec(self, piece: Spec, here: int, everywhere: int, wraps: bool) -> Spec:
-        """One for each replica."""
+    def spec(self, piece: Spec, num_local: int, num_replicas: int, wraps: bool) -> Spec:
+        """Return one spec per replica."""
         if not wraps:
             return piece
-        return map_leaves(lambda leaf: PerReplicaSpec(*[leaf] * here), piece)
+        return map_leaves(lambda leaf: PerReplicaSpec(*[leaf] * num_local), piece)
 
 
-class OnDevices(OnHost):
+class DevicePlacement(HostPlacement):
     """Puts each replica's arrays on its device.
 
     Args:
-        framework: Whose arrays they become.
-        devices: Of the local replicas.
+        framework: Framework of the resulting arrays.
+        devices: Devices of the local replicas.
     """
 
     def __init__(self, framework: Framework, devices: Sequence[Device]) -> None:
         self._framework = framework
         self._devices = list(devices)
 
-    def deliver(
+    def place(
         self, structure: Structure, columns: Sequence[Sequence[Any]], wraps: bool
     ) -> tuple[Any] | None:
-        """Put them, and wrap them; strings stay on the host."""
+        """Put the arrays on devices, and wrap them; strings stay on the host."""
         count = len(self._devices)
         values = [value for column in columns for value in column]
         put = self._framework.put(values, self._devices * len(columns))
         parts = [put[start : start + count] for start in range(0, len(put), count)]
-        return super().deliver(structure, parts, wraps)
+        return super().place(structure, parts, wraps)
 
-    def spec(self, piece: Spec, here: int, everywhere: int, wraps: bool) -> Spec:
-        """With the dtypes that the framework has."""
-        return super().spec(_converted(piece, self._framework), here, everywhere, wraps)
+    def spec(self, piece: Spec, num_local: int, num_replicas: int, wraps: bool) -> Spec:
+        """Return the spec with the framework's dtypes."""
+        return super().spec(_convert_spec(piece, self._framework), num_local, num_replicas, wraps)
 
 
-class GlobalArrays(Delivery):
-    """Makes one array over all devices of each leaf; each replica's rows are on its device.
+class GlobalArrayPlacement(StepPlacement):
+    """Creates one array over all devices for each leaf; each replica's rows are on its device.
 
     Args:
-        framework: One that has such arrays.
-        devices: Of the replicas of all workers.
-        remainder: What becomes of a step in which they have different numbers of rows.
-        rows_of_all: Given the rows of the local replicas, returns those of all.
-        size: Rows of a replica in a full batch, if they are known.
+        framework: Framework that supports such arrays.
+        devices: Devices of the replicas of all workers.
+        remainder: Treatment of a step in which replicas have different numbers of rows.
+        gather_row_counts: Returns the row counts of all replicas, given those of the local ones.
+        size: Rows of a replica in a full batch, if known.
     """
 
     keeps_order = True
@@ -310,57 +318,59 @@ class GlobalArrays(Delivery):
         framework: Framework,
         devices: tuple[Device, ...],
         remainder: str,
-        rows_of_all: Callable[[list[int]], list[int]],
+        gather_row_counts: Callable[[list[int]], list[int]],
         size: int | None,
     ) -> None:
         self._framework = framework
         self._remainder = remainder
-        self._rows_of_all = rows_of_all
+        self._gather_row_counts = gather_row_counts
         self._size = size
-        program = framework.program()
-        self._layout = program.layout_of(devices)
-        self._joined = program.global_array
+        program = framework.replica_programs()
+        self._layout = program.make_layout(devices)
+        self._build_array = program.global_array
 
-    def deliver(
+    def place(
         self, structure: Structure, columns: Sequence[Sequence[Any]], wraps: bool
     ) -> tuple[Any] | None:
-        """Make them alike in length as `remainder` says, and one."""
-        rows = shares.rows_of_shares(structure, columns)
-        used = shares.rows_to_use(self._remainder, self._rows_of_all(rows), self._size)
+        """Equalize row counts as `remainder` says, and create global arrays."""
+        rows = batch_shards.shard_row_counts(structure, columns)
+        used = batch_shards.rows_per_shard(
+            self._remainder, self._gather_row_counts(rows), self._size
+        )
         if used is None:
             return None
         paths = structure.paths
         if self._remainder != "pad":
             made = [
-                self._joined(self._layout, column, path)
+                self._build_array(self._layout, column, path)
                 for column, path in zip(columns, paths, strict=True)
             ]
             return (unflatten(structure, made),)
         made = [
-            self._joined(self._layout, shares.padded(column, used), path)
+            self._build_array(self._layout, batch_shards.pad_column(column, used), path)
             for column, path in zip(columns, paths, strict=True)
         ]
-        mask = self._joined(self._layout, shares.mask_of(rows, used))
-        return (shares.with_mask(structure, made, mask),)
+        mask = self._build_array(self._layout, batch_shards.make_mask(rows, used))
+        return (batch_shards.add_mask(structure, made, mask),)
 
-    def spec(self, piece: Spec, here: int, everywhere: int, wraps: bool) -> Spec:
-        """Plain, of all replicas' rows."""
+    def spec(self, piece: Spec, num_local: int, num_replicas: int, wraps: bool) -> Spec:
+        """Return a plain spec over all replicas' rows."""
         pads = self._remainder == "pad"
 
         def whole(leaf: ArraySpec) -> ArraySpec:
             rows = self._size if pads and self._size else leaf.shape[0] if leaf.shape else None
-            total = None if rows is None else rows * everywhere
+            total = None if rows is None else rows * num_replicas
             return ArraySpec((total, *leaf.shape[1:]), leaf.dtype, leaf.name)
 
-        spec = map_leaves(whole, _converted(piece, self._framework))
+        spec = map_leaves(whole, _convert_spec(piece, self._framework))
         if not pads:
             return spec
         leaves, structure = flatten(spec)
         rows = leaves[0].shape[:1] if leaves else (None,)
-        return shares.with_mask(structure, leaves, ArraySpec(rows, np.bool_))
+        return batch_shards.add_mask(structure, leaves, ArraySpec(rows, np.bool_))
 
 
-def _converted(spec: Spec, framework: Framework) -> Spec:
+def _convert_spec(spec: Spec, framework: Framework) -> Spec:
     return map_leaves(
-        lambda leaf: ArraySpec(leaf.shape, framework.dtype_put(leaf.dtype), leaf.name), spec
+        lambda leaf: ArraySpec(leaf.shape, framework.device_dtype(leaf.dtype), leaf.name), spec
     )

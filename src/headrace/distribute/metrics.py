@@ -1,8 +1,8 @@
-"""Metrics: sums in variables, which many may add to, and a result computed of them.
+"""Metrics: sums in variables, to which replicas or workers add, and results computed from them.
 
-Made in the scope of a strategy of parameter servers, the sums are on the servers, and functions
-that a coordinator schedules add to them from all workers. In the scope of another strategy each
-replica has its own, and the result is of all. Elsewhere they are arrays of this process.
+In the scope of a parameter server strategy the sums are on the servers, and functions that a
+coordinator schedules add to them from all workers. In the scope of another strategy each replica
+has separate sums, and the result covers all. Otherwise the sums are arrays of this process.
 
 Formulas are those of Keras 3; sums are float64.
 """
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int, check_string
-from headrace.distribute.context import here, refusing_variables
-from headrace.distribute.current import get_strategy
+from headrace.distribute.current_strategy import get_strategy
+from headrace.distribute.execution_context import current_context, variable_refusal
 from headrace.distribute.variable import Variable
 from headrace.errors import InvalidArgumentError
 
@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 
 
 class Metric:
-    """What all metrics share: sums of one shape, in one variable, so that an update is one write.
+    """Base class of metrics: sums of one shape in one variable, so that an update is one write.
 
     >>> mean = hr.metrics.Mean()
     >>> isinstance(mean, hr.metrics.Metric)
@@ -42,32 +42,32 @@ class Metric:
     ([6.0, 2.0], 3.0)
 
     Args:
-        shape: Of the sums.
-        name: Of the variable; unique in a strategy of parameter servers.
+        shape: Shape of the sums.
+        name: Name of the variable; unique in a parameter server strategy.
     """
 
     def __init__(self, shape: tuple[int, ...], name: str | None) -> None:
         if name is not None:
             check_string("name", name, empty=False)
         on_servers = get_strategy().variable_type is not None
-        # A function that evaluates a part of a dataset has sums of its own, and returns them.
-        token = None if on_servers else refusing_variables.set(None)
+        # A function that evaluates part of a dataset has separate sums, and returns them.
+        token = None if on_servers else variable_refusal.set(None)
         try:
             self._sums: Any = _sums_variable(np.zeros(shape), name, on_servers=on_servers)
         finally:
             if token is not None:
-                refusing_variables.reset(token)
+                variable_refusal.reset(token)
         self._shape = shape
 
     @property
     def name(self) -> str:
-        """The name of its variable."""
+        """Name of the variable."""
         found: str = self._sums.name
         return found
 
     @property
     def variables(self) -> list[Any]:
-        """The variable with its sums, for checkpoints."""
+        """Variable with the sums, for checkpoints."""
         return [self._sums]
 
     def sums(self) -> Array:
@@ -75,13 +75,13 @@ class Metric:
         return np.asarray(self._sums.read(), np.float64)
 
     def reset_state(self) -> None:
-        """Begin again from nothing."""
+        """Reset the sums to zero."""
         self._sums.assign(np.zeros(self._shape))
 
     reset_states = reset_state
 
     def merge(self, others: Any) -> Self:
-        """Add what other metrics of this kind have seen, and return this one.
+        """Add the sums of other metrics of this kind, and return this metric.
 
         >>> import headrace as hr
         >>> one, other = hr.metrics.Mean(), hr.metrics.Mean()
@@ -94,8 +94,8 @@ class Metric:
             others: A metric, its `sums()`, or an iterable of these.
 
         Raises:
-            TypeError: One is of another kind.
-            ValueError: One has other sums, such as an `AUC` with other thresholds.
+            TypeError: If one is of another kind.
+            ValueError: If one has other sums, such as an `AUC` with other thresholds.
         """
         is_one = isinstance(others, Metric) or (
             isinstance(others, np.ndarray) and others.shape == self._shape
@@ -110,7 +110,7 @@ class Metric:
         if isinstance(other, Metric):
             if type(other) is not type(self):
                 raise TypeError(f"a {kind} is merged with others, but got a {type(other).__name__}")
-            if not self._fits(other):
+            if not self._has_same_settings(other):
                 raise ValueError(f"{other!r} has other settings than {self!r}")
             return other.sums()
         sums = np.asarray(other)
@@ -127,26 +127,26 @@ class Metric:
         return sums.astype(np.float64)
 
     def reduce_by_value(self) -> tuple[Any, ...] | None:
-        """Return how to pickle the metric with its sums; None if they are on servers.
+        """Return the pickle recipe of the metric with its sums; None if they are on servers.
 
-        For what a function returns. A metric that a function captures is refused: its worker
+        For results of a function. A metric that a function captures is refused, since its worker
         would add to a copy.
         """
         if Variable not in type(self._sums).__mro__:
             return None
         settings = {name: value for name, value in vars(self).items() if name != "_sums"}
-        return _made_of_sums, (type(self), settings, self.name, self.sums())
+        return _build_from_sums, (type(self), settings, self.name, self.sums())
 
     merge_state = merge
 
-    def _fits(self, other: Any) -> bool:
+    def _has_same_settings(self, other: Any) -> bool:
         return bool(other._shape == self._shape)
 
     def _add(self, sums: Array) -> None:
         self._sums.assign_add(sums)
 
     def result(self) -> np.float64:
-        """Return the metric of all that was seen; 0 of nothing."""
+        """Return the metric of all updates; 0 without updates."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -163,21 +163,23 @@ def _sums_variable(sums: Array, name: str | None, *, on_servers: bool) -> Any:
     )
 
 
-def _made_of_sums(kind: type[Metric], settings: dict[str, Any], name: str, sums: Array) -> Metric:
-    """Return a metric of this process, whatever scope this is called in."""
+def _build_from_sums(
+    kind: type[Metric], settings: dict[str, Any], name: str, sums: Array
+) -> Metric:
+    """Return a metric of this process, independent of the current scope."""
     made = object.__new__(kind)
     made.__dict__.update(settings)
-    place, refusing = here.set(None), refusing_variables.set(None)
+    place, refusing = current_context.set(None), variable_refusal.set(None)
     try:
         made._sums = _sums_variable(sums, name, on_servers=False)
     finally:
-        refusing_variables.reset(refusing)
-        here.reset(place)
+        variable_refusal.reset(refusing)
+        current_context.reset(place)
     return made
 
 
 class Mean(Metric):
-    """The mean of values, each with its weight.
+    """Weighted mean of values.
 
     >>> import headrace as hr
     >>> mean = hr.metrics.Mean()
@@ -186,7 +188,7 @@ class Mean(Metric):
     np.float64(2.0)
 
     Args:
-        name: Of its variable.
+        name: Name of the variable.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -196,19 +198,19 @@ class Mean(Metric):
         """Add values.
 
         Args:
-            values: Numbers of any shape; without weights, those of one sample (all but the first
-                axis) become their mean.
-            sample_weight: A weight for each, or for each sample, or one for all.
+            values: Numbers of any shape; without weights, those of one sample (all axes but the
+                first) are averaged first.
+            sample_weight: One weight per value, per sample, or for all.
 
         Raises:
-            InvalidArgumentError: The weights do not fit.
+            InvalidArgumentError: If the weights do not match.
         """
-        found = _numbers("values", values)
+        found = _convert_numbers("values", values)
         if sample_weight is None:
             samples = _mean_from(found, 1)
             self._add(np.array([samples.sum(), len(samples) if samples.ndim else 1], np.float64))
             return
-        found, weights = _same_rank(found, _numbers("sample_weight", sample_weight))
+        found, weights = _match_ranks(found, _convert_numbers("sample_weight", sample_weight))
         rank = weights.ndim
         found = _mean_from(found, rank)
         try:
@@ -224,13 +226,13 @@ class Mean(Metric):
         self._add(np.array([weighted.sum(), weights.sum()]))
 
     def result(self) -> np.float64:
-        """Return the mean; 0 of nothing."""
+        """Return the mean; 0 without values."""
         total, count = self.sums()
         return np.float64(total / count if count else 0.0)
 
 
 class Accuracy(Mean):
-    """How often a prediction is the label.
+    """Fraction of predictions that equal the label.
 
     >>> import headrace as hr
     >>> accuracy = hr.metrics.Accuracy()
@@ -239,7 +241,7 @@ class Accuracy(Mean):
     np.float64(0.75)
 
     Args:
-        name: Of its variable.
+        name: Name of the variable.
     """
 
     def update_state(  # type: ignore[override]
@@ -249,18 +251,18 @@ class Accuracy(Mean):
 
         Args:
             y_true: Labels.
-            y_pred: As many predictions: the same numbers, not probabilities.
-            sample_weight: A weight for each, or for each sample, or one for all.
+            y_pred: The same number of predictions: labels, not probabilities.
+            sample_weight: One weight per prediction, per sample, or for all.
 
         Raises:
-            InvalidArgumentError: There are more of one than of the other.
+            InvalidArgumentError: If the numbers of labels and predictions differ.
         """
-        true, predicted = _same_rank(np.asarray(y_true), np.asarray(y_pred))
-        super().update_state(true == _fitting(true, predicted), sample_weight)
+        true, predicted = _match_ranks(np.asarray(y_true), np.asarray(y_pred))
+        super().update_state(true == _broadcast_weights(true, predicted), sample_weight)
 
 
 class AUC(Metric):
-    """The area under a curve over thresholds, as `keras.metrics.AUC` computes it.
+    """Area under a curve over thresholds, computed like `keras.metrics.AUC`.
 
     >>> import headrace as hr
     >>> auc = hr.metrics.AUC(num_thresholds=3)
@@ -269,11 +271,11 @@ class AUC(Metric):
     np.float64(0.75)
 
     Args:
-        num_thresholds: How many, evenly over [0, 1].
+        num_thresholds: Number of thresholds, evenly spaced in [0, 1].
         curve: "ROC", or "PR" (precision and recall).
         summation_method: "interpolation", "minoring" or "majoring".
-        name: Of its variable.
-        from_logits: Whether predictions are logits; else they are in [0, 1].
+        name: Name of the variable.
+        from_logits: Whether predictions are logits; otherwise they are in [0, 1].
     """
 
     def __init__(
@@ -295,11 +297,11 @@ class AUC(Metric):
         self.curve = curve
         self.summation_method = summation_method
         self.from_logits = from_logits
-        # A column is a bucket of predictions; its rows are weights of true and false labels.
+        # Columns are buckets of predictions; rows are the weights of true and false labels.
         super().__init__((2, self.num_thresholds), name)
 
-    def _fits(self, other: Any) -> bool:
-        return super()._fits(other) and (other.curve, other.summation_method) == (
+    def _has_same_settings(self, other: Any) -> bool:
+        return super()._has_same_settings(other) and (other.curve, other.summation_method) == (
             self.curve,
             self.summation_method,
         )
@@ -309,18 +311,18 @@ class AUC(Metric):
 
         Args:
             y_true: 0 and 1, or bools.
-            y_pred: As many numbers in [0, 1], or logits.
-            sample_weight: A weight for each, or for each sample, or one for all.
+            y_pred: The same number of values in [0, 1], or logits.
+            sample_weight: One weight per prediction, per sample, or for all.
 
         Raises:
-            InvalidArgumentError: Shapes do not fit, or a prediction is out of [0, 1].
+            InvalidArgumentError: If shapes do not match, or a prediction is outside of [0, 1].
         """
-        predicted = _numbers("y_pred", y_pred, np.float32)
+        predicted = _convert_numbers("y_pred", y_pred, np.float32)
         if self.from_logits:
             with np.errstate(over="ignore"):
                 predicted = 1 / (1 + np.exp(-predicted))
-        true, predicted = _same_rank(np.asarray(y_true), predicted)
-        true = _fitting(predicted, true).astype(bool)
+        true, predicted = _match_ranks(np.asarray(y_true), predicted)
+        true = _broadcast_weights(predicted, true).astype(bool)
         if predicted.size and not (predicted.min() >= 0 and predicted.max() <= 1):
             raise InvalidArgumentError(
                 f"`y_pred` must be in [0, 1], but is from {predicted.min()} to {predicted.max()}; "
@@ -328,7 +330,7 @@ class AUC(Metric):
             )
         weights = np.ones(predicted.shape)
         if sample_weight is not None:
-            given, _ = _same_rank(_numbers("sample_weight", sample_weight), predicted)
+            given, _ = _match_ranks(_convert_numbers("sample_weight", sample_weight), predicted)
             given = given.reshape(*given.shape, *[1] * (predicted.ndim - given.ndim))
             try:
                 weights = np.broadcast_to(given, predicted.shape)
@@ -337,7 +339,7 @@ class AUC(Metric):
                     f"`sample_weight` of shape {given.shape} does not fit predictions of shape "
                     f"{predicted.shape}"
                 ) from None
-        # In float32, as Keras does, so that what is on a threshold falls to the same side.
+        # In float32, as in Keras, so that values at a threshold fall on the same side.
         buckets = np.ceil(predicted * np.float32(self.num_thresholds - 1)) - 1
         bucket = np.maximum(buckets, 0).astype(np.int64).reshape(-1)
         size, is_true, weight = self.num_thresholds, true.reshape(-1), weights.reshape(-1)
@@ -351,12 +353,12 @@ class AUC(Metric):
         )
 
     def result(self) -> np.float64:
-        """Return the area; 0 of nothing."""
+        """Return the area; 0 without predictions."""
         # A prediction is positive for all thresholds below it.
         true, false = np.cumsum(self.sums()[:, ::-1], axis=1)[:, ::-1]
         all_true, all_false = true[0], false[0]
         if self.curve == "PR" and self.summation_method == "interpolation":
-            return _area_of_precision(true, false, all_true)
+            return _precision_area(true, false, all_true)
         recall = _ratio(true, all_true)
         if self.curve == "ROC":
             x, y = _ratio(false, all_false), recall
@@ -370,7 +372,7 @@ class AUC(Metric):
         return np.float64(((x[:-1] - x[1:]) * heights).sum())
 
 
-def _area_of_precision(true: Array, false: Array, all_true: Any) -> np.float64:
+def _precision_area(true: Array, false: Array, all_true: Any) -> np.float64:
     """Return the area under precision over recall, both linear in counts between thresholds."""
     positive = true + false
     steps = true[:-1] - true[1:]
@@ -388,7 +390,7 @@ def _ratio(above: Array, below: Any) -> Array:
     return found
 
 
-def _numbers(name: str, values: Any, dtype: Any = np.float64) -> NDArray[Any]:
+def _convert_numbers(name: str, values: Any, dtype: Any = np.float64) -> NDArray[Any]:
     found = np.asarray(values)
     if found.size and found.dtype.kind in "OUSV" and found.dtype.isbuiltin != 2:
         raise TypeError(f"`{name}` must be numbers, but has dtype {found.dtype}")
@@ -396,14 +398,14 @@ def _numbers(name: str, values: Any, dtype: Any = np.float64) -> NDArray[Any]:
 
 
 def _mean_from(values: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Return the mean over all axes from this one."""
+    """Return the mean over all axes from the given one on."""
     if values.ndim <= axis:
         return values
     return np.asarray(values.mean(axis=tuple(range(axis, values.ndim))))
 
 
-def _same_rank(one: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Give both as many axes, where one has a last axis of length 1 more."""
+def _match_ranks(one: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return both arrays with equal rank, by removing a last axis of length 1 from one."""
     if one.ndim == other.ndim + 1 and one.shape[-1] == 1:
         return (one, other[..., None]) if other.ndim == 1 else (one[..., 0], other)
     if other.ndim == one.ndim + 1 and other.shape[-1] == 1:
@@ -411,7 +413,7 @@ def _same_rank(one: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[Any], ND
     return one, other
 
 
-def _fitting(like: NDArray[Any], given: NDArray[Any]) -> NDArray[Any]:
+def _broadcast_weights(like: NDArray[Any], given: NDArray[Any]) -> NDArray[Any]:
     if like.shape != given.shape:
         shapes: Sequence[Any] = (like.shape, given.shape)
         raise InvalidArgumentError(

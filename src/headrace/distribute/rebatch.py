@@ -1,9 +1,9 @@
-"""How the rows of a batch are shared by replicas: arithmetic on numbers of rows, and no more.
+"""Division of a batch's rows among replicas: arithmetic on numbers of rows.
 
-    ceil       each batch by itself: pieces of ceil(rows / replicas), the last ones smaller or empty
-    balanced   batches one after another: pieces whose sizes take turns and differ by one at most
+    ceil       each batch separately: pieces of ceil(rows / replicas), the last smaller or empty
+    balanced   across batches: pieces whose sizes alternate and differ by one at most
 
-A *piece* is what one replica gets in one step: rows from `start` to `stop`.
+A *piece* is one replica's part of a step: rows from `start` to `stop`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = [
     "Piece",
     "ceil_split",
     "ceil_steps",
+    "piece_size",
     "rotated_batch_sizes",
-    "size_of_piece",
 ]
 
 Piece: TypeAlias = tuple[int, int]
@@ -35,11 +35,11 @@ def ceil_split(rows: int, replicas: int) -> list[Piece]:
     return [(start, min(start + interval, rows)) for start in starts]
 
 
-def ceil_steps(rows: int, replicas: int, here: int, done: int = 0) -> list[list[Piece]]:
-    """Return the steps that one worker makes of a batch that it has for itself.
+def ceil_steps(rows: int, replicas: int, num_local: int, rows_used: int = 0) -> list[list[Piece]]:
+    """Return the steps of one worker for a batch that it reads alone.
 
-    The batch is cut for all replicas, and those of this worker use its pieces in turn. There is no
-    step without rows, but for a batch that has none.
+    The batch is split for all replicas of all workers, and this worker's replicas use the pieces in
+    turn. No step is without rows, except that of an empty batch.
 
     >>> ceil_steps(4, 4, 2)
     [[(0, 1), (1, 2)], [(2, 3), (3, 4)]]
@@ -47,46 +47,46 @@ def ceil_steps(rows: int, replicas: int, here: int, done: int = 0) -> list[list[
     [[(0, 2), (2, 4)], [(4, 5), (5, 5)]]
 
     Args:
-        rows: Of the batch.
-        replicas: Of all workers.
-        here: Of this worker.
-        done: Rows that were used already; pieces begin after them.
+        rows: Number of rows of the batch.
+        replicas: Number of replicas of all workers.
+        num_local: Number of replicas of this worker.
+        rows_used: Number of rows already used; pieces start after them.
     """
     interval = -(-rows // replicas)
-    starts = range(done, rows, interval or 1)
+    starts = range(rows_used, rows, interval or 1)
     pieces = [(start, min(start + interval, rows)) for start in starts]
     if not rows:
         pieces = [(0, 0)]
-    pieces += [(rows, rows)] * (-len(pieces) % here)
-    return [pieces[first : first + here] for first in range(0, len(pieces), here)]
+    pieces += [(rows, rows)] * (-len(pieces) % num_local)
+    return [pieces[first : first + num_local] for first in range(0, len(pieces), num_local)]
 
 
-def rotated_batch_sizes(global_batch_size: int, replicas: int, first: int) -> list[int]:
-    """Return the sizes of the pieces of a global batch, from that of replica `first` on.
+def rotated_batch_sizes(global_batch_size: int, replicas: int, first_replica: int) -> list[int]:
+    """Return the piece sizes of a global batch, starting with that of replica `first_replica`.
 
-    A worker whose first replica it is uses them in turn: they sum to the global batch size, and so
-    does what all workers use in one step. They differ by one at most.
+    The worker that has this replica first uses the sizes in turn: they sum to the global batch
+    size, as do the pieces of all workers in one step. Sizes differ by one at most.
 
     >>> rotated_batch_sizes(7, 4, 2)
     [2, 1, 2, 2]
     """
     floor, larger = divmod(global_batch_size, replicas)
     sizes = [floor + 1] * larger + [floor] * (replicas - larger)
-    return sizes[first:] + sizes[:first]
+    return sizes[first_replica:] + sizes[:first_replica]
 
 
-def size_of_piece(sizes: Sequence[int], number: int) -> int:
+def piece_size(sizes: Sequence[int], number: int) -> int:
     """Return the size of a worker's n-th piece.
 
-    The sizes take turns. Where some are 0, each turn begins one later than the one before, so that
-    no replica is idle for good.
+    Sizes alternate. If some are 0, each turn starts one later than the previous one, so that no
+    replica is idle permanently.
 
-    >>> [size_of_piece([1, 1, 0], number) for number in range(9)]
+    >>> [piece_size([1, 1, 0], number) for number in range(9)]
     [1, 1, 0, 1, 0, 1, 0, 1, 1]
 
     Args:
-        sizes: What `rotated_batch_sizes` returned.
-        number: Counted from 0.
+        sizes: Result of `rotated_batch_sizes`.
+        number: Number of the piece, from 0.
     """
     turn, place = divmod(number, len(sizes))
     return sizes[(place + (turn if 0 in sizes else 0)) % len(sizes)]

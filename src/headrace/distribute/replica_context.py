@@ -1,4 +1,4 @@
-"""What code on one replica may ask, and how it meets the others."""
+"""Context of code on one replica, and its collectives with the other replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import numpy as np
 
 from headrace.arguments import check_callable
 from headrace.distribute.collectives import ReduceOp
-from headrace.distribute.context import CrossReplica, OnReplica, Rendezvous, here
+from headrace.distribute.execution_context import (
+    CrossReplicaContext,
+    Rendezvous,
+    ReplicaView,
+    current_context,
+)
 from headrace.distribute.values import (
     DistributedValues,
     PerReplica,
@@ -19,21 +24,21 @@ from headrace.distribute.values import (
 from headrace.errors import FailedPreconditionError
 
 __all__ = [
-    "Alone",
-    "Meet",
+    "MergeFunction",
     "ReplicaContext",
-    "across",
-    "all_gathered",
-    "all_reduced",
+    "SingleReplicaRendezvous",
+    "all_gather_values",
+    "all_reduce_values",
+    "call_cross_replica",
 ]
 
-GRADIENT_SECONDS = 600.0
-"""How long a replica's backward pass waits for those of the others. They could never come where
-two replicas compute on one GPU, whose backward passes PyTorch runs one after the other."""
+BACKWARD_TIMEOUT_SECONDS = 600.0
+"""Seconds that a replica's backward pass waits for those of the others. They never arrive if two
+replicas compute on one GPU, whose backward passes PyTorch runs one after the other."""
 
 
-class ReplicaContext(OnReplica):
-    """One replica's view; `get_replica_context()` returns it inside `strategy.run`.
+class ReplicaContext(ReplicaView):
+    """View of one replica; `get_replica_context()` returns it inside `strategy.run`.
 
     >>> def step(x):
     ...     context = hr.distribute.get_replica_context()
@@ -43,35 +48,35 @@ class ReplicaContext(OnReplica):
     (3.0, 3.0)
 
     Args:
-        strategy: Whose replica it is.
-        replica: Its number among those of this process.
-        rendezvous: Where it meets the others.
+        strategy: Strategy of the replica.
+        replica: Index of the replica in this process.
+        rendezvous: Merges values with the other replicas.
     """
 
-    __slots__ = ("_collectives", "_rendezvous", "_replica")
+    __slots__ = ("_num_collectives", "_rendezvous", "_replica")
 
     def __init__(self, strategy: Any, replica: int, rendezvous: Rendezvous) -> None:
         self.strategy = strategy
         self._replica = replica
         self._rendezvous = rendezvous
-        #: How many collectives it has begun, for their names.
-        self._collectives = 0
+        #: Number of collectives started, for their names.
+        self._num_collectives = 0
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """Which replica this is, from 0 to `num_replicas_in_sync - 1`."""
+        """Index of this replica, from 0 to `num_replicas_in_sync - 1`."""
         first: int = self.strategy.first_replica
         return first + self._replica
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Replicas of all workers."""
+        """Number of replicas of all workers."""
         count: int = self.strategy.num_replicas_in_sync
         return count
 
     @property
     def devices(self) -> tuple[str]:
-        """The device that the replica runs on, in a tuple."""
+        """Tuple with the replica's device."""
         device: str = self.strategy.extended.worker_devices[self._replica]
         return (device,)
 
@@ -86,13 +91,13 @@ class ReplicaContext(OnReplica):
         Every replica must call it; they wait for each other.
 
         Args:
-            merge_fn: Called in cross-replica context, with a PerReplica of what the replicas passed
-                where that differs. That of the first replica is called.
-            args: This replica's.
-            kwargs: This replica's.
+            merge_fn: Called in cross-replica context, with a PerReplica for each argument that
+                differs between replicas. The function of the first replica is called.
+            args: This replica's arguments.
+            kwargs: This replica's keyword arguments.
 
         Returns:
-            This replica's part of what `merge_fn` returned; of an array for all, its own copy.
+            This replica's part of the result of `merge_fn`; its own copy of an array for all.
         """
         check_callable("merge_fn", merge_fn)
         strategy = self.strategy
@@ -103,9 +108,9 @@ class ReplicaContext(OnReplica):
                 *strategy.regroup([each[0] for each in values]),
                 **strategy.regroup([each[1] for each in values]),
             )
-            return _parts(result, strategy)
+            return _split_result(result, strategy)
 
-        return self.meet(merged, (tuple(args), dict(kwargs or {})))
+        return self.merge(merged, (tuple(args), dict(kwargs or {})))
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """Return the sum or mean of the replicas' values, leaf by leaf.
@@ -115,55 +120,57 @@ class ReplicaContext(OnReplica):
         `run` calls, or none does.
 
         Args:
-            reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or the name of one.
-            value: This replica's: a structure of arrays and numbers.
-            options: Accepted as in tf.distribute.
+            reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+            value: This replica's structure of arrays and numbers.
+            options: Accepted for compatibility with tf.distribute.
 
         Raises:
-            FailedPreconditionError: The replicas are at different collectives, or gradients are
+            FailedPreconditionError: If the replicas call different collectives, or gradients are
                 recorded on some of them only.
         """
-        op = ReduceOp.of(reduce_op)
+        op = ReduceOp.parse(reduce_op)
         what = f"all_reduce {self._next_collective()} ({op.name})"
-        own = map_structure(_own, value)
-        return all_reduced(self.strategy, op, own, what, self.meet, self._meet_later)
+        own = map_structure(_local_value, value)
+        return all_reduce_values(self.strategy, op, own, what, self.merge, self._merge_in_backward)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Return the replicas' values one after another, leaf by leaf.
+        """Concatenate the replicas' values, leaf by leaf.
 
-        Gradients flow through it as through `all_reduce`: a replica gets its part of the sum of
-        all upstream gradients.
+        Gradients flow through it as through `all_reduce`: a replica gets its part of the sum of all
+        upstream gradients.
 
         Args:
-            value: This replica's; lengths along `axis` may differ between replicas.
+            value: This replica's values; lengths along `axis` may differ between replicas.
             axis: From 0 to rank - 1.
-            options: Accepted as in tf.distribute.
+            options: Accepted for compatibility with tf.distribute.
 
         Raises:
-            FailedPreconditionError: As of `all_reduce`.
+            FailedPreconditionError: As in `all_reduce`.
         """
         what = f"all_gather {self._next_collective()} (axis {axis})"
-        own = map_structure(_own, value)
-        return all_gathered(self.strategy, own, axis, what, self.meet, self._meet_later)
+        own = map_structure(_local_value, value)
+        return all_gather_values(
+            self.strategy, own, axis, what, self.merge, self._merge_in_backward
+        )
 
     def _next_collective(self) -> int:
-        self._collectives += 1
-        return self._collectives
+        self._num_collectives += 1
+        return self._num_collectives
 
-    def meet(
+    def merge(
         self,
         function: Callable[[list[Any]], list[Any]],
         value: Any,
         what: str = "merge_call, or a write of a variable",
     ) -> Any:
-        """Wait until every replica is here; return this one's part of what `function` returns.
+        """Wait until every replica calls this; return this replica's part of `function`'s result.
 
         Args:
             function: Called once with the values of all replicas; returns a part for each.
-            value: This replica's.
-            what: What is done, in words, which must be the same on all replicas.
+            value: This replica's value.
+            what: Description of the operation, which must be the same on all replicas.
         """
-        place = here.get()
+        place = current_context.get()
         if place is not None and place is not self:
             raise FailedPreconditionError(
                 "this replica context is not the one of the code that uses it; ask for it where "
@@ -171,9 +178,13 @@ class ReplicaContext(OnReplica):
             )
         return self._rendezvous.merge(self._replica, function, value, what)
 
-    def _meet_later(self, function: Callable[[list[Any]], list[Any]], value: Any, what: str) -> Any:
-        """Meet in a backward pass, which may run on a thread of the framework."""
-        return self._rendezvous.merge(self._replica, function, value, what, GRADIENT_SECONDS)
+    def _merge_in_backward(
+        self, function: Callable[[list[Any]], list[Any]], value: Any, what: str
+    ) -> Any:
+        """Merge in a backward pass, which may run on a thread of the framework."""
+        return self._rendezvous.merge(
+            self._replica, function, value, what, BACKWARD_TIMEOUT_SECONDS
+        )
 
     def __repr__(self) -> str:
         return (
@@ -182,8 +193,8 @@ class ReplicaContext(OnReplica):
         )
 
 
-class Alone:
-    """The rendezvous of a replica that is the only one here."""
+class SingleReplicaRendezvous:
+    """Rendezvous of a replica that is the only one in its process."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -196,27 +207,27 @@ class Alone:
         what: str,
         limit: float | None = None,
     ) -> Any:
-        """Meet nobody (`context.Rendezvous`)."""
-        return across(self._strategy, lambda: function([value]))[0]
+        """Call the function with the only replica's value (`execution_context.Rendezvous`)."""
+        return call_cross_replica(self._strategy, lambda: function([value]))[0]
 
 
-def across(strategy: Any, function: Callable[[], Any]) -> Any:
-    """Return what a function returns in cross-replica context."""
-    token = here.set(CrossReplica(strategy))
+def call_cross_replica(strategy: Any, function: Callable[[], Any]) -> Any:
+    """Call a function in cross-replica context and return its result."""
+    token = current_context.set(CrossReplicaContext(strategy))
     try:
         return function()
     finally:
-        here.reset(token)
+        current_context.reset(token)
 
 
-def _own(leaf: Any) -> Any:
-    """Return a variable's value on this replica, since others would see another; else the leaf."""
+def _local_value(leaf: Any) -> Any:
+    """Return a variable's value on this replica, which others cannot read; else the leaf."""
     is_variable = isinstance(leaf, DistributedValues) and hasattr(leaf, "read")
     return leaf.read() if is_variable else leaf
 
 
-def _parts(result: Any, strategy: Any) -> list[Any]:
-    """Return each replica's part of a structure, with its own copy of an array for all."""
+def _split_result(result: Any, strategy: Any) -> list[Any]:
+    """Return each replica's part of a structure, with separate copies of an array for all."""
     framework, devices = strategy.framework, strategy.framework_devices
 
     def part(leaf: Any) -> Any:
@@ -224,63 +235,79 @@ def _parts(result: Any, strategy: Any) -> list[Any]:
             others = [leaf.copy() if leaf.flags.writeable else leaf for _ in devices[1:]]
             return PerReplica([leaf, *others])
         is_array = hasattr(leaf, "__array__") and not isinstance(leaf, DistributedValues)
-        return PerReplica(framework.copies(leaf, devices)) if is_array else leaf
+        return PerReplica(framework.replicate(leaf, devices)) if is_array else leaf
 
     spread = map_structure(part, result) if len(devices) > 1 else result
     return [select(replica, spread) for replica in range(len(devices))]
 
 
-# --- Collectives of replicas through which gradients flow -----------------------------------------
+# --- Collectives of replicas with gradients -------------------------------------------------------
 #
 # The loss of each replica depends on the values of all. So the gradient of `all_reduce` is the same
-# reduction of the upstream gradients of all replicas, and that of `all_gather` is the replica's own
-# part of their sum. The backward pass therefore runs collectives too: each has a name ("gradient of
-# all_reduce 1"), and collectives of different names never meet.
+# reduction of the upstream gradients of all replicas, and that of `all_gather` is the replica's
+# part of their sum. The backward pass therefore runs collectives, too: each has a name ("gradient
+# of all_reduce 1"), and collectives of different names are never combined.
 
 
-class Meet(Protocol):
+class MergeFunction(Protocol):
     """Calls a function once with the values of all replicas, and returns this replica's part."""
 
     def __call__(self, function: Callable[[list[Any]], list[Any]], value: Any, what: str) -> Any:
-        """Args are as those of `ReplicaContext.meet`."""
+        """Arguments as in `ReplicaContext.merge`."""
 
 
-def all_reduced(strategy: Any, op: ReduceOp, value: Any, what: str, meet: Meet, later: Meet) -> Any:
+def all_reduce_values(
+    strategy: Any,
+    op: ReduceOp,
+    value: Any,
+    what: str,
+    merge: MergeFunction,
+    merge_in_backward: MergeFunction,
+) -> Any:
     """Return the sum or mean of the replicas' values, leaf by leaf.
 
     Args:
-        strategy: The strategy of the replica.
+        strategy: Strategy of the replica.
         op: Sum or mean.
-        value: A structure of this replica's values.
-        what: The name of the collective, the same on all replicas.
-        meet: Used for the collective.
-        later: Used for its gradient.
+        value: Structure of this replica's values.
+        what: Name of the collective, the same on all replicas.
+        merge: Used for the collective.
+        merge_in_backward: Used for its gradient.
     """
 
     def forward(leaves: Sequence[Any], what: str, _: Sequence[int]) -> list[Any]:
         def merged(values: list[Any]) -> list[Any]:
-            return _copies(_reduced(strategy, op, values, what), strategy)
+            return _copy_for_replicas(_reduce_structures(strategy, op, values, what), strategy)
 
-        return _leaves_of(meet(merged, _with_leaves(value, leaves), what))
+        return _leaves_of(merge(merged, _with_leaves(value, leaves), what))
 
     def backward(upstream: Sequence[Any]) -> list[Any]:
         name = f"gradient of {what}"
-        found: list[Any] = all_reduced(strategy, op, list(upstream), name, later, later)
+        found: list[Any] = all_reduce_values(
+            strategy, op, list(upstream), name, merge_in_backward, merge_in_backward
+        )
         return found
 
     return _with_gradient(strategy.framework, forward, backward, value, what)
 
 
-def all_gathered(strategy: Any, value: Any, axis: int, what: str, meet: Meet, later: Meet) -> Any:
-    """Return the replicas' values one after another, leaf by leaf.
+def all_gather_values(
+    strategy: Any,
+    value: Any,
+    axis: int,
+    what: str,
+    merge: MergeFunction,
+    merge_in_backward: MergeFunction,
+) -> Any:
+    """Concatenate the replicas' values, leaf by leaf.
 
     Args:
-        strategy: The strategy of the replica.
-        value: A structure of this replica's values.
-        axis: Lengths along it may differ.
-        what: The name of the collective, the same on all replicas.
-        meet: Used for the collective.
-        later: Used for its gradient.
+        strategy: Strategy of the replica.
+        value: Structure of this replica's values.
+        axis: Axis of concatenation; lengths along it may differ.
+        what: Name of the collective, the same on all replicas.
+        merge: Used for the collective.
+        merge_in_backward: Used for its gradient.
     """
     own: list[slice] = []
 
@@ -293,16 +320,18 @@ def all_gathered(strategy: Any, value: Any, axis: int, what: str, meet: Meet, la
                 [_length(leaf, axis) for leaf in _leaves_of(each)] if traced else []
                 for each in values
             ]
-            parts = _own_parts(strategy, lengths, what) if traced else [[] for _ in values]
-            return list(zip(_copies(whole, strategy), parts, strict=True))
+            parts = _local_slices(strategy, lengths, what) if traced else [[] for _ in values]
+            return list(zip(_copy_for_replicas(whole, strategy), parts, strict=True))
 
-        made, parts = meet(merged, _with_leaves(value, leaves), what)
+        made, parts = merge(merged, _with_leaves(value, leaves), what)
         own[:] = [parts[index] for index in traced]
         return _leaves_of(made)
 
     def backward(upstream: Sequence[Any]) -> list[Any]:
         name = f"gradient of {what}"
-        sums = all_reduced(strategy, ReduceOp.SUM, list(upstream), name, later, later)
+        sums = all_reduce_values(
+            strategy, ReduceOp.SUM, list(upstream), name, merge_in_backward, merge_in_backward
+        )
         before = (slice(None),) * axis
         return [each[(*before, part)] for each, part in zip(sums, own, strict=True)]
 
@@ -318,10 +347,10 @@ def _with_gradient(
 ) -> Any:
     """Return `forward(leaves, name, traced)` as a structure; `backward` is its gradient."""
     leaves = _leaves_of(value)
-    traced: tuple[int, ...] = framework.traced(leaves)
+    traced: tuple[int, ...] = framework.traced_indices(leaves)
     if not traced:
         return _with_leaves(value, forward(leaves, what, ()))
-    # A part of the name, for replicas that disagree here would not all run the backward pass.
+    # Part of the name, since replicas that differ here would not all run the backward pass.
     name = f"{what} with gradients for values {', '.join(map(str, traced))} of {len(leaves)}"
     made = framework.with_gradient(
         lambda given: forward(given, name, traced), backward, leaves, traced
@@ -329,11 +358,11 @@ def _with_gradient(
     return _with_leaves(value, made)
 
 
-def _own_parts(strategy: Any, lengths: Sequence[Sequence[int]], what: str) -> list[list[slice]]:
-    """Return where the values of each local replica are in what was gathered."""
+def _local_slices(strategy: Any, lengths: Sequence[Sequence[int]], what: str) -> list[list[slice]]:
+    """Return the positions of each local replica's values in the concatenation."""
     rows = [np.array([each], np.int64) for each in lengths]
     gathered = strategy.gather_replicas(rows, 0, f"lengths of {what}")
-    of_all = np.asarray(strategy.framework.numpy(gathered))
+    of_all = np.asarray(strategy.framework.to_numpy(gathered))
     ends = of_all.cumsum(axis=0)
     first: int = strategy.first_replica
     return [
@@ -360,16 +389,16 @@ def _with_leaves(value: Any, leaves: Sequence[Any]) -> Any:
     return map_structure(lambda _: next(rest), value)
 
 
-def _reduced(strategy: Any, op: ReduceOp, values: Sequence[Any], what: str) -> Any:
-    """Return a structure of sums or means for those of the replicas: all leaves at once."""
+def _reduce_structures(strategy: Any, op: ReduceOp, values: Sequence[Any], what: str) -> Any:
+    """Reduce the replicas' structures to one of sums or means: all leaves in one exchange."""
     columns: list[Sequence[Any]] = []
     map_structure(lambda *leaves: columns.append(leaves), *values)
     made = iter(strategy.reduce_columns(op, columns, what=what))
     return map_structure(lambda *_: next(made), *values)
 
 
-def _copies(result: Any, strategy: Any) -> list[Any]:
-    """Return a structure for each replica: what one writes into its own is not seen by others."""
+def _copy_for_replicas(result: Any, strategy: Any) -> list[Any]:
+    """Return a structure for each replica, so that writes of one do not affect others."""
     framework, devices = strategy.framework, strategy.framework_devices
-    spread = map_structure(lambda leaf: PerReplica(framework.copies(leaf, devices)), result)
+    spread = map_structure(lambda leaf: PerReplica(framework.replicate(leaf, devices)), result)
     return [select(replica, spread) for replica in range(len(devices))]

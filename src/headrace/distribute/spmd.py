@@ -1,7 +1,7 @@
-"""A step that is compiled once for all replicas, and what code in it may ask.
+"""Steps compiled once for all replicas, and the context of code inside.
 
-The framework knows how a program is made and run; here is what it is made of: `PerReplica`s, the
-place where the code runs, and what becomes of different numbers of rows.
+The framework compiles and runs the program; this module provides the `PerReplica`s, the execution
+context, and the treatment of different numbers of rows.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from headrace.arguments import check_callable, check_int
-from headrace.distribute.agreement import RowsOfArguments
+from headrace.distribute.agreement import ArgumentRowCounts
 from headrace.distribute.collectives import ReduceOp
-from headrace.distribute.context import OnReplica, check_cross_replica, here
+from headrace.distribute.execution_context import ReplicaView, check_cross_replica, current_context
 from headrace.distribute.values import (
     DistributedValues,
     PerReplica,
+    check_replica_count,
     map_structure,
-    refuse_other_count,
 )
 from headrace.element.structure import flatten, unflatten
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.frameworks import shares
+from headrace.frameworks import batch_shards
 
-__all__ = ["CompiledReplica", "Sharded", "compiled"]
+__all__ = ["CompiledReplica", "ShardedPerReplica", "compile_step"]
 
 _NO_VARIABLES = (
     "is used in a step that strategy.compile made, where nothing can be read or written while it "
@@ -31,15 +31,15 @@ _NO_VARIABLES = (
 )
 
 
-class Sharded(PerReplica):
-    """A result of a compiled step: the replicas' values are parts of one array.
+class ShardedPerReplica(PerReplica):
+    """Result of a compiled step: the replicas' values are parts of one array.
 
     Attributes:
         array: The array over the strategy's mesh; the replicas' values one after another along its
             first axis.
     """
 
-    __slots__ = ("_are_scalars", "_taken", "_values_of", "array")
+    __slots__ = ("_are_scalars", "_values", "_values_of", "array")
 
     def __init__(
         self, array: Any, are_scalars: bool, values_of: Callable[[Any, bool], tuple[Any, ...]]
@@ -47,27 +47,27 @@ class Sharded(PerReplica):
         self.array = array
         self._are_scalars = are_scalars
         self._values_of = values_of
-        self._taken: tuple[Any, ...] | None = None
+        self._values: tuple[Any, ...] | None = None
 
     @property
     def values(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """The values, in the order of the replicas."""
-        if self._taken is None:
-            self._taken = self._values_of(self.array, self._are_scalars)
-        return self._taken
+        """Values in replica order."""
+        if self._values is None:
+            self._values = self._values_of(self.array, self._are_scalars)
+        return self._values
 
     @property
-    def whole(self) -> tuple[Any, bool]:
-        """The array, and whether the replicas' values are scalars."""
+    def global_value(self) -> tuple[Any, bool]:
+        """Array, and whether the replicas' values are scalars."""
         return self.array, self._are_scalars
 
 
-class CompiledReplica(OnReplica):
-    """One replica's view in a compiled step; `get_replica_context()` returns it there.
+class CompiledReplica(ReplicaView):
+    """View of one replica in a compiled step; `get_replica_context()` returns it there.
 
     Args:
-        strategy: Whose replicas run it.
-        program: The framework's part (`frameworks/jax_program.py`).
+        strategy: Strategy whose replicas run the step.
+        program: The framework's program (`frameworks/jax_replica_program.py`).
     """
 
     __slots__ = ("_program",)
@@ -78,47 +78,51 @@ class CompiledReplica(OnReplica):
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """Which replica this is; an array, known when the program runs."""
-        return self._program.replica_number()
+        """Index of this replica; an array, known when the program runs."""
+        return self._program.replica_index()
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Replicas of all workers."""
+        """Number of replicas of all workers."""
         count: int = self.strategy.num_replicas_in_sync
         return count
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """Return the sum or mean of the replicas' values, leaf by leaf."""
-        is_mean = ReduceOp.of(reduce_op) is ReduceOp.MEAN
-        return map_structure(lambda leaf: self._program.reduced(is_mean, _no_variable(leaf)), value)
+        is_mean = ReduceOp.parse(reduce_op) is ReduceOp.MEAN
+        return map_structure(
+            lambda leaf: self._program.all_reduce(is_mean, _reject_variable(leaf)), value
+        )
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Return the replicas' values, which are of one shape, one after another, leaf by leaf."""
+        """Concatenate the replicas' values, which must have one shape, leaf by leaf."""
         axis = check_int("axis", axis, minimum=0)
-        return map_structure(lambda leaf: self._program.gathered(_no_variable(leaf), axis), value)
+        return map_structure(
+            lambda leaf: self._program.all_gather(_reject_variable(leaf), axis), value
+        )
 
     def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Raise: all replicas are one program."""
+        """Raise: all replicas are one program, so none waits for others."""
         raise FailedPreconditionError(
             "merge_call has no meaning in a step that strategy.compile made, where no replica "
             "waits for others: use all_reduce or all_gather, or strategy.run"
         )
 
     def refuse_variable(self, name: str) -> NoReturn:
-        """Raise for the use of a variable."""
+        """Raise, because variables are not supported in compiled steps."""
         raise FailedPreconditionError(f"Variable {name!r} {_NO_VARIABLES}")
 
     def __repr__(self) -> str:
         return f"<CompiledReplica of {self.strategy!r}>"
 
 
-def compiled(
+def compile_step(
     strategy: Any, fn: Callable[..., Any], remainder: str, donate: Sequence[int]
 ) -> Callable[..., Any]:
-    """Return what `strategy.compile` returns."""
-    program = strategy.framework.program()
+    """Return the result of `strategy.compile`."""
+    program = strategy.framework.replica_programs()
     check_callable("fn", fn)
-    shares.check_remainder(remainder)
+    batch_shards.check_remainder(remainder)
     if isinstance(donate, int):
         donate = (donate,)
     numbers = [check_int("donate", each, minimum=0) for each in donate]
@@ -126,88 +130,94 @@ def compiled(
     context = CompiledReplica(strategy, program)
 
     def on_replica(*args: Any) -> Any:
-        token = here.set(context)
+        token = current_context.set(context)
         try:
             return fn(*args)
         finally:
-            here.reset(token)
+            current_context.reset(token)
 
     def result(array: Any, is_scalar: bool) -> Any:
-        return Sharded(array, is_scalar, lambda a, s: program.parts_of(a, devices, s))
+        return ShardedPerReplica(
+            array, is_scalar, lambda a, s: program.replica_values(a, devices, s)
+        )
 
     def parts(leaf: Any) -> Any:
-        if isinstance(leaf, Sharded):
-            return program.Whole(*leaf.whole)
+        if isinstance(leaf, ShardedPerReplica):
+            return program.AllReplicasArray(*leaf.global_value)
         if isinstance(leaf, PerReplica):
             if len(leaf.values) != len(devices):
-                refuse_other_count(len(leaf.values), len(devices))
+                check_replica_count(len(leaf.values), len(devices))
             return leaf.values
-        _no_variable(leaf)
+        _reject_variable(leaf)
         return None
 
-    calls = strategy.calls_of_all("compiled step")
-    look = None if calls is None else calls.look
-    run = program.Program(strategy.mesh_devices(), on_replica, parts, result, numbers, look)
+    calls = strategy.open_program_calls("compiled step")
+    look = None if calls is None else calls.poll
+    run = program.ReplicaProgram(strategy.mesh_devices(), on_replica, parts, result, numbers, look)
 
     def step(*args: Any) -> Any:
         check_cross_replica(strategy, "compile")
-        rows = [_rows_of(arg) for arg in args]
+        rows = [_row_counts(arg) for arg in args]
         if calls is None:
             return run(*_with_equal_rows(args, rows, rows, remainder))
-        of_all = calls.begin(rows, run.form_of(args, [each is not None for each in rows]))
+        of_all = calls.start_call(
+            rows, run.describe_arguments(args, [each is not None for each in rows])
+        )
         given = _with_equal_rows(args, rows, of_all, remainder)
-        with calls.watched():
+        with calls.report_missing():
             return run(*given)
 
     return step
 
 
-def _no_variable(leaf: Any) -> Any:
+def _reject_variable(leaf: Any) -> Any:
     if isinstance(leaf, DistributedValues) and not isinstance(leaf, PerReplica):
         raise FailedPreconditionError(f"{leaf!r} {_NO_VARIABLES}")
     return leaf
 
 
-def _rows_of(arg: Any) -> list[int] | None:
-    """Return how many rows each replica here has of a step of a dataset; None: it is none."""
+def _row_counts(arg: Any) -> list[int] | None:
+    """Return the rows of each local replica in a step of a dataset; None for other arguments."""
     leaves, structure = flatten(arg)
     if not leaves or any(type(leaf) is not PerReplica for leaf in leaves):
         return None
     columns = [leaf.values for leaf in leaves]
     if not all(getattr(value, "ndim", 0) for column in columns for value in column):
         return None
-    return shares.rows_of_shares(structure, columns)
+    return batch_shards.shard_row_counts(structure, columns)
 
 
 def _with_equal_rows(
-    args: Sequence[Any], rows: RowsOfArguments, of_all: RowsOfArguments, remainder: str
+    args: Sequence[Any], rows: ArgumentRowCounts, all_rows: ArgumentRowCounts, remainder: str
 ) -> list[Any]:
-    """Return arguments in which all replicas have as many rows, those of other workers too."""
+    """Return arguments with the same number of rows on all replicas of all workers."""
     return [
-        arg if here is None or everywhere is None else _equal(arg, here, everywhere, remainder)
-        for arg, here, everywhere in zip(args, rows, of_all, strict=True)
+        arg
+        if here is None or everywhere is None
+        else _equalize_rows(arg, here, everywhere, remainder)
+        for arg, here, everywhere in zip(args, rows, all_rows, strict=True)
     ]
 
 
-def _equal(arg: Any, rows: Sequence[int], of_all: Sequence[int], remainder: str) -> Any:
+def _equalize_rows(arg: Any, rows: Sequence[int], all_rows: Sequence[int], remainder: str) -> Any:
     leaves, structure = flatten(arg)
     columns = [leaf.values for leaf in leaves]
     if remainder == "drop":
         return unflatten(
-            structure, [PerReplica(v[: min(of_all)] for v in column) for column in columns]
+            structure, [PerReplica(v[: min(all_rows)] for v in column) for column in columns]
         )
     try:
-        used = shares.rows_to_use(remainder, of_all)
+        used = batch_shards.rows_per_shard(remainder, all_rows)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error}; or call it with strategy.run") from None
     if remainder == "error":
         return arg
     assert used is not None
-    made = [PerReplica(_padded(column, used)) for column in columns]
-    return shares.with_mask(structure, made, PerReplica(shares.mask_of(rows, used)))
+    made = [PerReplica(_pad_rows(column, used)) for column in columns]
+    return batch_shards.add_mask(structure, made, PerReplica(batch_shards.make_mask(rows, used)))
 
 
-def _padded(column: Sequence[Any], rows: int) -> list[Any]:
+def _pad_rows(column: Sequence[Any], rows: int) -> list[Any]:
     if all(len(value) == rows for value in column):
         return list(column)
-    return shares.padded([value.__array__() for value in column], rows)
+    return batch_shards.pad_column([value.__array__() for value in column], rows)

@@ -1,7 +1,7 @@
-"""The strategy: what runs on the replicas, and how their values become one.
+"""Base class of strategies: runs functions on replicas, and reduces or gathers their values.
 
-What differs between strategies are the two methods by which replicas' values become one,
-`reduce_columns` and `gather_replicas`, and who takes part (`feeding`). All else is said once.
+Strategies differ in the two methods that combine replicas' values, `reduce_columns` and
+`gather_replicas`, and in their participants (`replica_inputs`). Everything else is shared.
 """
 
 from __future__ import annotations
@@ -12,23 +12,32 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.arguments import check_callable, check_instance
-from headrace.distribute.agreement import Calls
-from headrace.distribute.collectives import Axis, ReduceOp, concatenated, reduced
-from headrace.distribute.context import Scope, before_replicas, check_cross_replica, here
-from headrace.distribute.crew import Crew, Round
-from headrace.distribute.feeding import Feeding
-from headrace.distribute.replica_context import Alone, ReplicaContext, across
-from headrace.distribute.spmd import compiled
+from headrace.distribute.agreement import ProgramCalls
+from headrace.distribute.collectives import Axis, ReduceOp, concatenate_values, reduce_values
+from headrace.distribute.execution_context import (
+    Scope,
+    before_replicas_hook,
+    check_cross_replica,
+    current_context,
+)
+from headrace.distribute.replica_context import (
+    ReplicaContext,
+    SingleReplicaRendezvous,
+    call_cross_replica,
+)
+from headrace.distribute.replica_inputs import ReplicaInputs
+from headrace.distribute.replica_threads import ReplicaStep, ReplicaThreadPool
+from headrace.distribute.spmd import compile_step
 from headrace.distribute.values import (
     DistributedValues,
+    check_replica_count,
     local_results,
     map_structure,
-    refuse_other_count,
     regroup,
     select,
 )
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.framework import Framework, device_names, framework_named
+from headrace.frameworks.framework import Framework, device_names, find_framework
 from headrace.frameworks.numpy import FRAMEWORK as NUMPY
 
 __all__ = [
@@ -39,8 +48,8 @@ __all__ = [
 ]
 
 
-class Strategy(Feeding):
-    """Replicas that work in step: what runs on them, what they read, what becomes of their values.
+class Strategy(ReplicaInputs):
+    """Replicas that run in step: functions, input, and combination of values.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> isinstance(strategy, hr.distribute.Strategy), strategy.num_replicas_in_sync
@@ -50,28 +59,28 @@ class Strategy(Feeding):
     (2, 3)
 
     Args:
-        devices: Names of those of the replicas of this process.
-        framework: Whose devices they are, and whose arrays the replicas' values are.
+        devices: Names of the devices of this process's replicas.
+        framework: Framework of the devices and of the replicas' values.
     """
 
-    #: What `hr.Variable` makes in the scope; None: one with a copy on each replica.
+    #: Creates `hr.Variable`s in the scope; None creates one with a copy on each replica.
     variable_type: Callable[..., Any] | None = None
 
     def __init__(self, devices: Sequence[str], framework: Framework = NUMPY) -> None:
         super().__init__(devices, framework)
-        self._crew = Crew(len(devices))
+        self._replica_threads = ReplicaThreadPool(len(devices))
 
     @property
     def extended(self) -> Extended:
-        """What tf.distribute has there."""
+        """Namespace of less used names, as in tf.distribute."""
         return Extended(self)
 
     def _wraps_arrays(self) -> bool:
-        """Whether arrays and numbers are `PerReplica`s also with one replica here."""
+        """Return whether values become `PerReplica`s even with one local replica."""
         return False
 
     def reduce_replicas(self, op: ReduceOp, values: Sequence[Any], axis: Axis = None) -> Any:
-        """Return the sum or mean of what the local replicas have, over all replicas."""
+        """Return the sum or mean over all replicas, given the local replicas' values."""
         return self.reduce_columns(op, [values], axis)[0]
 
     def reduce_columns(
@@ -81,30 +90,30 @@ class Strategy(Feeding):
         axis: Axis = None,
         what: str | None = None,
     ) -> list[Any]:
-        """Return what `reduce_replicas` returns for each of several values.
+        """Reduce several values like `reduce_replicas`.
 
         Args:
             op: Sum or mean.
-            columns: For each value what the local replicas have.
-            axis: As of `reduce`.
-            what: A name of the reduction, the same on all workers.
+            columns: For each value the local replicas' values.
+            axis: As in `reduce`.
+            what: Name of the reduction, the same on all workers.
         """
-        return [reduced(op, values, axis, self.framework) for values in columns]
+        return [reduce_values(op, values, axis, self.framework) for values in columns]
 
     def gather_replicas(self, values: Sequence[Any], axis: int, what: str | None = None) -> Any:
-        """Return what the local replicas have, and those of other workers, one after another."""
-        return concatenated(values, axis, self.framework)
+        """Return the concatenated values of all replicas, given the local replicas' values."""
+        return concatenate_values(values, axis, self.framework)
 
-    def calls_of_all(self, what: str) -> Calls | None:
-        """Return what workers say before they call a program together; None: there are no others.
+    def open_program_calls(self, what: str) -> ProgramCalls | None:
+        """Return the agreement on calls of a program over all workers; None with one worker.
 
         Args:
-            what: The program is.
+            what: Kind of program.
         """
         return None
 
-    def value_of_first(self, value: Any, what: str) -> Any:
-        """Return what the first worker has for `what`; all workers ask."""
+    def broadcast_first(self, value: Any, what: str) -> Any:
+        """Return the first worker's value; all workers must call it."""
         return value
 
     # --- running ------------------------------------------------------------------------------
@@ -112,7 +121,7 @@ class Strategy(Feeding):
     def scope(self) -> Scope:
         """Return a context manager in which this strategy is the current one.
 
-        `hr.Variable`s made inside have a copy on each replica.
+        `hr.Variable`s created inside have a copy on each replica.
         """
         return Scope(self)
 
@@ -123,7 +132,7 @@ class Strategy(Feeding):
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Call `fn` once on each replica, at the same time, and return what they return.
+        """Call `fn` once on each replica, concurrently, and return the results.
 
         >>> import headrace as hr
         >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -132,19 +141,19 @@ class Strategy(Feeding):
         (0, 1)
 
         Args:
-            fn: Called with each replica's own values where arguments are `PerReplica`s, and with
-                the same ones elsewhere.
+            fn: Called with each replica's own values for `PerReplica` arguments, and with the same
+                values for others.
             args: A tuple or list.
             kwargs: A dict.
-            options: Accepted as in tf.distribute.
+            options: Accepted for compatibility with tf.distribute.
 
         Returns:
             The structure that the replicas returned, with a `PerReplica` for each leaf. With one
-            replica, or where all returned the same object, what they returned.
+            replica, or if all returned the same object, the plain result.
 
         Raises:
-            Exception: What the first replica that failed raised; the others end where they next
-                meet.
+            Exception: The error of the first replica that failed; the others end at their next
+                merge.
         """
         check_cross_replica(self, "run")
         check_callable("fn", fn)
@@ -156,14 +165,14 @@ class Strategy(Feeding):
         named: dict[str, Any] = {} if kwargs is None else kwargs
         check_instance("kwargs", named, dict)
         if self.num_replicas_in_sync > 1:
-            self.framework.check_not_split((args, named))
-        settings, count = self.framework.settings(), len(self._devices)
+            self.framework.check_not_sharded((args, named))
+        settings, count = self.framework.thread_settings(), len(self._devices)
 
         def on_replica(replica: int, rendezvous: Any) -> Any:
-            here.set(ReplicaContext(self, replica, rendezvous))
+            current_context.set(ReplicaContext(self, replica, rendezvous))
             positional = [select(replica, value, count) for value in args]
             by_name = {name: select(replica, value, count) for name, value in named.items()}
-            device = self.framework.on_replica(self.framework_devices[replica], settings)
+            device = self.framework.replica_context(self.framework_devices[replica], settings)
             if device is None:
                 return fn(*positional, **by_name)
             with device:
@@ -172,63 +181,64 @@ class Strategy(Feeding):
         return self.regroup(self._run_all(on_replica))
 
     def regroup(self, values: Sequence[Any]) -> Any:
-        """Return one structure of what the replicas of this process returned."""
+        """Return one structure from the results of this process's replicas."""
         return regroup(values, wraps_arrays=self._wraps_arrays())
 
     def compile(
         self, fn: Callable[..., Any], *, remainder: str = "error", donate: Sequence[int] = ()
     ) -> Callable[..., Any]:
-        """Return `fn` as one program of JAX that runs on all replicas at once.
+        """Compile `fn` to one JAX program that runs on all replicas at once.
 
-        Called with what `run` takes as `args`, it returns what `run` returns. Inside, `all_reduce`
+        The result takes the `args` of `run`, and returns what `run` returns. Inside, `all_reduce`
         and `all_gather` of the replica context are collectives of the program over the axis
-        "replica"; `hr.Variable`s and `merge_call` are not for programs: pass values as arguments,
-        and assign what is returned.
+        "replica". `hr.Variable`s and `merge_call` are not supported in programs: pass values as
+        arguments, and assign the results.
 
         Args:
-            fn: Traced once for all replicas, for each shape of its arguments.
-            remainder: What becomes of a step of a distributed dataset in which replicas have
-                different numbers of rows: "error"; "pad" with rows of zeros, and add a leaf `mask`
-                to the argument, True for rows that are data; "drop" what some replica has not.
-            donate: Numbers of arguments whose memory the results may have; they are gone then.
+            fn: Function; traced once for all replicas, for each shape of its arguments.
+            remainder: Treatment of a step of a distributed dataset in which replicas have different
+                numbers of rows: "error"; "pad" with rows of zeros, and add a leaf `mask` to the
+                argument, True for rows of data; "drop" rows that some replica lacks.
+            donate: Indices of arguments whose memory the results may reuse; they become invalid.
 
         Raises:
-            ValueError: The framework of the strategy is not JAX.
+            ValueError: If the framework of the strategy is not JAX.
         """
-        return compiled(self, fn, remainder, donate)
+        return compile_step(self, fn, remainder, donate)
 
     def _run_all(self, on_replica: Callable[[int, Any], Any]) -> Sequence[Any]:
         count = len(self._devices)
         if count == 1:
-            before = here.get()
+            before = current_context.get()
             try:
-                return [on_replica(0, Alone(self))]
+                return [on_replica(0, SingleReplicaRendezvous(self))]
             finally:
-                here.set(before)
-        if (prepare := before_replicas.get()) is not None:
+                current_context.set(before)
+        if (prepare := before_replicas_hook.get()) is not None:
             prepare()
-        return self._crew.run(Round(count, on_replica, functools.partial(across, self)))
+        return self._replica_threads.run(
+            ReplicaStep(count, on_replica, functools.partial(call_cross_replica, self))
+        )
 
     # --- values -------------------------------------------------------------------------------
 
     def reduce(self, reduce_op: Any, value: Any, axis: Axis = None) -> Any:
-        """Return one value for those of all replicas, leaf by leaf.
+        """Reduce the values of all replicas to one, leaf by leaf.
 
         Args:
-            reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or the name of one.
-            value: What `run` returned.
-            axis: None: the replicas' values have one shape, and are added element by element. Else
-                an axis, or several, over which each is reduced, too; a mean is then over all rows
-                of all replicas, however many each has.
+            reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+            value: A result of `run`.
+            axis: None adds values of one shape elementwise. An axis, or several, also reduces each
+                value over it; a mean is then over all rows of all replicas, however many each has.
         """
         check_cross_replica(self, "reduce", "all_reduce()")
-        op = ReduceOp.of(reduce_op)
+        op = ReduceOp.parse(reduce_op)
         if isinstance(axis, tuple | list):
             axis = tuple(axis)
         columns: list[Sequence[Any]] = []
 
         def is_reduced(leaf: Any) -> bool:
-            values = self._column(op, leaf, axis)
+            values = self._local_column(op, leaf, axis)
             if values is not None:
                 columns.append(values)
             return values is not None
@@ -239,9 +249,9 @@ class Strategy(Feeding):
             lambda leaf, is_one: next(made) if is_one else leaf, value, are_reduced
         )
 
-    def _column(self, op: ReduceOp, leaf: Any, axis: Axis) -> Sequence[Any] | None:
-        """Return what the local replicas have for a leaf; None: it is its own mean."""
-        values = self._values_of(leaf)
+    def _local_column(self, op: ReduceOp, leaf: Any, axis: Axis) -> Sequence[Any] | None:
+        """Return the local replicas' values of a leaf; None if it is equal to its mean."""
+        values = self._local_values(leaf)
         if values is not None:
             return values
         if axis is not None:
@@ -254,40 +264,40 @@ class Strategy(Feeding):
             "make it with distribute_values_from_function"
         )
 
-    def _values_of(self, leaf: Any) -> tuple[Any, ...] | None:
-        """Return the local replicas' values; None: this is not one for each."""
+    def _local_values(self, leaf: Any) -> tuple[Any, ...] | None:
+        """Return the local replicas' values; None if it has no value per replica."""
         if isinstance(leaf, DistributedValues):
             values: tuple[Any, ...] = leaf.values  # type: ignore[attr-defined]
             if len(values) != len(self._devices):
-                refuse_other_count(len(values), len(self._devices))
+                check_replica_count(len(values), len(self._devices))
             return values
         if self.num_replicas_in_sync == 1:
             return (leaf,)
-        self.framework.check_not_split(leaf)
+        self.framework.check_not_sharded(leaf)
         return None
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Return the replicas' values one after another along an axis, leaf by leaf.
+        """Concatenate the replicas' values along an axis, leaf by leaf.
 
         Args:
-            value: What `run` returned; lengths along `axis` may differ between replicas.
+            value: A result of `run`; lengths along `axis` may differ between replicas.
             axis: From 0 to rank - 1.
         """
         check_cross_replica(self, "gather", "all_gather()")
 
         def gathered(leaf: Any) -> Any:
-            values = self._values_of(leaf)
+            values = self._local_values(leaf)
             return self.gather_replicas(values or [leaf] * len(self._devices), axis)
 
         return map_structure(gathered, value)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return a tuple of what each replica of this process has; a plain value is one."""
+        """Return a tuple of the values of this process's replicas; a plain value is one."""
         return local_results(value)
 
     experimental_local_results = local_results
 
-    # A strategy is one of a kind: its threads are here, and so is what was made in its scope.
+    # Strategies are never copied: they own threads, and the variables of their scope.
 
     def __copy__(self) -> Self:
         return self
@@ -305,10 +315,10 @@ class Strategy(Feeding):
         return f"<{type(self).__name__} of {', '.join(self._devices)}>"
 
 
-# --- `strategy.extended`: the few names of tf.distribute there that have a meaning here -----------
+# --- `strategy.extended`: the names of tf.distribute that have a meaning here ---------------------
 
-_SCOPE = "strategy.scope()"
-_ELSEWHERE = {
+_SCOPE_METHOD = "strategy.scope()"
+_EXTENDED_ALTERNATIVES = {
     "batch_reduce_to": "strategy.reduce(op, structure, axis=None), of any structure",
     "broadcast_to": "the value itself: strategy.run passes it to each replica",
     "call_for_each_replica": "strategy.run(fn, args)",
@@ -320,15 +330,15 @@ _ELSEWHERE = {
     "should_save_summary": "strategy.first_replica == 0",
     "update": "variable.assign(...) in replica context",
     "value_container": "the variable itself",
-    "variable_created_in_scope": f"making variables in {_SCOPE}",
+    "variable_created_in_scope": f"making variables in {_SCOPE_METHOD}",
 }
 
 
 class Extended:
-    """What `strategy.extended` has.
+    """Namespace of `strategy.extended`.
 
     Args:
-        strategy: Whose it is.
+        strategy: The strategy.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -346,7 +356,7 @@ class Extended:
         return self.worker_devices
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
-        """Return a context manager; variables made in it have copies where that one has."""
+        """Return a context manager in which variables have copies on the same devices."""
         if getattr(colocate_with_variable, "strategy", None) is not self._strategy:
             raise ValueError(
                 "`colocate_vars_with` must only be passed a variable created in this "
@@ -358,8 +368,8 @@ class Extended:
 
         def __getattr__(self, name: str) -> Any:
             words = f"strategy.extended has no {name!r}"
-            if name in _ELSEWHERE:
-                words += f"; what does its work: {_ELSEWHERE[name]}"
+            if name in _EXTENDED_ALTERNATIVES:
+                words += f"; what does its work: {_EXTENDED_ALTERNATIVES[name]}"
             else:
                 words += (
                     "; it has worker_devices, parameter_devices and colocate_vars_with. What "
@@ -368,7 +378,7 @@ class Extended:
             raise AttributeError(words, name=name, obj=self)
 
 
-# --- Strategies of one process: a single device, and several that hold copies ---------------------
+# --- Strategies of one process: one device, or several with copies --------------------------------
 
 
 class OneDeviceStrategy(Strategy):
@@ -380,13 +390,13 @@ class OneDeviceStrategy(Strategy):
     3
 
     Args:
-        device: Such as "cpu:0" or "gpu:1"; None: the framework's first.
+        device: Device such as "cpu:0" or "gpu:1"; None: the framework's first one.
         framework: "numpy" (None), "jax" or "torch".
     """
 
     def __init__(self, device: str | None = None, framework: str | None = None) -> None:
-        found = framework_named(framework)
-        wanted = [device] if device is not None else found.defaults()[:1]
+        found = find_framework(framework)
+        wanted = [device] if device is not None else found.default_devices()[:1]
         super().__init__(device_names(wanted, found), found)
 
     def _wraps_single_values(self) -> bool:
@@ -394,7 +404,7 @@ class OneDeviceStrategy(Strategy):
 
 
 class MirroredStrategy(Strategy):
-    """Replicas in one process, one to a device; each batch is shared among them.
+    """Replicas in one process, one per device; each batch is divided among them.
 
     >>> import headrace as hr
     >>> strategy = hr.distribute.MirroredStrategy([f"cpu:{i}" for i in range(4)])
@@ -402,13 +412,13 @@ class MirroredStrategy(Strategy):
     4
 
     Args:
-        devices: Such as "cpu:0", "cpu:1" or "gpu:0". NumPy and PyTorch have any number of logical
-            CPUs, JAX those that it was started with. None or none: all accelerators that the
-            framework has here, else "cpu:0".
-        framework: "numpy": values are NumPy arrays; None: that. "jax" and "torch": arrays of
-            theirs, on each replica's device.
+        devices: Devices such as "cpu:0", "cpu:1" or "gpu:0". NumPy and PyTorch have any number of
+            logical CPUs, JAX those that it was started with. None or an empty list: all
+            accelerators that the framework has here, else "cpu:0".
+        framework: "numpy" or None: values are NumPy arrays. "jax" and "torch": values are arrays of
+            that framework, on each replica's device.
     """
 
     def __init__(self, devices: Sequence[str] | None = None, framework: str | None = None) -> None:
-        found = framework_named(framework)
+        found = find_framework(framework)
         super().__init__(device_names(devices, found), found)

@@ -1,11 +1,11 @@
-"""Values that differ from replica to replica, and structures of them.
+"""Values that differ between replicas, and structures of them.
 
 Rule 1. A value of several replicas is a structure with a `PerReplica` for each leaf: the structure
         is outside, the replicas are inside.
-Rule 2. What a step returns may hold lists, too; they are containers here, as are tuples,
-        namedtuples, mappings and dataclasses.
-Rule 3. An object that every replica returned is that object: it was not made on a replica. Numbers
-        are values, whatever Python shares of them.
+Rule 2. Results of a step may include lists; they are containers here, as are tuples, namedtuples,
+        mappings and dataclasses.
+Rule 3. An identical object that every replica returned stays one object: it was not created on a
+        replica. Numbers are always values, even if Python shares their objects.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = [
     "DistributedValues",
     "PerReplica",
     "PerReplicaSpec",
+    "check_replica_count",
     "local_results",
     "map_structure",
-    "refuse_other_count",
     "regroup",
     "select",
 ]
@@ -45,13 +45,13 @@ _NOT_AN_ARRAY = (
 
 
 class DistributedValues:
-    """What has a value for each local replica, in `values`."""
+    """Base class of objects with a value for each local replica, in `values`."""
 
     __slots__ = ()
 
 
 class PerReplica(DistributedValues):
-    """One value for each local replica. It is no array: each replica gets its own with `run`.
+    """One value for each local replica. Not an array: `run` passes each replica its value.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> value = hr.distribute.PerReplica([1, 2])
@@ -59,7 +59,7 @@ class PerReplica(DistributedValues):
     (10, 20)
 
     Attributes:
-        values: The values, in the order of the replicas.
+        values: The values, in replica order.
     """
 
     __slots__ = ("values",)
@@ -87,7 +87,7 @@ class PerReplica(DistributedValues):
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __format__(self, format_spec: str) -> str:
-        # A loss that was not reduced, in an f-string.
+        # For a loss in an f-string that was not reduced.
         return str(self) if not format_spec else self._refuse()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ class PerReplica(DistributedValues):
 
 
 class PerReplicaSpec:
-    """What the values of a `PerReplica` look like. Immutable and hashable.
+    """Spec of a `PerReplica`. Immutable and hashable.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> strategy.distribute_dataset(hr.Dataset.range(8).batch(4)).element_spec
@@ -138,25 +138,25 @@ class PerReplicaSpec:
 
 
 def regroup(values: Sequence[Any], *, always_wrap: bool = False, wraps_arrays: bool = False) -> Any:
-    """Return one structure with `PerReplica` leaves of what each replica returned.
+    """Return one structure with `PerReplica` leaves from the replicas' structures.
 
     Args:
-        values: What the replicas returned: structures with the same containers.
-        always_wrap: Whether to wrap also what all returned alike, or one replica alone.
-        wraps_arrays: The same for arrays and numbers only: others elsewhere have replicas, too.
+        values: The replicas' results: structures with the same containers.
+        always_wrap: Whether to wrap even identical objects, and the result of a single replica.
+        wraps_arrays: The same for arrays and numbers only: other processes have replicas, too.
 
     Raises:
-        ValueError: The containers differ.
+        ValueError: If the containers differ.
     """
     first = values[0]
     if not always_wrap and all(value is None for value in values):
         return first
     if len(values) == 1 and not (always_wrap or wraps_arrays):
         return first
-    return map_structure(lambda *leaves: _wrapped(leaves, always_wrap, wraps_arrays), *values)
+    return map_structure(lambda *leaves: _wrap_leaves(leaves, always_wrap, wraps_arrays), *values)
 
 
-def _wrapped(leaves: tuple[Any, ...], always_wrap: bool, wraps_arrays: bool) -> Any:
+def _wrap_leaves(leaves: tuple[Any, ...], always_wrap: bool, wraps_arrays: bool) -> Any:
     first = leaves[0]
     if always_wrap or isinstance(first, _NUMBERS):
         return PerReplica(leaves)
@@ -166,15 +166,15 @@ def _wrapped(leaves: tuple[Any, ...], always_wrap: bool, wraps_arrays: bool) -> 
 
 
 def select(replica: int, structure: Any, count: int | None = None) -> Any:
-    """Return the structure that one replica gets: its own values, and what is the same for all.
+    """Return the structure of one replica: its own values, and those common to all.
 
     Args:
-        replica: Its number among those of this process.
-        structure: With a `PerReplica` where they differ.
-        count: How many replicas there are; None: as many as there are values.
+        replica: Index of the replica in this process.
+        structure: Structure with `PerReplica`s.
+        count: Number of replicas; None accepts any number of values.
 
     Raises:
-        ValueError: There are values for another number of replicas.
+        ValueError: If there are values for another number of replicas.
     """
     if type(structure) is np.ndarray:  # by far the most common of what is the same for all
         return structure
@@ -184,14 +184,14 @@ def select(replica: int, structure: Any, count: int | None = None) -> Any:
             return leaf
         values = leaf.values
         if count is not None and len(values) != count:
-            refuse_other_count(len(values), count)
+            check_replica_count(len(values), count)
         return values[replica]
 
     return part(structure) if type(structure) is PerReplica else map_structure(part, structure)
 
 
-def refuse_other_count(found: int, count: int) -> NoReturn:
-    """Raise for values of another number of replicas than a strategy has."""
+def check_replica_count(found: int, count: int) -> NoReturn:
+    """Raise if values are for another number of replicas than the strategy has."""
     raise ValueError(
         f"a PerReplica has values for {found} replicas, and this strategy has {count} in this "
         "process; use it with the strategy that made it, or make it with "
@@ -200,16 +200,16 @@ def refuse_other_count(found: int, count: int) -> NoReturn:
 
 
 def local_results(structure: Any) -> tuple[Any, ...]:
-    """Return a tuple with each local replica's structure; of what is no such value, itself."""
+    """Return a tuple with each local replica's structure; a plain value is returned itself."""
     if isinstance(structure, DistributedValues):
         values: tuple[Any, ...] = structure.values  # type: ignore[attr-defined]
         return values
-    count = _replicas_of(structure)
+    count = _count_replicas(structure)
     return tuple(select(each, structure) for each in range(count)) if count else (structure,)
 
 
-def _replicas_of(structure: Any) -> int:
-    """Return for how many replicas a structure has values; 0: it has none."""
+def _count_replicas(structure: Any) -> int:
+    """Return the number of replicas for which a structure has values; 0 if none."""
     found = 0
 
     def look(leaf: Any) -> None:
@@ -227,7 +227,7 @@ def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
     Lists, tuples, namedtuples, mappings and dataclasses keep their types.
 
     Raises:
-        ValueError: The structures differ.
+        ValueError: If the structures differ.
     """
     return _map(function, structures, "")
 
@@ -303,11 +303,11 @@ def _describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-# --- What can be done with a thing that has an array, as if it were that array --------------------
+# --- Array operators of objects that hold an array ------------------------------------------------
 #
-# Operators, indices and the protocols by which NumPy, JAX and PyTorch take things for arrays.
+# Operators, indices, and the protocols by which NumPy, JAX and PyTorch convert objects to arrays.
 
-#: The operator that NumPy has each of these for: frameworks have theirs for it.
+#: Operator for each NumPy function, to be applied to arrays of other frameworks.
 _OPERATORS: dict[Any, Callable[..., Any]] = {
     np.add: operator.add,
     np.subtract: operator.sub,
@@ -336,10 +336,10 @@ _OPERATORS: dict[Any, Callable[..., Any]] = {
 
 
 class ArrayOperators(NDArrayOperatorsMixin):
-    """Reads itself wherever an array is wanted.
+    """Operators of an object that converts itself to an array where one is needed.
 
     Attributes:
-        framework: Whose array it is.
+        framework: Framework of the array.
     """
 
     framework: Framework
@@ -349,8 +349,8 @@ class ArrayOperators(NDArrayOperatorsMixin):
         """Return the array."""
 
     def numpy(self) -> Any:
-        """Return the array as NumPy has it, which cannot be written into."""
-        array = self.framework.numpy(self.read())
+        """Return the array as a read-only NumPy array."""
+        array = self.framework.to_numpy(self.read())
         if isinstance(array, np.ndarray) and array.flags.writeable:  # PyTorch's own memory
             array = array.view()
             array.flags.writeable = False
@@ -368,10 +368,10 @@ class ArrayOperators(NDArrayOperatorsMixin):
                 "a Variable is not written by operators; use assign, assign_add or assign_sub"
             )
         of_operator = _OPERATORS.get(ufunc)
-        if of_operator is None or self.framework.shares_host:
+        if of_operator is None or self.framework.uses_host_memory:
             plain = [each.numpy() if isinstance(each, ArrayOperators) else each for each in inputs]
             return getattr(ufunc, method)(*plain, **kwargs)
-        own = self.framework.own
+        own = self.framework.from_numpy
         return of_operator(
             *[each.read() if isinstance(each, ArrayOperators) else own(each) for each in inputs]
         )

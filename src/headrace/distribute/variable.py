@@ -1,11 +1,11 @@
-"""Variables: arrays that stay, with a copy on each replica of the strategy they were made in.
+"""Variables: mutable values with a copy on each replica of the strategy that created them.
 
-    ON_WRITE   a write on the replicas makes one value of theirs, as `aggregation` says, and every
-               copy gets it; so copies are alike. NONE writes each copy by itself
-    ON_READ    each replica writes its own copy; a read outside of them makes one value
+    ON_WRITE   a write on the replicas aggregates their values, as `aggregation` says, and updates
+               every copy, so copies are equal. With NONE each copy is written separately
+    ON_READ    each replica writes its copy; a read outside of replicas aggregates them
 
-Copies are arrays of the strategy's framework. They are never written into: a write puts others in
-their place, so a read copies nothing.
+Copies are arrays of the strategy's framework and are never modified: a write replaces them, so a
+read does not copy.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from headrace.distribute.collectives import (
     ReduceOp,
     VariableAggregation,
     VariableSynchronization,
-    member_named,
+    parse_enum,
 )
-from headrace.distribute.context import CrossReplica, OnReplica, here
-from headrace.distribute.current import MadeOnce, get_strategy
-from headrace.distribute.scattering import (
-    Scattering,
-    Slices,
-    check_combines,
+from headrace.distribute.current_strategy import CreateOncePerStep, get_strategy
+from headrace.distribute.execution_context import CrossReplicaContext, ReplicaView, current_context
+from headrace.distribute.row_access import (
+    RowAccess,
+    RowSlices,
+    check_combinable,
     check_range,
-    combined,
-    scattered,
-    slices_of,
-    written_together,
+    combine_contributions,
+    group_contributions,
+    row_slices,
+    scatter_rows,
 )
 from headrace.distribute.spmd import CompiledReplica
 from headrace.distribute.values import ArrayOperators, DistributedValues, select
@@ -43,8 +43,8 @@ from headrace.errors import FailedPreconditionError
 __all__ = ["Variable"]
 
 
-class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce):
-    """An array that stays; in the scope of a strategy, with a copy on each replica.
+class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOncePerStep):
+    """Mutable array; in the scope of a strategy, with a copy on each replica.
 
     >>> import headrace as hr
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -56,13 +56,13 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
 
     Args:
         initial_value: An array or number, or a function that returns one.
-        name: For people.
-        dtype: Of the variable; None: that of the initial value.
-        trainable: Whether it is to be trained; None: unless it is ON_READ. It changes nothing here.
+        name: Name for messages.
+        dtype: Dtype; None uses that of the initial value.
+        trainable: Whether it is trainable; None: unless it is ON_READ. Has no effect here.
         aggregation: A `VariableAggregation`, or its name.
         synchronization: A `VariableSynchronization`, or its name.
-        shape: What the initial value must have; None: any.
-        per_worker_variable: Of strategies of parameter servers, where each worker has a copy.
+        shape: Required shape of the initial value; None accepts any.
+        per_worker_variable: For parameter server strategies: one independent copy per worker.
     """
 
     if TYPE_CHECKING:  # what `Variable` makes in the scope of parameter servers has, besides
@@ -101,27 +101,27 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
         check_flag("trainable", trainable)
         self.strategy = get_strategy()
         self.name = name or "Variable"
-        self.aggregation = member_named("aggregation", VariableAggregation, aggregation)
-        wanted = member_named("synchronization", VariableSynchronization, synchronization)
+        self.aggregation = parse_enum("aggregation", VariableAggregation, aggregation)
+        wanted = parse_enum("synchronization", VariableSynchronization, synchronization)
         if wanted is VariableSynchronization.NONE:
             raise ValueError(
                 "`synchronization` NONE is not supported; use ON_WRITE, where copies are alike, or "
                 "ON_READ, where each replica has its own"
             )
-        self._on_read = wanted is VariableSynchronization.ON_READ
-        if self._on_read and trainable:
+        self._is_on_read = wanted is VariableSynchronization.ON_READ
+        if self._is_on_read and trainable:
             raise ValueError(
                 "`trainable` True does not go with `synchronization` ON_READ, whose copies differ: "
                 "leave it out, or use ON_WRITE"
             )
-        self.trainable = not self._on_read if trainable is None else bool(trainable)
+        self.trainable = not self._is_on_read if trainable is None else bool(trainable)
         self.framework = framework = self.strategy.framework
         initial = initial_value() if callable(initial_value) else initial_value
-        own_dtype = None if dtype is None else framework.dtype(dtype)
+        own_dtype = None if dtype is None else framework.as_dtype(dtype)
         if own_dtype is not None:
             check_range(initial, own_dtype, framework, f"Variable {self.name!r}")
-        value = framework.array(initial, own_dtype)
-        kind = framework.kind(value.dtype)
+        value = framework.as_array(initial, own_dtype)
+        kind = framework.dtype_kind(value.dtype)
         if kind in "OSU":
             raise ValueError(
                 "`initial_value` must be a number or an array of numbers, or a function that "
@@ -138,21 +138,21 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
                 f"is not supported, and this one has {value.dtype}; give it a dtype such as "
                 "np.float32, or another aggregation"
             )
-        value = self.strategy.value_of_first(value, f"the initial value of Variable {self.name!r}")
-        self._copies: list[Any] = self._kept(self._shares(value, kind))
-        #: Whether copies may differ that were to be alike, and nobody was warned.
+        value = self.strategy.broadcast_first(value, f"the initial value of Variable {self.name!r}")
+        self._copies: list[Any] = self._place_copies(self._select_copies(value, kind))
+        #: Whether copies that should be equal may differ, and no warning was logged.
         self._may_differ = False
 
     @property
     def synchronization(self) -> VariableSynchronization:
         """ON_WRITE or ON_READ."""
         kinds = VariableSynchronization
-        return kinds.ON_READ if self._on_read else kinds.ON_WRITE
+        return kinds.ON_READ if self._is_on_read else kinds.ON_WRITE
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The copies, in the order of the replicas."""
-        return tuple(map(self.framework.plain, self._copies))
+        """Copies in replica order."""
+        return tuple(map(self.framework.to_user_value, self._copies))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -161,28 +161,28 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
 
     @property
     def dtype(self) -> Any:
-        """The dtype, as the framework has it."""
+        """Dtype of the framework."""
         return self._copies[0].dtype
 
     # --- reading ------------------------------------------------------------------------------
 
     def read(self) -> Any:
-        """Return the value: on a replica its copy, else one for all.
+        """Return the value: on a replica its copy, otherwise the aggregated value.
 
-        It cannot be written into; of PyTorch it must not.
+        The array is read-only; PyTorch does not enforce that.
 
         Raises:
-            ValueError: It is ON_READ without an aggregation, so that there is no one value.
-            FailedPreconditionError: It is read in a compiled step.
+            ValueError: If it is ON_READ without an aggregation, so it has no single value.
+            FailedPreconditionError: If it is read in a compiled step.
         """
         replica = self._replica()
         if replica is not None:
-            return self.framework.plain(self._copies[replica])
-        if self._on_read and self.strategy.num_replicas_in_sync > 1:
-            return self._aggregated(self._copies)
+            return self.framework.to_user_value(self._copies[replica])
+        if self._is_on_read and self.strategy.num_replicas_in_sync > 1:
+            return self._aggregate(self._copies)
         if self._may_differ:
             self._warn_where_copies_differ()
-        return self.framework.plain(self._copies[0])
+        return self.framework.to_user_value(self._copies[0])
 
     value = read_value = read
 
@@ -191,58 +191,62 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
     def assign(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Make `value` the value, and return it.
+        """Set the value and return it.
 
-        On replicas all call it, where `aggregation` makes one value of theirs. The other arguments
-        are accepted as in tf.Variable.
+        All replicas must call it if `aggregation` combines their values. The other arguments are
+        accepted for compatibility with tf.Variable.
         """
         return self._write("assign", value, lambda old, new: new)
 
     def assign_add(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Add `value`, and return the new value; see `assign`."""
+        """Add `value` and return the new value; see `assign`."""
         return self._write("assign_add", value, operator.add)
 
     def assign_sub(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Subtract `value`, and return the new value; see `assign`."""
+        """Subtract `value` and return the new value; see `assign`."""
         return self._write("assign_sub", value, operator.sub)
 
     def _write(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
         replica = self._replica()
         if replica is None:
             return self._write_all(method, value, change)
-        value = self._fitting(value)
-        if self._on_read or self.aggregation is VariableAggregation.NONE:
-            self._may_differ = not self._on_read
+        value = self._convert_value(value)
+        if self._is_on_read or self.aggregation is VariableAggregation.NONE:
+            self._may_differ = not self._is_on_read
             device = self.strategy.framework_devices[replica]
-            new = change(self._copies[replica], self.framework.moved(value, device))
-            self._copies[replica] = self.framework.kept(new, device)
-            return self.framework.plain(self._copies[replica])
+            new = change(self._copies[replica], self.framework.move_to_device(value, device))
+            self._copies[replica] = self.framework.copy_to_device(new, device)
+            return self.framework.to_user_value(self._copies[replica])
 
         def merged(brought: list[tuple[Any, str, Any]]) -> list[None]:
-            values = written_together(brought)
-            aggregated = self._fitting(self._aggregated(values))
-            aggregated = self.framework.moved(aggregated, self.strategy.framework_devices[0])
-            self._copies = self._kept([change(self._copies[0], aggregated)] * len(self._copies))
+            values = group_contributions(brought)
+            aggregated = self._convert_value(self._aggregate(values))
+            aggregated = self.framework.move_to_device(
+                aggregated, self.strategy.framework_devices[0]
+            )
+            self._copies = self._place_copies(
+                [change(self._copies[0], aggregated)] * len(self._copies)
+            )
             return [None] * len(values)
 
-        place = here.get()
-        assert isinstance(place, OnReplica)
-        place.meet(merged, (self, method, value))  # type: ignore[attr-defined]
-        return self.framework.plain(self._copies[replica])
+        place = current_context.get()
+        assert isinstance(place, ReplicaView)
+        place.merge(merged, (self, method, value))  # type: ignore[attr-defined]
+        return self.framework.to_user_value(self._copies[replica])
 
     def _check_scope(self) -> None:
-        place = here.get()
-        if isinstance(place, CrossReplica) and place.strategy is not self.strategy:
+        place = current_context.get()
+        if isinstance(place, CrossReplicaContext) and place.strategy is not self.strategy:
             raise ValueError(
                 f"Variable {self.name!r} belongs to {self.strategy!r}, and is written in the scope "
                 f"of {place.strategy!r}; write it in its own"
             )
-        if isinstance(place, OnReplica) and place.strategy.num_replicas_in_sync > 1:
-            # They would read and write one value at the same time, and writes would be lost.
+        if isinstance(place, ReplicaView) and place.strategy.num_replicas_in_sync > 1:
+            # Replicas would read and write one value concurrently, and writes would be lost.
             raise ValueError(
                 f"Variable {self.name!r} was made outside of the scope of {place.strategy!r}, and "
                 "its replicas would all write one value at the same time; make it in "
@@ -252,78 +256,87 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
     def _write_all(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
         self._check_scope()
         count, everywhere = len(self._copies), self.strategy.num_replicas_in_sync
-        summed = self._on_read and self.aggregation is VariableAggregation.SUM
+        summed = self._is_on_read and self.aggregation is VariableAggregation.SUM
         if summed and method != "assign" and everywhere > 1:
             raise ValueError(
                 f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
                 "aggregation is set to VariableAggregation.SUM; call it on the replicas, or assign"
             )
-        values = [self._fitting(select(i, value)) for i in range(count)]
+        values = [self._convert_value(select(i, value)) for i in range(count)]
         if summed:
-            values = self._shares(values[0], self.framework.kind(self.dtype))
+            values = self._select_copies(values[0], self.framework.dtype_kind(self.dtype))
         devices = self.strategy.framework_devices
-        moved = map(self.framework.moved, values, devices)
-        self._copies = self._kept(
+        moved = map(self.framework.move_to_device, values, devices)
+        self._copies = self._place_copies(
             [change(old, new) for old, new in zip(self._copies, moved, strict=True)]
         )
         return self.read()
 
-    def _scatter(self, how: str, ids: Any, values: Any) -> Any:
-        if self._on_read:
+    def _scatter(self, operation: str, ids: Any, values: Any) -> Any:
+        if self._is_on_read:
             raise NotImplementedError(
-                f"scatter_{how} of Variable {self.name!r}, which has synchronization ON_READ, is "
+                f"scatter_{operation} of Variable {self.name!r}, which has synchronization "
+                "ON_READ, is "
                 "not supported: assign the whole, or make it ON_WRITE"
             )
-        slices = slices_of(ids, values, self)
+        slices = row_slices(ids, values, self)
         replica, devices = self._replica(), self.strategy.framework_devices
         if replica is None:
             self._check_scope()
-            self._copies = self._kept([self._with_rows(how, old, slices) for old in self._copies])
+            self._copies = self._place_copies(
+                [self._with_rows(operation, old, slices) for old in self._copies]
+            )
             return self.read()
         if self.aggregation is VariableAggregation.NONE:
             self._may_differ = True
-            new = self._with_rows(how, self._copies[replica], slices)
-            self._copies[replica] = self.framework.kept(new, devices[replica])
-            return self.framework.plain(self._copies[replica])
-        check_combines(how, self.aggregation.name, self.name)
+            new = self._with_rows(operation, self._copies[replica], slices)
+            self._copies[replica] = self.framework.copy_to_device(new, devices[replica])
+            return self.framework.to_user_value(self._copies[replica])
+        check_combinable(operation, self.aggregation.name, self.name)
 
-        def merged(brought: list[tuple[Any, str, Slices]]) -> list[None]:
-            found = combined(written_together(brought), self.aggregation.name, self.strategy)
-            self._copies = self._kept([self._with_rows(how, self._copies[0], found)] * len(devices))
+        def merged(brought: list[tuple[Any, str, RowSlices]]) -> list[None]:
+            found = combine_contributions(
+                group_contributions(brought), self.aggregation.name, self.strategy
+            )
+            self._copies = self._place_copies(
+                [self._with_rows(operation, self._copies[0], found)] * len(devices)
+            )
             return [None] * len(brought)
 
-        here.get().meet(merged, (self, f"scatter_{how}", slices))  # type: ignore[union-attr]
-        return self.framework.plain(self._copies[replica])
+        current_context.get().merge(merged, (self, f"scatter_{operation}", slices))  # type: ignore[union-attr]
+        return self.framework.to_user_value(self._copies[replica])
 
-    def _with_rows(self, how: str, old: Any, slices: Slices) -> Any:
-        """Return a copy with rows changed, by NumPy."""
-        return self.framework.array(scattered(how, self.framework.numpy(old), *slices), self.dtype)
+    def _with_rows(self, how: str, old: Any, slices: RowSlices) -> Any:
+        """Return a copy with changed rows, computed by NumPy."""
+        return self.framework.as_array(
+            scatter_rows(how, self.framework.to_numpy(old), *slices), self.dtype
+        )
 
     # --- the copies ---------------------------------------------------------------------------
 
     def _replica(self) -> int | None:
-        """Return which replica's code asks; None: it is none, or another strategy's."""
-        place = here.get()
+        """Return the calling replica; None outside of this strategy's replicas."""
+        place = current_context.get()
         if isinstance(place, CompiledReplica):
             place.refuse_variable(self.name)
-        if isinstance(place, OnReplica) and place.strategy is self.strategy:
+        if isinstance(place, ReplicaView) and place.strategy is self.strategy:
             return place.replica_id_in_sync_group - self.strategy.first_replica  # type: ignore[no-any-return]
         return None
 
-    def _aggregated(self, values: Sequence[Any]) -> Any:
+    def _aggregate(self, values: Sequence[Any]) -> Any:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return self.strategy.value_of_first(values[0], f"a value of Variable {self.name!r}")
+            return self.strategy.broadcast_first(values[0], f"a value of Variable {self.name!r}")
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 "Could not convert from VariableAggregation.NONE to a ReduceOp: the replicas have "
                 f"a value of Variable {self.name!r} each; read `values`, or give it an aggregation"
             )
-        return self.strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values)
+        return self.strategy.reduce_replicas(ReduceOp.parse(self.aggregation.name), values)
 
-    def _shares(self, value: Any, kind: str) -> list[Any]:
-        """Return the copies of which a read makes `value` again."""
+    def _select_copies(self, value: Any, kind: str) -> list[Any]:
+        """Return the copies whose aggregation is `value`."""
         here, everywhere = len(self.strategy.framework_devices), self.strategy.num_replicas_in_sync
-        summed = self._on_read and self.aggregation is VariableAggregation.SUM
+        summed = self._is_on_read and self.aggregation is VariableAggregation.SUM
         if not summed or everywhere == 1:
             return [value] * here
         if kind in "iu":
@@ -331,24 +344,24 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
             rest = value - share * (everywhere - 1)
             first = rest if self.strategy.first_replica == 0 else share
             return [first, *[share] * (here - 1)]
-        return [self.framework.array(value / everywhere, value.dtype)] * here
+        return [self.framework.as_array(value / everywhere, value.dtype)] * here
 
-    def _kept(self, values: Sequence[Any]) -> list[Any]:
-        """Return values on the devices of the replicas; one that stands there twice is kept once.
+    def _place_copies(self, values: Sequence[Any]) -> list[Any]:
+        """Return values on the replicas' devices; equal values share one array if it is immutable.
 
-        That is for arrays that nobody can write into: those of NumPy.
+        Only the copies of NumPy are.
         """
         framework, devices = self.framework, self.strategy.framework_devices
-        if framework.shares_host and all(value is values[0] for value in values):
-            return [framework.kept(values[0], devices[0])] * len(devices)
-        return [framework.kept(*each) for each in zip(values, devices, strict=True)]
+        if framework.uses_host_memory and all(value is values[0] for value in values):
+            return [framework.copy_to_device(values[0], devices[0])] * len(devices)
+        return [framework.copy_to_device(*each) for each in zip(values, devices, strict=True)]
 
-    def _fitting(self, value: Any) -> Any:
+    def _convert_value(self, value: Any) -> Any:
         """Return a value as an array of the variable's shape and dtype."""
         given = value.read() if isinstance(value, Variable) else value
-        # Before the framework has it: JAX makes 32 bits of 64.
+        # Before the framework converts it: JAX truncates 64 bits to 32.
         check_range(given, self.dtype, self.framework, f"Variable {self.name!r}")
-        array = self.framework.array(given)
+        array = self.framework.as_array(given)
         if tuple(array.shape) != self.shape:
             raise ValueError(
                 f"Variable {self.name!r} has shape {self.shape}, and a value of shape "
@@ -359,10 +372,10 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
                 f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
                 f"value of dtype {array.dtype}; convert it with astype"
             )
-        return self.framework.array(array, self.dtype)
+        return self.framework.as_array(array, self.dtype)
 
     def _warn_where_copies_differ(self) -> None:
-        first, *others = map(self.framework.numpy, self._copies)
+        first, *others = map(self.framework.to_numpy, self._copies)
         if all(np.array_equal(copy, first) for copy in others):
             return
         self._may_differ = False

@@ -1,16 +1,16 @@
-"""Elements: nested arrays, their structure and specs, batching arithmetic, the wire frame.
+"""Elements: nested arrays, their structures and specs, batching, and serialization.
 
-* `structure`: how an element is nested; flatten and unflatten.
-* `transpose`: elements of one structure, leaf by leaf.
-* `normalize`: what an element is; turns what users return into one.
-* `ownership`: whose memory an element's arrays are.
-* `description`: structures and dtypes as plain values that travel.
-* `spec`: the shapes and dtypes of an element's components.
-* `stack`: elements to one stacked element and back.
-* `pad`: the same for elements of several shapes.
-* `chunk`: n elements, as rows or as columns; what flows between stages.
-* `wire`: a chunk as a header and raw buffers.
-* `packing`: a frame made smaller for a slow wire.
-* `frame_file`: chunks in a file, found again by number.
-* `lookup`: words as numbers.
+* `structure`: nesting of an element; flatten and unflatten.
+* `transpose`: conversion between elements of one structure and lists of their leaves.
+* `normalize`: conversion of users' return values to elements.
+* `ownership`: ownership of the memory of an element's arrays.
+* `description`: structures and dtypes as plain values that can be sent.
+* `spec`: shapes and dtypes of an element's components.
+* `stack`: stacking of elements and its inverse.
+* `pad`: stacking of elements of different shapes.
+* `chunk`: n elements, as rows or columns, that steps exchange.
+* `wire`: serialization of a chunk as a header and raw buffers.
+* `frame_compression`: compression of a serialized chunk.
+* `frame_file`: files of chunks with access by element number.
+* `lookup`: vocabularies that map words to integers.
 """

@@ -1,4 +1,4 @@
-"""A chunk: n elements that travel together, as rows or as columns, whichever is at hand."""
+"""Chunks: n elements in one object, stored as rows, as columns, or both."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element import stack as stacking
-from headrace.element.brief import Column, joined_columns
-from headrace.element.stack import Stacked
+from headrace.element.compact_columns import MetadataColumn, concatenate_columns
+from headrace.element.stack import StackedElement
 from headrace.element.structure import Element
 from headrace.errors import InvalidElementError
 
-__all__ = ["Chunk", "PlacesLater", "States", "concatenate"]
+__all__ = ["Chunk", "DeferredMetadata", "States", "concatenate"]
 
 States: TypeAlias = Callable[[int], Any]
-"""The state of a stream before element i of a chunk of it; i == size: after the last. Called only
-when somebody asks, perhaps much later and on another thread, so it holds what it needs and reads
-nothing that changes."""
-PlacesLater: TypeAlias = Callable[[], Column]
-"""Makes the places of a chunk's elements when somebody asks, always the same. It may be called
-several times, by other threads too."""
+"""Returns the state of a stream before element i of a chunk; i == size is after the last element.
+It is called on demand, possibly much later and on another thread, so it holds the data it needs and
+reads nothing that may change."""
+DeferredMetadata: TypeAlias = Callable[[], MetadataColumn]
+"""Returns the metadata of a chunk's elements on demand, the same each time. Several threads may
+call it, several times."""
 
 
 class Chunk:
-    """Elements in order. A chunk and what it holds are not to be changed in place.
+    """A sequence of elements. A chunk and its contents must not be changed in place.
 
-    Holds rows (a list of elements), columns (one stacked element), or both once one was asked of
-    the other. A chunk that an iterator yields also knows the places of its elements (`state_at`).
+    Holds rows (a list of elements), columns (one stacked element), or both after a conversion. A
+    chunk from an iterator also has the iterator state before each of its elements (`state_at`).
 
     >>> chunk = hr.Chunk.of_columns({"x": np.array([1, 2, 3])}, 3)
     >>> chunk.size, chunk.rows()[0]
@@ -38,13 +38,12 @@ class Chunk:
     {'x': array([2, 3])}
 
     Attributes:
-        places: The number of each element's place, where somebody asked for them: which element of
-            the plan it is. The numbers go wherever the elements go, through steps that hold
-            elements too, while `state_at` says where the stream stands. They may have origins
-            with them (`element.places`).
+        metadata: Element number of each element, if tracked, and optionally its element id
+            (`element.metadata`). Metadata stays with the elements through all steps, including
+            those that buffer elements, while `state_at` refers to the stream.
     """
 
-    __slots__ = ("_columns", "_places", "_rows", "_states", "size")
+    __slots__ = ("_columns", "_metadata", "_rows", "_states", "size")
 
     size: int
     """Number of elements."""
@@ -52,15 +51,15 @@ class Chunk:
     def __init__(
         self,
         rows: list[Element] | None,
-        columns: Stacked,
+        columns: StackedElement,
         size: int,
         states: States | None = None,
-        places: Column | PlacesLater | None = None,
+        metadata: MetadataColumn | DeferredMetadata | None = None,
     ) -> None:
         self._rows = rows
         self._columns = columns
         self._states = states
-        self._places = places
+        self._metadata = metadata
         self.size = size
 
     @classmethod
@@ -68,68 +67,68 @@ class Chunk:
         cls,
         rows: list[Element],
         states: States | None = None,
-        places: Column | None = None,
+        metadata: MetadataColumn | None = None,
     ) -> Chunk:
-        """Return a chunk of these elements; the list now belongs to it."""
-        return cls(rows, _UNKNOWN, len(rows), states, places)
+        """Return a chunk of these elements; it takes ownership of the list."""
+        return cls(rows, _NOT_COMPUTED, len(rows), states, metadata)
 
     @classmethod
     def of_columns(
         cls,
-        columns: Stacked,
+        columns: StackedElement,
         size: int,
         states: States | None = None,
-        places: Column | None = None,
+        metadata: MetadataColumn | None = None,
     ) -> Chunk:
         """Return a chunk of the `size` rows of a stacked element."""
-        return cls(None, columns, size, states, places)
+        return cls(None, columns, size, states, metadata)
 
     def with_states(self, states: States) -> Chunk:
-        """Return the same elements, in a stream that stands there before each of them."""
-        return Chunk(self._rows, self._columns, self.size, states, self._places)
+        """Return the same elements with these states of the stream."""
+        return Chunk(self._rows, self._columns, self.size, states, self._metadata)
 
     @property
-    def places(self) -> NDArray[Any] | None:
-        """The places of the elements, where somebody asked for them."""
-        places = self._places
+    def metadata(self) -> NDArray[Any] | None:
+        """Metadata of the elements, or None if it is not tracked."""
+        places = self._metadata
         if callable(places):
-            places = self._places = places()
+            places = self._metadata = places()
         if not (places is None or isinstance(places, np.ndarray)):
-            places = self._places = places.made()
+            places = self._metadata = places.to_array()
         return places
 
     @property
-    def column(self) -> Column | None:
-        """The places, in few numbers if that is how they are at hand: to be passed on."""
-        places = self._places
+    def compact_metadata(self) -> MetadataColumn | None:
+        """Metadata in compact form if it is available that way, to be passed on."""
+        places = self._metadata
         if callable(places):
-            places = self._places = places()
+            places = self._metadata = places()
         return places
 
     @property
-    def places_later(self) -> PlacesLater | None:
-        """What makes the column, to be kept without the elements."""
-        places = self._places
+    def deferred_metadata(self) -> DeferredMetadata | None:
+        """Function that returns the metadata, which can be kept without the elements."""
+        places = self._metadata
         return places if places is None or callable(places) else lambda: places
 
-    def with_places(self, places: Column | PlacesLater | None) -> Chunk:
-        """Return the same elements with these numbers of places, or what makes them."""
-        return Chunk(self._rows, self._columns, self.size, self._states, places)
+    def with_metadata(self, metadata: MetadataColumn | DeferredMetadata | None) -> Chunk:
+        """Return the same elements with this metadata, or a function that returns it."""
+        return Chunk(self._rows, self._columns, self.size, self._states, metadata)
 
     def state_at(self, index: int) -> Any:
-        """Return the state of the stream before element `index`; `size`: after the last."""
+        """Return the state of the stream before element `index`; `size` means after the last."""
         if self._states is None:
             raise ValueError("these elements have no places: the chunk comes from no iterator")
         return self._states(index)
 
     @property
     def has_states(self) -> bool:
-        """Whether it says where the stream stands before each element."""
+        """Whether the chunk has the stream's state before each element."""
         return self._states is not None
 
     @property
     def states(self) -> States:
-        """What `state_at` calls, to be kept without the elements."""
+        """Function that `state_at` calls, which can be kept without the elements."""
         return self.state_at if self._states is None else self._states
 
     def __len__(self) -> int:
@@ -140,23 +139,23 @@ class Chunk:
 
     @property
     def is_columnar(self) -> bool:
-        """Whether columns are at hand, so that `columns` costs nothing."""
-        return self._columns is not _UNKNOWN
+        """Whether columns are available, so that `columns` costs nothing."""
+        return self._columns is not _NOT_COMPUTED
 
     def rows(self) -> list[Element]:
-        """Return the elements; arrays are views when they were columns. Remembered."""
+        """Return the elements; their arrays may be views of the columns. The result is cached."""
         if self._rows is None:
             self._rows = stacking.unstack(self._columns, self.size)
         return self._rows
 
-    def columns(self) -> Stacked:
-        """Return the elements as one stacked element. Remembered.
+    def columns(self) -> StackedElement:
+        """Return the elements as one stacked element. The result is cached.
 
         Raises:
-            InvalidElementError: The elements differ in structure, shape or dtype, or there are
-                none.
+            InvalidElementError: If the chunk is empty, or its elements differ in structure, shape
+                or dtype.
         """
-        if self._columns is _UNKNOWN:
+        if self._columns is _NOT_COMPUTED:
             if not self._rows:
                 raise InvalidElementError(
                     "a chunk of no rows has no columns; ask for its rows instead"
@@ -175,64 +174,64 @@ class Chunk:
         if states is not None and start:
             whole = states
             states = lambda index: whole(start + index)  # noqa: E731 - a name would cost a line
-        places = self._places
+        places = self._metadata
         if callable(places):
             later = places
             places = lambda: later()[start:stop]  # noqa: E731
         elif places is not None:
             places = places[start:stop]
-        if self._columns is _UNKNOWN:
-            return Chunk(rows, _UNKNOWN, stop - start, states, places)
+        if self._columns is _NOT_COMPUTED:
+            return Chunk(rows, _NOT_COMPUTED, stop - start, states, places)
         columns = stacking.slice_rows(self._columns, start, stop)
         return Chunk(rows, columns, stop - start, states, places)
 
     def take(self, indices: Any) -> Chunk:
-        """Return the elements at `indices` (a sequence of int, or an array of one axis).
+        """Return the elements at `indices` (a sequence of int, or a one-dimensional array).
 
-        They have no states: whoever leaves elements out knows where the others are.
+        The result has no states: a caller that drops elements must track the positions itself.
         """
-        places = self.places_of(indices)
-        if self._columns is not _UNKNOWN:
+        places = self.take_metadata(indices)
+        if self._columns is not _NOT_COMPUTED:
             columns = stacking.take(self._columns, indices)
             return Chunk(None, columns, len(indices), None, places)
         rows = self.rows()
         chosen = indices.tolist() if isinstance(indices, np.ndarray) else indices
         return Chunk.of_rows([rows[index] for index in chosen], None, places)
 
-    def places_of(self, indices: Any) -> NDArray[Any] | None:
-        """Return the places of some elements: those at `indices`, as for `take`, or a slice."""
-        return None if self.places is None else self.places[indices]
+    def take_metadata(self, indices: Any) -> NDArray[Any] | None:
+        """Return the metadata of the elements at `indices`, as for `take`, or of a slice."""
+        return None if self.metadata is None else self.metadata[indices]
 
-    def column_of(self, start: int, stop: int) -> Column | None:
-        """Return the places of elements `start` to `stop` - 1, in few numbers if they are so."""
-        column = self.column
+    def slice_compact_metadata(self, start: int, stop: int) -> MetadataColumn | None:
+        """Return the metadata of elements `start` to `stop` - 1, in compact form if available."""
+        column = self.compact_metadata
         return None if column is None else column[start:stop]
 
-    def column_at(self, indices: list[int]) -> Column | None:
-        """Return the places of the elements at `indices`, some, in ascending order."""
+    def take_compact_metadata(self, indices: list[int]) -> MetadataColumn | None:
+        """Return the metadata of the elements at `indices`, a non-empty ascending list."""
         start, stop = indices[0], indices[-1] + 1
         are_all = stop - start == len(indices)
-        return self.column_of(start, stop) if are_all else self.places_of(indices)
+        return self.slice_compact_metadata(start, stop) if are_all else self.take_metadata(indices)
 
 
 def concatenate(chunks: Sequence[Chunk]) -> Chunk:
-    """Return the elements of all chunks in order; one chunk comes back as it is.
+    """Return the elements of all chunks in order; a single chunk is returned unchanged.
 
-    Columns stay columns where all chunks have them and their rows are alike.
+    The result has columns if all chunks do and their rows have the same structure and shapes.
 
     Raises:
-        ValueError: There are no chunks.
+        ValueError: If there are no chunks.
     """
     if not len(chunks):
         raise ValueError("chunks is empty; at least one chunk is needed")
     if len(chunks) == 1:
         return chunks[0]
-    places = _joined_places(chunks)
+    places = _concatenate_metadata(chunks)
     if all(chunk.is_columnar for chunk in chunks):
         try:
             joined = stacking.concatenate([chunk.columns() for chunk in chunks])
         except InvalidElementError:
-            # Chunks may differ in shape, as elements may: that is what rows are for.
+            # Elements may differ in shape from chunk to chunk: store them as rows.
             pass
         else:
             return Chunk.of_columns(joined, sum(map(len, chunks)), None, places)
@@ -242,13 +241,13 @@ def concatenate(chunks: Sequence[Chunk]) -> Chunk:
     return Chunk.of_rows(rows, None, places)
 
 
-def _joined_places(chunks: Sequence[Chunk]) -> Column | None:
-    places = [column for chunk in chunks if (column := chunk.column) is not None]
-    return joined_columns(places) if len(places) == len(chunks) else None
+def _concatenate_metadata(chunks: Sequence[Chunk]) -> MetadataColumn | None:
+    places = [column for chunk in chunks if (column := chunk.compact_metadata) is not None]
+    return concatenate_columns(places) if len(places) == len(chunks) else None
 
 
-class _Unknown:
-    """The columns that were not made yet; None is a possible element."""
+class _NotComputed:
+    """Marker for columns that are not computed yet, since None is a valid element."""
 
 
-_UNKNOWN = _Unknown()
+_NOT_COMPUTED = _NotComputed()

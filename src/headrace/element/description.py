@@ -1,9 +1,9 @@
-"""Structures and dtypes as plain values that travel: lists, numbers and text, never a pickle.
+"""Structures and dtypes as plain values that can be sent: lists, numbers and text, no pickles.
 
-Rule 1. What comes from a peer imports nothing and runs nothing. A class is looked up among the
-        modules that are imported already, in their dictionaries; when there is none with the same
-        fields, a plain namedtuple or dataclass with these fields stands in.
-Rule 2. What cannot be right raises ValueError or TypeError; callers say what was being read.
+Rule 1. Decoding data from a peer imports nothing and runs no code. Classes are looked up in the
+        dictionaries of modules that are already imported; if none has the same fields, a plain
+        namedtuple or dataclass with these fields replaces it.
+Rule 2. Invalid data raises ValueError or TypeError; callers add what was being decoded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from headrace.element.structure import Kind, Node, Structure, container_kind, field_names
+from headrace.element.structure import (
+    NodeKind,
+    Structure,
+    StructureNode,
+    container_kind,
+    field_names,
+)
 from headrace.errors import FailedPreconditionError, InvalidElementError
 
 __all__ = [
@@ -43,16 +49,16 @@ def encode_structure(structure: Structure) -> Description:
     """Return `structure` as plain values.
 
     Raises:
-        InvalidElementError: It is nested more deeply than a peer would read.
+        InvalidElementError: If it is nested more deeply than `decode_structure` accepts.
     """
     return _encode_node(structure.root, 0)
 
 
 def decode_structure(description: Description) -> Structure:
-    """Return the structure that was described.
+    """Return the structure of a description.
 
     Raises:
-        ValueError, TypeError: The description is none.
+        ValueError, TypeError: If the description is invalid.
     """
     return Structure(_decode_node(description, 0))
 
@@ -61,7 +67,7 @@ def encode_dtype(dtype: np.dtype[Any]) -> Description:
     """Return `dtype` as plain values.
 
     Raises:
-        InvalidElementError: It holds Python objects.
+        InvalidElementError: If it contains Python objects.
     """
     if dtype.hasobject:
         raise InvalidElementError(f"the dtype {dtype} holds Python objects and cannot be sent")
@@ -81,11 +87,11 @@ def encode_dtype(dtype: np.dtype[Any]) -> Description:
 
 
 def decode_dtype(description: Description) -> np.dtype[Any]:
-    """Return the dtype that was described.
+    """Return the dtype of a description.
 
     Raises:
-        ValueError, TypeError: The description is none.
-        FailedPreconditionError: The dtype needs a package that is not installed here.
+        ValueError, TypeError: If the description is invalid.
+        FailedPreconditionError: If the dtype needs a package that is not installed.
     """
     if isinstance(description, str):
         return _named_dtype(description)
@@ -113,7 +119,7 @@ def _named_dtype(name: str) -> np.dtype[Any]:
     if not _EXTENSION_DTYPE.fullmatch(name):
         raise ValueError(f"{name!r} is not a dtype")
     try:
-        # Optional, and this file's alone: dtypes of machine learning that NumPy lacks.
+        # Optional, and used in this file only: machine learning dtypes that NumPy lacks.
         import ml_dtypes  # noqa: PLC0415
     except ImportError as error:
         raise FailedPreconditionError(
@@ -126,9 +132,9 @@ def _named_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(scalar)
 
 
-def _encode_node(node: Node, depth: int) -> Description:
+def _encode_node(node: StructureNode, depth: int) -> Description:
     kind = node.kind
-    if kind in (Kind.LEAF, Kind.NONE):
+    if kind in (NodeKind.LEAF, NodeKind.NONE):
         return kind
     if depth > _MAX_DEPTH:
         raise InvalidElementError(
@@ -141,40 +147,40 @@ def _encode_node(node: Node, depth: int) -> Description:
     return [kind, list(node.keys), children, node.cls.__module__, node.cls.__qualname__]
 
 
-def _decode_node(description: Description, depth: int) -> Node:
-    if type(description) is int and description in (Kind.LEAF, Kind.NONE):
-        return Node(description)
+def _decode_node(description: Description, depth: int) -> StructureNode:
+    if type(description) is int and description in (NodeKind.LEAF, NodeKind.NONE):
+        return StructureNode(description)
     if depth > _MAX_DEPTH:
         raise ValueError(f"a structure is nested more than {_MAX_DEPTH} deep")
     kind, keys, children, *names = description
     nodes = tuple([_decode_node(child, depth + 1) for child in children])
-    if kind == Kind.TUPLE and not keys and not names:
-        return Node(Kind.TUPLE, None, (), nodes)
+    if kind == NodeKind.TUPLE and not keys and not names:
+        return StructureNode(NodeKind.TUPLE, None, (), nodes)
     if len(keys) != len(nodes) or len(set(keys)) != len(nodes):
         raise ValueError("a structure has not one key for each of its parts")
-    if kind == Kind.DICT and not names:
+    if kind == NodeKind.DICT and not names:
         if any(type(key) not in (str, int) for key in keys):
             raise TypeError("a key is neither str nor int")
-        return Node(Kind.DICT, None, tuple(keys), nodes)
-    if kind not in (Kind.NAMEDTUPLE, Kind.DATACLASS):
+        return StructureNode(NodeKind.DICT, None, tuple(keys), nodes)
+    if kind not in (NodeKind.NAMEDTUPLE, NodeKind.DATACLASS):
         raise ValueError(f"{kind!r} is not a kind of structure")
     module, qualname = map(_check_text, names)
     fields = tuple(map(_check_text, keys))
     found = _find_class(kind, module, qualname, fields)
-    return Node(kind, found or _make_class(kind, module, qualname, fields), fields, nodes)
+    return StructureNode(kind, found or _make_class(kind, module, qualname, fields), fields, nodes)
 
 
 def _find_class(kind: int, module: str, qualname: str, fields: tuple[str, ...]) -> type | None:
-    # Dictionaries only: getattr could run a module's __getattr__, which may import.
+    # Use dictionaries only: getattr may run a module's __getattr__, which may import.
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        # A plain module or a class; a lazy module would load itself when looked at.
+        # A plain module or a class; a lazy module would load itself on access.
         if type(found) is not type(sys) and not isinstance(found, type):
             return None
         found = vars(found).get(part)
     if not isinstance(found, type) or container_kind(found) != kind:
         return None
-    # A class that acts when an instance goes away is none that a peer may have us make.
+    # A peer must not be able to create an instance that runs code when it is deleted.
     if hasattr(found, "__del__") or field_names(found) != fields:
         return None
     return found
@@ -187,15 +193,15 @@ def _make_class(kind: int, module: str, qualname: str, fields: tuple[str, ...]) 
         raise ValueError(f"{qualname!r} with fields {fields[:8]} is not a class of plain fields")
     made: type = (
         _make_namedtuple(name, fields)
-        if kind == Kind.NAMEDTUPLE
+        if kind == NodeKind.NAMEDTUPLE
         else dataclasses.make_dataclass(name, fields)
     )
-    # Under its own name, so that it is described as it was when it goes on from here.
+    # Keep the original name, so that it is described the same way when it is sent on.
     made.__module__, made.__qualname__ = module, qualname
     return made
 
 
-#: Called by another name, for a type checker wants the fields of a namedtuple spelt out.
+#: An alias, because type checkers require literal fields in calls of `namedtuple`.
 _make_namedtuple: Callable[[str, tuple[str, ...]], type] = collections.namedtuple
 
 

@@ -1,4 +1,4 @@
-"""Words as numbers: a vocabulary, and places for what is not in it."""
+"""Lookup of words in a vocabulary: maps words to integers, with indices for unknown words."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.errors import InvalidArgumentError
 
 __all__ = ["Lookup"]
 
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 class Lookup:
-    """The number of each word of a vocabulary.
+    """A mapping from the words of a vocabulary to integers.
 
     >>> import headrace as hr
     >>> lookup = hr.Lookup.from_vocabulary(["red", "green"])
@@ -28,26 +28,26 @@ class Lookup:
     >>> len(lookup)
     3
 
-    Numbers below `num_oov` are for words that are not in it ("out of vocabulary"); those of the
-    words come after them, in their order. `str` and `bytes` of the same text in UTF-8 are one word.
-    Integers may be words, too. A function that captures it takes it along once to each worker.
+    Numbers below `num_oov` are for words outside the vocabulary ("out of vocabulary"); the
+    vocabulary's words follow in order. A `str` and its UTF-8 `bytes` are the same word. Words may
+    also be integers. A function that captures the lookup is sent to each worker with it, once.
 
     Args:
-        words: Each once.
-        num_oov: How many numbers other words share, by a hash; 0: another word is an error.
+        words: The words, without duplicates.
+        num_oov: Number of indices that unknown words share by hash; 0 makes unknown words an error.
 
     Raises:
-        TypeError: A word is neither text nor an integer, or some are text and some integers.
-        ValueError: A word stands there twice.
+        TypeError: If a word is neither text nor an integer, or if both kinds occur.
+        ValueError: If a word occurs twice.
     """
 
     def __init__(self, words: Iterable[Any], num_oov: int = 1) -> None:
         self.num_oov = check_int("num_oov", num_oov, minimum=0)
         if isinstance(words, str | bytes):
             raise TypeError(f"`words` must be several words, but got {words!r}")
-        # `tolist` makes plain values of NumPy's.
+        # `tolist` converts NumPy scalars to Python objects.
         plain = words.tolist() if isinstance(words, np.ndarray) else list(words)
-        self._words = tuple(map(_plain, plain))
+        self._words = tuple(map(_to_python_word, plain))
         kinds = {isinstance(word, int) for word in self._words}
         if len(kinds) > 1:
             raise TypeError("`words` must be all text or all integers, and are both")
@@ -62,12 +62,12 @@ class Lookup:
                 f"`words` must have each word once, and {self._words[twice]!r} stands there twice"
             )
         self._numbers = numbers
-        #: The same by `str`, so that text is not encoded each time.
+        #: The same numbers by `str`, to avoid encoding text in each call.
         self._by_text = {} if self._is_of_integers else _by_text(numbers)
 
     @classmethod
     def from_vocabulary(cls, words: Iterable[Any], num_oov: int = 1) -> Self:
-        """Make one of words, in their order."""
+        """Create a lookup from words, in their order."""
         return cls(words, num_oov)
 
     @property
@@ -77,21 +77,21 @@ class Lookup:
 
     @property
     def size(self) -> int:
-        """How many numbers there are: rows that an embedding of them needs."""
+        """Number of indices, which is the number of rows of an embedding of them."""
         return self.num_oov + len(self._words)
 
     def __len__(self) -> int:
         return self.size
 
     def __call__(self, words: Any) -> Any:
-        """Return the numbers of words, as int64 of their shape.
+        """Return the numbers of words, as an int64 array of the same shape.
 
         Args:
-            words: An array of any shape, a list, or one word.
+            words: An array of any shape, a list, or a single word.
 
         Raises:
-            InvalidArgumentError: A word is not in the vocabulary, and `num_oov` is 0.
-            TypeError: Words of text were asked of a vocabulary of integers, or the other way.
+            InvalidArgumentError: If a word is not in the vocabulary, and `num_oov` is 0.
+            TypeError: If text is looked up in a vocabulary of integers, or the other way around.
         """
         array = words if isinstance(words, np.ndarray) else np.asarray(words, object)
         flat = array.reshape(-1).tolist()
@@ -100,7 +100,7 @@ class Lookup:
             missing = [place for place, number in enumerate(found) if number == -1]
             others: list[Any] = []
             for place in missing:
-                key = _key(_plain(flat[place]))
+                key = _key(_to_python_word(flat[place]))
                 if isinstance(key, int) is not self._is_of_integers and self._words:
                     kind = "integers" if self._is_of_integers else "text"
                     raise TypeError(f"words of this Lookup are {kind}, but got {flat[place]!r}")
@@ -110,14 +110,14 @@ class Lookup:
                     number = zlib.crc32(str(key).encode()) % self.num_oov if self.num_oov else -1
                 found[place] = number
             if others and not self.num_oov:
-                raise self._unknown(others)
+                raise self._unknown_words_error(others)
         numbers = np.array(found, np.int64).reshape(array.shape)
         return numbers[()] if numbers.ndim == 0 else numbers
 
-    def _unknown(self, others: list[Any]) -> InvalidArgumentError:
-        shown = ", ".join(map(repr, dict.fromkeys(others[:_SHOWN])))
-        known = ", ".join(map(repr, self._words[:_SHOWN]))
-        more = ", ..." if len(self._words) > _SHOWN else ""
+    def _unknown_words_error(self, others: list[Any]) -> InvalidArgumentError:
+        shown = ", ".join(map(repr, dict.fromkeys(others[:_MAX_SHOWN])))
+        known = ", ".join(map(repr, self._words[:_MAX_SHOWN]))
+        more = ", ..." if len(self._words) > _MAX_SHOWN else ""
         return InvalidArgumentError(
             f"{shown} is not among the {len(self._words)} words of this Lookup ({known}{more}), "
             f"and num_oov=0 has no number for other words ({len(others)} of them here); add it, or "
@@ -125,10 +125,10 @@ class Lookup:
         )
 
     def inverse(self, numbers: Any, unknown: Any = None) -> NDArray[Any]:
-        """Return the words of numbers, as objects; `unknown` for numbers of other words.
+        """Return the words of numbers as an object array; numbers below `num_oov` become `unknown`.
 
         Raises:
-            InvalidArgumentError: A number is out of range.
+            InvalidArgumentError: If a number is out of range.
         """
         array = np.asarray(numbers)
         if array.size and not (array.min() >= 0 and array.max() < self.size):
@@ -145,7 +145,7 @@ class Lookup:
         return f"<Lookup of {len(self._words)} words, num_oov={self.num_oov}>"
 
 
-def _plain(word: Any) -> Any:
+def _to_python_word(word: Any) -> Any:
     if isinstance(word, np.generic):
         word = word.item()
     if isinstance(word, bool) or not isinstance(word, str | bytes | int):
@@ -158,7 +158,7 @@ def _key(word: Any) -> Any:
 
 
 def _by_text(numbers: dict[Any, int]) -> dict[Any, int]:
-    """Return numbers by bytes, and by str where the bytes are one."""
+    """Return the numbers by bytes, and by str for bytes that are valid UTF-8."""
     found = dict(numbers)
     for word, number in numbers.items():
         try:

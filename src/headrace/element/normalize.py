@@ -1,4 +1,4 @@
-"""What an element is: `normalize` turns what users return into arrays, scalars, bytes and str."""
+"""Normalization: conversion of users' return values to arrays, scalars, bytes and str."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from headrace.element.structure import (
     Element,
-    Kind,
-    component,
+    NodeKind,
     container_kind,
+    describe_component,
     field_names,
     rebuild,
 )
@@ -26,25 +26,25 @@ __all__ = [
     "normalize",
 ]
 
-#: Types whose instances are leaves as they are. Object, bytes and str scalars of NumPy are not.
+#: Types that are valid leaves. Object, bytes and str scalars of NumPy are not among them.
 NORMAL_SCALARS = frozenset(
     [cls for cls in np.sctypeDict.values() if not issubclass(cls, (np.flexible, np.object_))]
     + [bytes, str, type(None)]
 )
-#: Kinds of dtype whose arrays are leaves as they are.
+#: Kinds of dtypes whose arrays are valid leaves.
 NORMAL_KINDS = frozenset("biufcmM")
 
 
 def normalize(element: Element) -> Element:
-    """Return `element` with leaves of the kinds that Headrace carries.
+    """Return `element` with all leaves converted to supported types.
 
-    Python numbers become NumPy scalars (int64, uint64 beyond it, float64, bool, complex128), lists
-    become arrays, arrays without axes become scalars, arrays of dtype S or U become object arrays
-    of bytes or str, and what has `__array__` becomes an array. What is normal already is returned
-    as the same object, containers included.
+    Python numbers become NumPy scalars (int64, or uint64 if larger; float64, bool, complex128),
+    lists become arrays, zero-dimensional arrays become scalars, arrays of dtype S or U become
+    object arrays of bytes or str, and objects with `__array__` become arrays. Values that are
+    normal already are returned as the same object, including containers.
 
     Raises:
-        InvalidElementError: A leaf is something else; the message names the component.
+        InvalidElementError: If a leaf has another type; the message names the component.
     """
     cls = type(element)
     if cls in NORMAL_SCALARS:
@@ -53,7 +53,7 @@ def normalize(element: Element) -> Element:
         if element.ndim and element.dtype.kind in NORMAL_KINDS:
             return element
     elif cls is dict:
-        # The loop over a flat dict of arrays is the common case and stays in this frame.
+        # A flat dict of arrays is the common case: check it without another call.
         for key, value in element.items():
             value_cls = type(value)
             if type(key) is not str or not (
@@ -67,10 +67,10 @@ def normalize(element: Element) -> Element:
 
 
 def check_strings(array: NDArray[Any], path: str) -> type | None:
-    """Return whether an object array holds bytes or str; None when it holds nothing.
+    """Return whether an object array contains bytes or str; None if it is empty.
 
     Raises:
-        InvalidElementError: It holds something else, or both.
+        InvalidElementError: If it contains other types, or both.
     """
     found = set(map(type, array.ravel().tolist()))
     if len(found) == 1:
@@ -81,7 +81,7 @@ def check_strings(array: NDArray[Any], path: str) -> type | None:
         return None
     names = ", ".join(sorted(cls.__name__ for cls in found))
     raise InvalidElementError(
-        f"{component(path)} is an object array of shape {array.shape} that holds {names}; "
+        f"{describe_component(path)} is an object array of shape {array.shape} that holds {names}; "
         "an object array may hold bytes or str, all of one kind: use a numeric dtype, or a tuple "
         "or dict for values of different kinds"
     )
@@ -97,25 +97,25 @@ def _normalize(value: Any, path: str) -> Any:
     if convert is not None:
         return convert(value, path)
     kind = container_kind(cls)
-    if kind == Kind.LEAF:
+    if kind == NodeKind.LEAF:
         return _normalize_other(value, path)
     if isinstance(value, type):
-        raise _refusal(value, path)
-    if kind == Kind.DICT:
+        raise _unsupported_type_error(value, path)
+    if kind == NodeKind.DICT:
         return _normalize_dict(value, path)
-    if kind == Kind.TUPLE:
+    if kind == NodeKind.TUPLE:
         parts = [_normalize(item, f"{path}[{index}]") for index, item in enumerate(value)]
-        return value if cls is tuple and _same(parts, value) else tuple(parts)
+        return value if cls is tuple and _are_identical(parts, value) else tuple(parts)
     names = field_names(cls)
-    if kind == Kind.NAMEDTUPLE:
+    if kind == NodeKind.NAMEDTUPLE:
         parts = [_normalize(v, f"{path}.{n}") for n, v in zip(names, value, strict=True)]
-        return value if _same(parts, value) else tuple.__new__(cls, parts)
+        return value if _are_identical(parts, value) else tuple.__new__(cls, parts)
     fields = [getattr(value, name) for name in names]
     parts = [_normalize(v, f"{path}.{n}") for n, v in zip(names, fields, strict=True)]
-    return value if _same(parts, fields) else rebuild(cls, names, parts)
+    return value if _are_identical(parts, fields) else rebuild(cls, names, parts)
 
 
-def _same(parts: Iterable[Any], values: Iterable[Any]) -> bool:
+def _are_identical(parts: Iterable[Any], values: Iterable[Any]) -> bool:
     return all(map(is_, parts, values))
 
 
@@ -125,7 +125,8 @@ def _normalize_dict(value: dict[Any, Any], path: str) -> dict[Any, Any]:
     for key, item in value.items():
         if type(key) is not str and type(key) is not int:
             raise InvalidElementError(
-                f"{component(path)} is a dict with the key {key!r} of type {type(key).__name__}; "
+                f"{describe_component(path)} is a dict with the key {key!r} of type "
+                f"{type(key).__name__}; "
                 "keys must be str or int"
             )
         part = _normalize(item, f"{path}[{key!r}]")
@@ -141,14 +142,14 @@ def _normalize_array(array: NDArray[Any], path: str) -> Any:
     elif dtype.kind == "O":
         held = set(map(type, array.ravel().tolist()))
         if held - {bytes, str}:
-            # A subclass such as np.str_ is made plain; anything else is refused just below.
+            # Instances of a subclass such as np.str_ are converted; others are rejected below.
             plain = np.empty(array.shape, object)
             plain.reshape(-1)[:] = [_plain_string(item) for item in array.ravel().tolist()]
             array = plain
         check_strings(array, path)
     elif dtype.hasobject:
         raise InvalidElementError(
-            f"{component(path)} has the dtype {dtype}, which holds Python objects; "
+            f"{describe_component(path)} has the dtype {dtype}, which holds Python objects; "
             "use numeric fields, or one component for each field"
         )
     return array if array.ndim else array[()]
@@ -166,7 +167,7 @@ def _from_int(value: int, path: str) -> Any:
     if 0 <= value < 1 << 64:
         return np.uint64(value)
     raise InvalidElementError(
-        f"{component(path)} is the integer {value}, which does not fit into 64 bits; "
+        f"{describe_component(path)} is the integer {value}, which does not fit into 64 bits; "
         "use a float, or bytes"
     )
 
@@ -175,11 +176,12 @@ def _from_list(value: list[Any], path: str) -> Any:
     try:
         array = np.asarray(value)
         if array.dtype.kind in "SU":
-            # Once more from the list: dtypes S and U would strip trailing NULs.
+            # Convert the list again: dtypes S and U would strip trailing NULs.
             array = np.array(value, object)
     except (ValueError, TypeError) as error:
         raise InvalidElementError(
-            f"{component(path)} is a list that does not make an array ({error}); a list stands "
+            f"{describe_component(path)} is a list that does not make an array ({error}); a list "
+            "stands "
             "for an array: give all its items one shape, or use a tuple for separate components"
         ) from error
     return _normalize_array(array, path)
@@ -198,7 +200,7 @@ _CONVERSIONS: dict[type, Callable[[Any, str], Any]] = {
 }
 
 
-#: For subclasses of Python's own types, such as the members of an IntEnum.
+#: For subclasses of Python's built-in types, such as members of an IntEnum.
 _SUBCLASS_CONVERSIONS: dict[type, Callable[[Any, str], Any]] = {
     bytes: lambda value, path: bytes(value),
     str: lambda value, path: str.__str__(value),
@@ -209,16 +211,16 @@ _SUBCLASS_CONVERSIONS: dict[type, Callable[[Any, str], Any]] = {
 
 
 def _normalize_other(value: Any, path: str) -> Any:
-    """Normalize an instance of a type that has no entry in the tables."""
+    """Normalize an instance of a type that is not in the tables."""
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidElementError(
-            f"{component(path)} is a masked array, whose mask would be lost; "
+            f"{describe_component(path)} is a masked array, whose mask would be lost; "
             "use array.filled(), or a tuple of array.data and array.mask"
         )
     if isinstance(value, np.generic) and not isinstance(value, (np.bytes_, np.str_)):
-        # Structured scalars and those of dtypes that other packages define.
+        # Structured scalars, and scalars of dtypes that other packages define.
         if value.dtype.hasobject:
-            raise _refusal(value, path)
+            raise _unsupported_type_error(value, path)
         return value
     for base, convert in _SUBCLASS_CONVERSIONS.items():
         if isinstance(value, base):
@@ -228,11 +230,12 @@ def _normalize_other(value: Any, path: str) -> Any:
             array = np.asarray(value)
         except Exception as error:
             raise InvalidElementError(
-                f"{component(path)} is a {_type_name(value)} that does not make a NumPy array: "
+                f"{describe_component(path)} is a {_type_name(value)} that does not make a NumPy "
+                "array: "
                 f"{error}"
             ) from error
         return _normalize_array(array, path)
-    raise _refusal(value, path)
+    raise _unsupported_type_error(value, path)
 
 
 def _type_name(value: Any) -> str:
@@ -241,18 +244,23 @@ def _type_name(value: Any) -> str:
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
-def _refusal(value: Any, path: str) -> InvalidElementError:
+def _unsupported_type_error(value: Any, path: str) -> InvalidElementError:
     name = _type_name(value)
     article = "an" if name.lstrip("_")[0] in "aeiouAEIOU" else "a"
-    cure = next((cure for known, cure in _CURES.items() if name.startswith(known)), _ELEMENTS)
+    cure = next(
+        (cure for known, cure in _HINTS_BY_MODULE.items() if name.startswith(known)),
+        _SUPPORTED_VALUES_HINT,
+    )
     return InvalidElementError(
-        f"{component(path)} is {article} {name}, which is not an element; {cure}"
+        f"{describe_component(path)} is {article} {name}, which is not an element; {cure}"
     )
 
 
-_ELEMENTS = "use arrays, numbers, bytes or str, nested in dicts, tuples, namedtuples or dataclasses"
-#: What to do with a value of a type whose name begins so.
-_CURES = {
+_SUPPORTED_VALUES_HINT = (
+    "use arrays, numbers, bytes or str, nested in dicts, tuples, namedtuples or dataclasses"
+)
+#: Remedies for unsupported types, by the beginning of the type's name.
+_HINTS_BY_MODULE = {
     "PIL.": "make an array of it: np.asarray(image)",
     "headrace.data.": "a function that returns datasets belongs in flat_map() or interleave()",
     "generator": "make a list or an array of what it yields, or use flat_map() and from_generator",

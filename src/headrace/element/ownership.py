@@ -1,17 +1,17 @@
-"""Ownership: an element that was yielded belongs to its consumer.
+"""Ownership: the consumer owns the elements that an iterator yields.
 
-`owned` does what `normalize` does to a value that a user's function gave, and sees to it that
-nobody but the receiver can reach the result's memory.
+`take_ownership` normalizes a user function's return value like `normalize`, and ensures that only
+the caller can reach the result's memory.
 
-Rule 1. What is provably nobody else's is kept: no copy of an array that a function just made.
-Rule 2. What may be shared is copied: a buffer that is used again, a row of a captured table, a
-        read-only or mapped array, memory of another library, one array in two places; all that
-        is in doubt.
-Rule 3. An array is nobody else's if the containers around it are, if nothing but its container
-        refers to it, and if it owns its memory (or is a view of an array that nothing else refers
-        to). CPython counts references; how many there are of a thing that nobody else holds is
-        measured below when this module is imported, not assumed. Where it cannot be measured
-        (other interpreters, builds without the GIL), all arrays are copied.
+Rule 1. Memory that is provably unshared is kept: an array that a function just created is not
+        copied.
+Rule 2. Memory that may be shared is copied: a reused buffer, a row of a captured table, a read-only
+        or memory-mapped array, memory of another library, an array that occurs twice, and all
+        doubtful cases.
+Rule 3. An array is unshared if the containers around it are, if only its container refers to it,
+        and if it owns its memory (or is a view of an array with no other references). CPython
+        counts references; the count of an unshared object is measured below at import, not assumed.
+        If it can't be measured (other interpreters, free-threaded builds), all arrays are copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from headrace.element.normalize import NORMAL_KINDS, NORMAL_SCALARS, normalize
 from headrace.element.structure import (
     Element,
-    Kind,
+    NodeKind,
     container_kind,
     field_names,
     flatten,
@@ -37,40 +37,41 @@ from headrace.element.structure import (
 )
 from headrace.errors import InvalidElementError, describe_error
 
-__all__ = ["copied", "owned"]
+__all__ = ["copy_element", "take_ownership"]
 
 _getrefcount: Callable[[object], int] = getattr(sys, "getrefcount", lambda value: 0)
 _ndarray = np.ndarray
 _NONE_TYPE = type(None)
 _SCALARS = NORMAL_SCALARS - {_NONE_TYPE}
-#: What Python's own numbers become; an int beyond int64 is left to `normalize`.
+#: Conversions of Python numbers; ints beyond int64 are left to `normalize`.
 _NUMBERS: dict[type, Any] = {
     int: np.int64,
     float: np.float64,
     bool: np.bool_,
     complex: np.complex128,
 }
-# Bits of `ndarray.flags.num`: one attribute in place of four.
+# Bits of `ndarray.flags.num`, which replaces four attribute lookups.
 _CONTIGUOUS, _OWN_AND_WRITEABLE, _WRITEABLE = 0x3, 0x404, 0x400
 
-#: How many references a thing has that nobody else holds, seen from `_is_unshared`. In `owned`:
-#: the value, in a flat dict, in a flat tuple, that tuple. In `_own`: the value, in a dict, in a
-#: tuple. In `_is_private`: the base of a view. Negative while it is being measured; 0 is never
-#: found, so that everything is copied.
+#: Reference counts of unshared objects, as seen by `_is_unshared`. In `take_ownership`: the value,
+#: an item of a flat dict, an item of a flat tuple, the tuple itself. In `_take`: the value, an item
+#: of a dict, an item of a tuple. In `_is_private`: the base of a view. Negative during measurement;
+#: 0 if it failed, which no count equals, so that everything is copied.
 _at_top, _in_dict, _in_tuple, _while_iterated, _below_top, _as_value, _as_part, _as_base = range(
     -1, -9, -1
 )
-_measured: dict[int, set[int]] = {}
+_baseline_refcounts: dict[int, set[int]] = {}
 
 
-def owned(value: Any) -> Element:
-    """Return a value as a normal element whose arrays and containers nobody else can reach.
+def take_ownership(value: Any) -> Element:
+    """Return a value as a normal element whose arrays and containers only the caller can reach.
 
-    Call it with a temporary, as in `owned(function(x))`: a variable that holds the value as well
-    counts as somebody else.
+    Call it with a temporary, as in `take_ownership(function(x))`: a variable that refers to the
+    value counts as another owner.
 
     Raises:
-        InvalidElementError: It is not an element, or None; the message names the component.
+        InvalidElementError: If the value is not an element, or is None; the message names the
+            component.
     """
     cls = type(value)
     if cls in _SCALARS:
@@ -79,8 +80,8 @@ def owned(value: Any) -> Element:
         try:
             return _NUMBERS[cls](value)
         except OverflowError:
-            return copied(normalize(value))  # an int that int64 does not hold
-    # The common cases stay in this frame: a flat dict or tuple of what is (nearly) normal already.
+            return copy_element(normalize(value))  # an int that does not fit into int64
+    # Common cases without another call: flat dicts or tuples whose items are (nearly) normal.
     key = item = None
     if cls is dict:
         if _is_unshared(value, _at_top):
@@ -92,15 +93,15 @@ def owned(value: Any) -> Element:
                     if kind in _SCALARS:
                         continue
                     if kind in _NUMBERS:
-                        value[key] = _NUMBERS[kind](item)  # nobody else's dict
+                        value[key] = _NUMBERS[kind](item)  # the dict is unshared
                     elif not (kind is _ndarray and _is_private(item, _in_dict)):
                         break
                 else:
                     return value
             except OverflowError:
-                pass  # an int that int64 does not hold
+                pass  # an int that does not fit into int64
     elif cls is tuple:
-        # A tuple does not change: whoever else holds it shares the arrays in it, no more.
+        # Tuples are immutable: another reference to this one shares only the arrays in it.
         for item in value:
             kind = type(item)
             if kind in _SCALARS:
@@ -121,12 +122,12 @@ def owned(value: Any) -> Element:
             "None is not an element; did the function forget `return`, or the generator a value "
             "after `yield`?"
         )
-    item = None  # or it would count as somebody else's
+    item = None  # else the reference would count as another owner
     try:
-        return _own(value, _below_top)
+        return _take(value, _below_top)
     except (InvalidElementError, OverflowError):
-        # Again the long way, which knows the name of the component.
-        return copied(normalize(value))
+        # Repeat with `normalize`, which names the component in the error.
+        return copy_element(normalize(value))
     except Exception as error:
         raise InvalidElementError(
             f"the value of type {cls.__name__} cannot be read as an element: "
@@ -134,15 +135,15 @@ def owned(value: Any) -> Element:
         ) from error
 
 
-def _own(value: Any, alone: int) -> Any:
+def _take(value: Any, alone: int) -> Any:
     cls = type(value)
     if cls is dict:
-        # On a line of its own: an argument that waits for its call counts, too.
+        # On its own line: an argument of a pending call counts as a reference.
         below = _as_value if _is_unshared(value, alone) else 0
-        return _own_values(value, below)
+        return _take_values(value, below)
     if cls is tuple:
         below = _as_part if _is_unshared(value, alone) else 0
-        return tuple(_own_parts(list(value), below))
+        return tuple(_take_parts(list(value), below))
     if cls in NORMAL_SCALARS:
         return value
     if cls in _NUMBERS:
@@ -151,41 +152,41 @@ def _own(value: Any, alone: int) -> Any:
         if _is_private(value, alone):
             return value
         made = normalize(value)
-        # Arrays of text are new ones already.
-        return made if made is not value and type(made) is _ndarray else _copied_leaf(made)
+        # Arrays of text are new after normalization.
+        return made if made is not value and type(made) is _ndarray else _copy_leaf(made)
     kind = container_kind(cls)
-    if kind == Kind.LEAF:
+    if kind == NodeKind.LEAF:
         made = normalize(value)
-        # A list makes an array of its own; `__array__` may show memory of another library.
-        return made if cls is list else copied(made)
-    # Of other containers too much may be kept where no count shows it: all their arrays are copied.
-    if kind == Kind.DICT:
-        return _own_values(dict(value), 0)
-    if kind == Kind.TUPLE:
-        return tuple(_own_parts(list(value), 0))
-    if kind == Kind.NAMEDTUPLE:
+        # A list becomes a new array; `__array__` may return memory of another library.
+        return made if cls is list else copy_element(made)
+    # Other containers may hold references that no count shows: copy all their arrays.
+    if kind == NodeKind.DICT:
+        return _take_values(dict(value), 0)
+    if kind == NodeKind.TUPLE:
+        return tuple(_take_parts(list(value), 0))
+    if kind == NodeKind.NAMEDTUPLE:
         below = _as_part if _is_unshared(value, alone) else 0
-        return tuple.__new__(cls, _own_parts(list(value), below))
+        return tuple.__new__(cls, _take_parts(list(value), below))
     names = field_names(cls)
-    return rebuild(cls, names, _own_parts([getattr(value, name) for name in names], 0))
+    return rebuild(cls, names, _take_parts([getattr(value, name) for name in names], 0))
 
 
-def _own_values(value: dict[Any, Any], alone: int) -> dict[Any, Any]:
+def _take_values(value: dict[Any, Any], alone: int) -> dict[Any, Any]:
     made = {}
     for key, part in value.items():
         if type(key) is not str and type(key) is not int:
-            normalize({key: 0})  # which refuses it
+            normalize({key: 0})  # raises the error for the key
         cls = type(part)
         if cls in NORMAL_SCALARS:
             made[key] = part
         elif cls in _NUMBERS:
             made[key] = _NUMBERS[cls](part)
         else:
-            made[key] = _own(part, alone)
+            made[key] = _take(part, alone)
     return made
 
 
-def _own_parts(parts: list[Any], alone: int) -> list[Any]:
+def _take_parts(parts: list[Any], alone: int) -> list[Any]:
     made = []
     for part in parts:
         cls = type(part)
@@ -194,47 +195,47 @@ def _own_parts(parts: list[Any], alone: int) -> list[Any]:
         elif cls in _NUMBERS:
             made.append(_NUMBERS[cls](part))
         else:
-            made.append(_own(part, alone))
+            made.append(_take(part, alone))
     return made
 
 
-def copied(element: Element) -> Element:
-    """Return a normal element in fresh containers and arrays."""
+def copy_element(element: Element) -> Element:
+    """Return a normal element in new containers and arrays."""
     cls = type(element)
     if cls is _ndarray:
         return element.copy("K")
     if cls in _SCALARS:
         return element
     leaves, structure = flatten(element)
-    return unflatten(structure, [_copied_leaf(leaf) for leaf in leaves])
+    return unflatten(structure, [_copy_leaf(leaf) for leaf in leaves])
 
 
-def _copied_leaf(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     if type(leaf) is _ndarray:
-        # "K" keeps the order of the axes in memory: a copy at full speed.
+        # "K" keeps the memory order of the axes, which copies fastest.
         return leaf.copy("K")
-    # A structured scalar may show a row of an array; other scalars do not change.
+    # A structured scalar may be a view of an array; other scalars are immutable.
     return leaf.copy() if isinstance(leaf, np.void) else leaf
 
 
 def _is_unshared(value: Any, alone: int) -> bool:
-    """Tell whether nothing refers to `value` but what holds it here."""
+    """Return whether nothing refers to `value` but its holder here."""
     count = _getrefcount(value)
     if count == alone:
         return True
     if alone < 0:
-        _measured.setdefault(alone, set()).add(count)
+        _baseline_refcounts.setdefault(alone, set()).add(count)
     return alone < 0
 
 
 def _is_private(array: NDArray[Any], alone: int) -> bool:
-    """Tell whether an array is a leaf as it is, in memory that nobody else can reach."""
-    # As in `_is_unshared`, in this frame: most arrays are asked this.
+    """Return whether an array is a valid leaf in memory that nothing else can reach."""
+    # `_is_unshared` inlined, because it runs for nearly every array.
     count = _getrefcount(array)
     if count != alone:
         if alone >= 0:
             return False
-        _measured.setdefault(alone, set()).add(count)
+        _baseline_refcounts.setdefault(alone, set()).add(count)
     if not array.ndim or array.dtype.kind not in NORMAL_KINDS or getweakrefcount(array):
         return False
     flags = array.flags.num
@@ -252,7 +253,7 @@ def _is_private(array: NDArray[Any], alone: int) -> bool:
 
 
 def _overlaps_itself(array: NDArray[Any]) -> bool:
-    """Tell whether two entries of an array may lie in the same memory."""
+    """Return whether two entries of an array may share memory."""
     reach = array.itemsize
     axes = zip(map(abs, array.strides), array.shape, strict=True)
     for stride, length in sorted(axis for axis in axes if axis[1] > 1):
@@ -262,8 +263,8 @@ def _overlaps_itself(array: NDArray[Any]) -> bool:
     return False
 
 
-def _measure() -> None:
-    """Find out how many references a thing has that nobody else holds."""
+def _measure_refcounts() -> None:
+    """Measure the reference counts of unshared objects."""
     global _at_top, _in_dict, _in_tuple, _while_iterated, _below_top, _as_value, _as_part, _as_base
 
     def make() -> NDArray[Any]:
@@ -272,22 +273,22 @@ def _measure() -> None:
     def view() -> NDArray[Any]:
         return np.empty(4)[1:3]
 
-    # Often enough for an interpreter that changes code as it runs to have done so.
+    # Repeat until an interpreter that specializes code at run time has done so.
     for _ in range(16):
-        owned(make())
-        owned({"x": make()})
-        owned((make(),))
-        owned({"x": {"y": make(), "z": make()}, "w": make()})
-        owned(((make(), make()), make()))
-        owned(view())
+        take_ownership(make())
+        take_ownership({"x": make()})
+        take_ownership((make(),))
+        take_ownership({"x": {"y": make(), "z": make()}, "w": make()})
+        take_ownership(((make(), make()), make()))
+        take_ownership(view())
     trusted = sys.implementation.name == "cpython" and not sysconfig.get_config_var(
         "Py_GIL_DISABLED"
     )
-    measured = [_measured.get(where, set()) for where in range(-1, -9, -1)]
+    measured = [_baseline_refcounts.get(where, set()) for where in range(-1, -9, -1)]
     counts = [max(found) if trusted and len(found) == 1 else 0 for found in measured]
     _at_top, _in_dict, _in_tuple, _while_iterated, _below_top, _as_value, _as_part, _as_base = (
         counts
     )
 
 
-_measure()
+_measure_refcounts()

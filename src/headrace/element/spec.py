@@ -1,4 +1,4 @@
-"""Specs: the shapes and dtypes of an element's components, nested as the element is."""
+"""Specs: shapes and dtypes of an element's components, nested like the element."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from headrace.element.description import (
     encode_structure,
 )
 from headrace.element.normalize import check_strings
-from headrace.element.structure import Element, component, flatten, unflatten
+from headrace.element.structure import Element, describe_component, flatten, unflatten
 from headrace.element.transpose import flatten_like, map_leaves
 from headrace.errors import DataLossError, InvalidElementError
 
 __all__ = [
     "ArraySpec",
     "Spec",
-    "batched",
-    "check",
+    "batch_spec",
+    "check_element",
     "decode_spec",
     "describe_spec",
-    "described_spec",
     "encode_spec",
     "leaf_spec",
-    "loosened",
+    "parse_spec",
     "relax",
+    "relax_lengths",
     "spec_of",
-    "unbatched",
+    "unbatch_spec",
 ]
 
 Spec: TypeAlias = Any
-"""What an element looks like: the same nesting with `ArraySpec` for leaves."""
+"""Description of an element: the same nesting, with an `ArraySpec` for each leaf."""
 
 BYTES = np.dtype("S")
 STR = np.dtype("U")
@@ -54,9 +54,9 @@ class ArraySpec:
     {'x': ArraySpec(shape=(), dtype=float64), 'name': ArraySpec(shape=(), dtype=str)}
 
     Attributes:
-        shape: Length of each axis; None for one that differs from element to element.
+        shape: Length of each axis; None for an axis whose length varies.
         dtype: The NumPy dtype; `np.dtype("S")` for bytes and `np.dtype("U")` for str.
-        name: A name for people, or None.
+        name: A descriptive name, or None.
     """
 
     __slots__ = ("_hash", "dtype", "name", "shape")
@@ -119,7 +119,7 @@ def leaf_spec(leaf: Any, path: str = "") -> ArraySpec:
     """Return the spec of one leaf.
 
     Raises:
-        InvalidElementError: It is not a leaf of a normal element.
+        InvalidElementError: If it is not a leaf of a normal element.
     """
     if isinstance(leaf, bytes):
         return ArraySpec((), BYTES)
@@ -127,32 +127,33 @@ def leaf_spec(leaf: Any, path: str = "") -> ArraySpec:
         return ArraySpec((), STR)
     if isinstance(leaf, (np.ndarray, np.generic)):
         if leaf.dtype.kind == "O":
-            # An empty one says nothing of what it holds; bytes is the commoner.
+            # An empty array does not show its type; bytes are more common.
             held = check_strings(np.asarray(leaf), path)
             return ArraySpec(leaf.shape, STR if held is str else BYTES)
         return ArraySpec(leaf.shape, leaf.dtype)
     raise InvalidElementError(
-        f"{component(path)} is a {type(leaf).__name__}, not an array, NumPy scalar, bytes or str; "
+        f"{describe_component(path)} is a {type(leaf).__name__}, not an array, NumPy scalar, bytes "
+        "or str; "
         "use headrace.element.normalize.normalize"
     )
 
 
-def batched(spec: Spec, size: int | None) -> Spec:
-    """Return the spec of `size` stacked elements; None where the size is not known."""
+def batch_spec(spec: Spec, size: int | None) -> Spec:
+    """Return the spec of `size` stacked elements; None is an unknown size."""
     return map_leaves(lambda leaf: ArraySpec((size, *leaf.shape), leaf.dtype, leaf.name), spec)
 
 
-def unbatched(spec: Spec) -> Spec:
+def unbatch_spec(spec: Spec) -> Spec:
     """Return the spec of one row of a stacked element.
 
     Raises:
-        ValueError: A component has no axes.
+        ValueError: If a component has no axes.
     """
     leaves, structure = flatten(spec)
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if not leaf.shape:
             raise ValueError(
-                f"cannot unbatch: {component(path)} has no axis to remove ({leaf}); "
+                f"cannot unbatch: {describe_component(path)} has no axis to remove ({leaf}); "
                 "every component needs a leading batch axis"
             )
     return unflatten(
@@ -161,10 +162,10 @@ def unbatched(spec: Spec) -> Spec:
 
 
 def relax(a: Spec, b: Spec) -> Spec:
-    """Return the most specific spec that covers both: axes that differ become None.
+    """Return the most specific spec that covers both: lengths that differ become None.
 
     Raises:
-        InvalidElementError: Structures, dtypes or numbers of axes differ.
+        InvalidElementError: If structures, dtypes or numbers of axes differ.
     """
     ours, structure = flatten(a)
     theirs = flatten_like(structure, b)
@@ -172,7 +173,7 @@ def relax(a: Spec, b: Spec) -> Spec:
     for x, y, path in zip(ours, theirs, structure.paths, strict=True):
         if x.dtype != y.dtype or len(x.shape) != len(y.shape):
             raise InvalidElementError(
-                f"no spec covers both {x} and {y} for {component(path)}; "
+                f"no spec covers both {x} and {y} for {describe_component(path)}; "
                 "dtypes and numbers of axes must be equal: convert with map()"
             )
         shape = tuple([m if m == n else None for m, n in zip(x.shape, y.shape, strict=True)])
@@ -180,37 +181,38 @@ def relax(a: Spec, b: Spec) -> Spec:
     return unflatten(structure, made)
 
 
-def loosened(spec: Spec) -> Spec:
-    """Return `spec` with all axes of unknown length: what one element proves of those like it.
+def relax_lengths(spec: Spec) -> Spec:
+    """Return `spec` with unknown lengths for all axes.
 
-    Structure, dtypes and numbers of axes stay; the next element may have other lengths.
+    That is what one element shows about the others: structure, dtypes and numbers of axes are
+    equal, but lengths may differ.
     """
     return map_leaves(
         lambda leaf: ArraySpec((None,) * len(leaf.shape), leaf.dtype, leaf.name), spec
     )
 
 
-def check(spec: Spec, element: Element) -> None:
-    """Check that a normal element is what `spec` says.
+def check_element(spec: Spec, element: Element) -> None:
+    """Check that a normal element conforms to `spec`.
 
     Raises:
-        InvalidElementError: It is not; the message names the component.
+        InvalidElementError: If it does not; the message names the component.
     """
     expected, structure = flatten(spec)
     leaves = flatten_like(structure, element)
     for index, (leaf, want) in enumerate(zip(leaves, expected, strict=True)):
         path = structure.paths[index]
         found = leaf_spec(leaf, path)
-        if found.dtype != want.dtype and not _holds_nothing(leaf, want):
+        if found.dtype != want.dtype and not _is_empty_string_array(leaf, want):
             raise InvalidElementError(
-                f"{component(path)} has dtype {_dtype_name(found.dtype)}, "
+                f"{describe_component(path)} has dtype {_dtype_name(found.dtype)}, "
                 f"but the spec says {want}; convert it with astype, or change the spec"
             )
         if len(found.shape) != len(want.shape) or any(
             n is not None and n != m for m, n in zip(found.shape, want.shape, strict=True)
         ):
             raise InvalidElementError(
-                f"{component(path)} has shape {found.shape}, but the spec says {want}; "
+                f"{describe_component(path)} has shape {found.shape}, but the spec says {want}; "
                 "give the element this shape, or use None for axes that vary"
             )
 
@@ -224,12 +226,12 @@ def describe_spec(spec: Spec) -> Description:
     ]
 
 
-def described_spec(description: Description) -> Spec:
-    """Return the spec that `describe_spec` described. Imports and runs nothing that it names.
+def parse_spec(description: Description) -> Spec:
+    """Return the spec of a description. Imports nothing and runs no code that it names.
 
     Raises:
-        DataLossError: The description is none.
-        FailedPreconditionError: A dtype needs a package that is not installed here.
+        DataLossError: If the description is invalid.
+        FailedPreconditionError: If a dtype needs a package that is not installed.
     """
     try:
         structure_description, leaves = description
@@ -241,24 +243,24 @@ def described_spec(description: Description) -> Spec:
 
 
 def encode_spec(spec: Spec) -> bytes:
-    """Return `spec` as bytes that need no pickle to be read."""
+    """Return `spec` as bytes that can be read without pickle."""
     return msgspec.msgpack.encode(describe_spec(spec))
 
 
 def decode_spec(data: bytes) -> Spec:
-    """Return the spec that `encode_spec` wrote. Imports and runs nothing that the bytes name.
+    """Return the spec that `encode_spec` wrote. Imports nothing and runs no code that it names.
 
     Raises:
-        DataLossError: The bytes are not a spec.
-        FailedPreconditionError: A dtype needs a package that is not installed here.
+        DataLossError: If the bytes are not a spec.
+        FailedPreconditionError: If a dtype needs a package that is not installed.
     """
     try:
-        return described_spec(msgspec.msgpack.decode(data))
+        return parse_spec(msgspec.msgpack.decode(data))
     except (ValueError, RecursionError) as error:
         raise DataLossError(f"these bytes are not an element spec: {error}") from error
 
 
-def _holds_nothing(leaf: Any, want: ArraySpec) -> bool:
+def _is_empty_string_array(leaf: Any, want: ArraySpec) -> bool:
     return (
         isinstance(leaf, np.ndarray)
         and leaf.size == 0

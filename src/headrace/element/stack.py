@@ -1,8 +1,8 @@
-"""Elements to one stacked element and back: the arithmetic of batches.
+"""Stacking of elements into batches, and its inverse.
 
-A *stacked* element has the structure of its elements; each leaf got one axis in front, and bytes
-and str became object arrays. `stack`, `concatenate` and `take` return fresh memory that the caller
-owns; `unstack` and `slice_rows` return views.
+A *stacked* element has the structure of its elements, each leaf has an additional leading axis, and
+bytes and str become object arrays. `stack`, `concatenate` and `take` return new memory that the
+caller owns; `unstack` and `slice_rows` return views.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.memory import fresh
-from headrace.element.structure import Element, component, flatten, unflatten
+from headrace.element.memory import allocate_array
+from headrace.element.structure import Element, describe_component, flatten, unflatten
 from headrace.element.transpose import map_leaves, transpose, untranspose
 from headrace.errors import InvalidElementError
 
 __all__ = [
-    "Stacked",
+    "StackedElement",
     "concatenate",
-    "count",
     "join",
+    "num_rows",
     "slice_rows",
     "stack",
     "stack_column",
@@ -31,17 +31,17 @@ __all__ = [
     "unstack",
 ]
 
-Stacked: TypeAlias = Any
-"""An element each of whose leaves has one axis more in front."""
+StackedElement: TypeAlias = Any
+"""An element whose leaves each have an additional leading axis."""
 
 
-def stack(elements: Sequence[Element]) -> Stacked:
-    """Return `elements` as one stacked element of fresh arrays.
+def stack(elements: Sequence[Element]) -> StackedElement:
+    """Return `elements` as one stacked element of new arrays.
 
     Raises:
-        ValueError: There are no elements.
-        InvalidElementError: Structures, shapes or dtypes differ; the message names the component,
-            the position of the odd element, and what would do.
+        ValueError: If there are no elements.
+        InvalidElementError: If structures, shapes or dtypes differ; the message names the
+            component, the position of the differing element, and a remedy.
     """
     if not len(elements):
         raise ValueError("elements is empty; at least one element is needed to know its structure")
@@ -53,10 +53,10 @@ def stack(elements: Sequence[Element]) -> Stacked:
 
 
 def stack_column(values: Sequence[Any], path: str = "") -> NDArray[Any]:
-    """Return the values of one leaf as one array with an axis in front.
+    """Return the values of one leaf as one array with a new leading axis.
 
     Raises:
-        InvalidElementError: Shapes or dtypes differ, or a value is no leaf.
+        InvalidElementError: If shapes or dtypes differ, or a value is not a leaf.
     """
     first = values[0]
     cls = type(first)
@@ -69,39 +69,40 @@ def stack_column(values: Sequence[Any], path: str = "") -> NDArray[Any]:
     if isinstance(first, np.generic):
         dtype = first.dtype
         if dtype.kind in "mMV":
-            # One class, many dtypes: units and fields differ.
+            # One class with several dtypes, since units and fields may differ.
             return _stack_arrays([np.asarray(value) for value in values], path)
         return np.fromiter(values, dtype, len(values))
     raise InvalidElementError(
-        f"{component(path)} is a {cls.__name__}, which cannot be batched; "
+        f"{describe_component(path)} is a {cls.__name__}, which cannot be batched; "
         "return arrays, numbers, bytes or str from map()"
     )
 
 
-def unstack(stacked: Stacked, size: int) -> list[Element]:
+def unstack(stacked: StackedElement, size: int) -> list[Element]:
     """Return the `size` elements of a stacked element; their arrays are views.
 
     Raises:
-        InvalidElementError: A leaf does not have `size` rows.
+        InvalidElementError: If a leaf does not have `size` rows.
     """
     leaves, structure = flatten(stacked)
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if not isinstance(leaf, np.ndarray) or not leaf.ndim or len(leaf) != size:
             found = f"shape {leaf.shape}" if isinstance(leaf, np.ndarray) else repr(type(leaf))
             raise InvalidElementError(
-                f"cannot take {component(path)} apart: it has {found}, and {size} rows are "
+                f"cannot take {describe_component(path)} apart: it has {found}, and {size} rows "
+                "are "
                 "expected; give every component the same leading axis"
             )
     columns = [list(leaf) if leaf.ndim > 1 else _scalars(leaf) for leaf in leaves]
     return untranspose(structure, columns, size)
 
 
-def concatenate(stacked: Sequence[Stacked]) -> Stacked:
-    """Return the rows of all stacked elements, one after the other, in fresh arrays.
+def concatenate(stacked: Sequence[StackedElement]) -> StackedElement:
+    """Return the rows of all stacked elements in order, in new arrays.
 
     Raises:
-        ValueError: There is nothing to concatenate.
-        InvalidElementError: Structures, dtypes or the shapes of rows differ.
+        ValueError: If `stacked` is empty.
+        InvalidElementError: If structures, dtypes or the shapes of rows differ.
     """
     if not len(stacked):
         raise ValueError("stacked is empty; at least one stacked element is needed")
@@ -111,28 +112,28 @@ def concatenate(stacked: Sequence[Stacked]) -> Stacked:
         first = values[0]
         for position, value in enumerate(values):
             if value.dtype != first.dtype:
-                raise _odd_dtype(path, position, first.dtype, value.dtype)
+                raise _dtype_error(path, position, first.dtype, value.dtype)
             if value.shape[1:] != first.shape[1:]:
-                raise _odd_shape(path, position, first.shape[1:], value.shape[1:])
+                raise _shape_error(path, position, first.shape[1:], value.shape[1:])
         leaves.append(join(values, first.dtype))
     return unflatten(structure, leaves)
 
 
-def take(stacked: Stacked, indices: Any) -> Stacked:
-    """Return a fresh copy of the rows at `indices`; their axes replace the leading one."""
+def take(stacked: StackedElement, indices: Any) -> StackedElement:
+    """Return a copy of the rows at `indices`, whose axes replace the leading one."""
     return map_leaves(lambda leaf: np.take(leaf, indices, axis=0), stacked)
 
 
-def slice_rows(stacked: Stacked, start: int, stop: int) -> Stacked:
+def slice_rows(stacked: StackedElement, start: int, stop: int) -> StackedElement:
     """Return the rows from `start` to `stop` - 1 as views."""
     return map_leaves(lambda leaf: leaf[start:stop], stacked)
 
 
-def count(stacked: Stacked) -> int:
+def num_rows(stacked: StackedElement) -> int:
     """Return the number of rows: the leading length of the first leaf.
 
     Raises:
-        InvalidElementError: There is no leaf, or the first one has no axis.
+        InvalidElementError: If there is no leaf, or the first one has no axis.
     """
     leaves, structure = flatten(stacked)
     if not leaves:
@@ -142,17 +143,17 @@ def count(stacked: Stacked) -> int:
     shape = np.shape(leaves[0])
     if not shape:
         raise InvalidElementError(
-            f"{component(structure.paths[0])} has no axis, so there are no rows to count; "
+            f"{describe_component(structure.paths[0])} has no axis, so there are no rows to count; "
             "give every component a leading axis"
         )
     return int(shape[0])
 
 
 def join(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the rows of all arrays in one fresh array; all are of `dtype` and of like rows."""
+    """Return the rows of all arrays in one new array; dtypes and row shapes are equal."""
     rows = sum(map(len, arrays))
-    # Into memory of ours: left to itself, NumPy turns big endian and padded dtypes into others.
-    made = fresh((rows, *arrays[0].shape[1:]), dtype)
+    # Allocated here, because NumPy would convert big-endian and padded dtypes to others.
+    made = allocate_array((rows, *arrays[0].shape[1:]), dtype)
     np.concatenate(arrays, out=made)
     return made
 
@@ -175,13 +176,13 @@ def _stack_arrays(values: Sequence[NDArray[Any]], path: str) -> NDArray[Any]:
     first = values[0]
     shape, dtype = first.shape, first.dtype
     shapes, dtypes = list(map(_shape_of, values)), list(map(_dtype_of, values))
-    # `count` compares by identity first, in C: one pass finds that there is nothing to find.
+    # `list.count` compares by identity first, in C: the common case takes one fast pass.
     if shapes.count(shape) != len(values):
         position = next(i for i, found in enumerate(shapes) if found != shape)
-        raise _odd_shape(path, position, shape, shapes[position])
+        raise _shape_error(path, position, shape, shapes[position])
     if dtypes.count(dtype) != len(values):
         position = next(i for i, found in enumerate(dtypes) if found != dtype)
-        raise _odd_dtype(path, position, dtype, dtypes[position])
+        raise _dtype_error(path, position, dtype, dtypes[position])
     if not shape:
         made = np.zeros(len(values), dtype)
         for index, value in enumerate(values):
@@ -191,20 +192,21 @@ def _stack_arrays(values: Sequence[NDArray[Any]], path: str) -> NDArray[Any]:
 
 
 def _stack_mixed(values: Sequence[Any], path: str) -> NDArray[Any]:
-    """Stack values of several classes: scalars beside arrays without axes, or an error."""
+    """Stack values of several classes: scalars mixed with 0-d arrays; others raise."""
     first = values[0]
     for position, value in enumerate(values):
         if isinstance(value, (np.ndarray, np.generic)) != isinstance(
             first, (np.ndarray, np.generic)
         ) or (isinstance(first, (bytes, str)) and type(value) is not type(first)):
             raise InvalidElementError(
-                f"cannot batch {component(path)}: element 0 has a {type(first).__name__} and "
+                f"cannot batch {describe_component(path)}: element 0 has a {type(first).__name__} "
+                "and "
                 f"element {position} a {type(value).__name__}; convert them to one kind with map()"
             )
     return _stack_arrays([np.asarray(value) for value in values], path)
 
 
-def _odd_shape(
+def _shape_error(
     path: str, position: int, expected: tuple[int, ...], found: tuple[int, ...]
 ) -> InvalidElementError:
     hint = (
@@ -213,13 +215,13 @@ def _odd_shape(
         else "bring all elements to one number of axes with map()"
     )
     return InvalidElementError(
-        f"cannot batch {component(path)}: element 0 has shape {expected} and "
+        f"cannot batch {describe_component(path)}: element 0 has shape {expected} and "
         f"element {position} has shape {found}; {hint}"
     )
 
 
-def _odd_dtype(path: str, position: int, expected: Any, found: Any) -> InvalidElementError:
+def _dtype_error(path: str, position: int, expected: Any, found: Any) -> InvalidElementError:
     return InvalidElementError(
-        f"cannot batch {component(path)}: element 0 has dtype {expected} and "
+        f"cannot batch {describe_component(path)}: element 0 has dtype {expected} and "
         f"element {position} has dtype {found}; convert with astype in map()"
     )

@@ -1,11 +1,11 @@
-"""The structure of elements: containers, their leaves, and what counts as a leaf.
+"""The structure of elements: containers and leaves.
 
-Rule 1. A container is a dict, a tuple, a namedtuple or a dataclass; None is an empty one.
-Rule 2. Everything else is a leaf. `normalize` lets only NumPy arrays of one or more axes,
-        NumPy scalars, bytes and str pass, so that nothing below ever meets anything else.
-Rule 3. Leaves are listed in the order in which their containers hold them. Two dicts with the same
-        keys in another order go together wherever elements meet (`transpose`); the first one's
-        order wins.
+Rule 1. A container is a dict, a tuple, a namedtuple or a dataclass; None is an empty container.
+Rule 2. All other objects are leaves. `normalize` leaves only NumPy arrays of one or more axes,
+NumPy
+        scalars, bytes and str, so other modules need not handle anything else.
+Rule 3. Leaves are listed in the order of their containers. Dicts with the same keys in different
+        order are compatible (`transpose`); the first one's order is used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
     "Element",
-    "Kind",
-    "Node",
+    "NodeKind",
     "Structure",
-    "component",
+    "StructureNode",
     "container_kind",
+    "describe_component",
     "field_names",
     "flatten",
     "rebuild",
@@ -31,8 +31,8 @@ Element: TypeAlias = Any
 """A nested dict / tuple / namedtuple / dataclass of arrays, NumPy scalars, bytes and str."""
 
 
-class Kind:
-    """What a node of a structure is: small integers, for they also travel in frames."""
+class NodeKind:
+    """Kinds of structure nodes: small integers, because they are also sent in frames."""
 
     LEAF = 0
     NONE = 1
@@ -42,8 +42,8 @@ class Kind:
     DATACLASS = 5
 
 
-class Node(NamedTuple):
-    """One place of a structure; a plain tuple, so that comparing and hashing run in C."""
+class StructureNode(NamedTuple):
+    """A node of a structure; a plain tuple, so that comparison and hashing run in C."""
 
     kind: int
     cls: type | None = None
@@ -53,12 +53,12 @@ class Node(NamedTuple):
     children: tuple[Any, ...] = ()
 
 
-_LEAF = Node(Kind.LEAF)
-_NONE = Node(Kind.NONE)
+_LEAF = StructureNode(NodeKind.LEAF)
+_NONE = StructureNode(NodeKind.NONE)
 
 
 class Structure:
-    """How an element is nested, without its leaves. Immutable, hashable, compared by value.
+    """Nesting of an element, without its leaves. Immutable, hashable, compared by value.
 
     Attributes:
         root: The outermost node.
@@ -67,10 +67,10 @@ class Structure:
 
     __slots__ = ("_hash", "_paths", "root", "size")
 
-    root: Node
+    root: StructureNode
     size: int
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: StructureNode) -> None:
         self.root = root
         self.size = _count_leaves(root)
         self._hash = hash(root)
@@ -78,7 +78,7 @@ class Structure:
 
     @property
     def paths(self) -> list[str]:
-        """Where each leaf is, as in `"['image']"`, `"[0].label"`; `""` for a bare leaf."""
+        """Path of each leaf, such as `"['image']"` or `"[0].label"`; `""` for a bare leaf."""
         if self._paths is None:
             self._paths = list(_walk_paths(self.root, ""))
         return self._paths
@@ -92,23 +92,23 @@ class Structure:
         return self._hash
 
     def __repr__(self) -> str:
-        return f"Structure({_show(self.root)})"
+        return f"Structure({_format_node(self.root)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Structure, (self.root,)
 
 
-def component(path: str) -> str:
-    """Return words for the leaf at `path`, for an error message."""
+def describe_component(path: str) -> str:
+    """Return a description of the leaf at `path` for error messages."""
     return f"component {path}" if path else "the element"
 
 
 def container_kind(cls: type) -> int:
-    """Return the `Kind` of container that instances of `cls` are; `Kind.LEAF` for a leaf."""
+    """Return the `NodeKind` of instances of `cls`; `NodeKind.LEAF` if they are leaves."""
     kind = _kinds.get(cls)
     if kind is None:
         kind = _find_kind(cls)
-        # Bounded: a program that makes classes without end must not fill the memory.
+        # Bounded, because a program may create any number of classes.
         if len(_kinds) > 4096:
             _kinds.clear()
         _kinds[cls] = kind
@@ -116,7 +116,7 @@ def container_kind(cls: type) -> int:
 
 
 def field_names(cls: type) -> tuple[str, ...]:
-    """Return the fields of a namedtuple or dataclass class, in order."""
+    """Return the field names of a namedtuple or dataclass class, in order."""
     if issubclass(cls, tuple):
         return tuple(cls._fields)  # type: ignore[attr-defined]
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -130,10 +130,10 @@ def flatten(element: Element) -> tuple[list[Any], Structure]:
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Element:
-    """Return the element of this structure with these leaves.
+    """Return the element with this structure and these leaves.
 
     Raises:
-        ValueError: The number of leaves is not `structure.size`.
+        ValueError: If the number of leaves is not `structure.size`.
     """
     if len(leaves) != structure.size:
         raise ValueError(
@@ -145,10 +145,10 @@ def unflatten(structure: Structure, leaves: Sequence[Any]) -> Element:
 
 
 def rebuild(cls: type, keys: tuple[str, ...], values: Sequence[Any]) -> Any:
-    """Return a dataclass instance with these fields, without calling code of the class.
+    """Return a dataclass instance with these fields, without running code of the class.
 
-    `__init__` and `__post_init__` would check or convert one element's values; batches and specs
-    of the same class need not pass those checks.
+    `__init__` and `__post_init__` might check or convert the values of a single element; batches
+    and specs of the same class need not pass those checks.
     """
     made: Any = object.__new__(cls)
     for key, value in zip(keys, values, strict=True):
@@ -156,12 +156,12 @@ def rebuild(cls: type, keys: tuple[str, ...], values: Sequence[Any]) -> Any:
     return made
 
 
-_kinds: dict[type, int] = {type(None): Kind.NONE, dict: Kind.DICT, tuple: Kind.TUPLE}
-_structures: dict[Node, Structure] = {}
+_kinds: dict[type, int] = {type(None): NodeKind.NONE, dict: NodeKind.DICT, tuple: NodeKind.TUPLE}
+_structures: dict[StructureNode, Structure] = {}
 
 
-def _intern(root: Node) -> Structure:
-    # One object a structure makes the usual comparison one of identity.
+def _intern(root: StructureNode) -> Structure:
+    # With one object per structure, most comparisons are by identity.
     structure = _structures.get(root)
     if structure is None:
         structure = Structure(root)
@@ -173,81 +173,83 @@ def _intern(root: Node) -> Structure:
 
 def _find_kind(cls: type) -> int:
     if issubclass(cls, tuple):
-        return Kind.NAMEDTUPLE if hasattr(cls, "_fields") else Kind.TUPLE
+        return NodeKind.NAMEDTUPLE if hasattr(cls, "_fields") else NodeKind.TUPLE
     if issubclass(cls, dict):
-        return Kind.DICT
-    return Kind.DATACLASS if dataclasses.is_dataclass(cls) else Kind.LEAF
+        return NodeKind.DICT
+    return NodeKind.DATACLASS if dataclasses.is_dataclass(cls) else NodeKind.LEAF
 
 
-def _count_leaves(node: Node) -> int:
-    if node.kind == Kind.LEAF:
+def _count_leaves(node: StructureNode) -> int:
+    if node.kind == NodeKind.LEAF:
         return 1
     return sum(map(_count_leaves, node.children))
 
 
-def _flatten_into(element: Element, leaves: list[Any]) -> Node:
+def _flatten_into(element: Element, leaves: list[Any]) -> StructureNode:
     cls = type(element)
     kind = _kinds.get(cls)
     if kind is None:
         kind = container_kind(cls)
-    if kind == Kind.LEAF:
+    if kind == NodeKind.LEAF:
         leaves.append(element)
         return _LEAF
-    if kind == Kind.DICT:
-        return Node(
+    if kind == NodeKind.DICT:
+        return StructureNode(
             kind,
             None,
             tuple(element),
             tuple([_flatten_into(value, leaves) for value in element.values()]),
         )
-    if kind == Kind.TUPLE:
-        return Node(kind, None, (), tuple([_flatten_into(value, leaves) for value in element]))
-    if kind == Kind.NONE:
+    if kind == NodeKind.TUPLE:
+        return StructureNode(
+            kind, None, (), tuple([_flatten_into(value, leaves) for value in element])
+        )
+    if kind == NodeKind.NONE:
         return _NONE
     keys = field_names(cls)
-    values = element if kind == Kind.NAMEDTUPLE else [getattr(element, key) for key in keys]
-    return Node(kind, cls, keys, tuple([_flatten_into(value, leaves) for value in values]))
+    values = element if kind == NodeKind.NAMEDTUPLE else [getattr(element, key) for key in keys]
+    return StructureNode(kind, cls, keys, tuple([_flatten_into(value, leaves) for value in values]))
 
 
-def _unflatten(node: Node, leaves: Iterator[Any]) -> Element:
+def _unflatten(node: StructureNode, leaves: Iterator[Any]) -> Element:
     kind = node.kind
-    if kind == Kind.LEAF:
+    if kind == NodeKind.LEAF:
         return next(leaves)
-    if kind == Kind.NONE:
+    if kind == NodeKind.NONE:
         return None
     values = [_unflatten(child, leaves) for child in node.children]
-    if kind == Kind.DICT:
+    if kind == NodeKind.DICT:
         return dict(zip(node.keys, values, strict=True))
-    if kind == Kind.TUPLE:
+    if kind == NodeKind.TUPLE:
         return tuple(values)
     assert node.cls is not None
-    if kind == Kind.NAMEDTUPLE:
+    if kind == NodeKind.NAMEDTUPLE:
         return tuple.__new__(node.cls, values)
     return rebuild(node.cls, node.keys, values)
 
 
-def _walk_paths(node: Node, path: str) -> Iterator[str]:
-    if node.kind == Kind.LEAF:
+def _walk_paths(node: StructureNode, path: str) -> Iterator[str]:
+    if node.kind == NodeKind.LEAF:
         yield path
     for index, child in enumerate(node.children):
-        if node.kind == Kind.DICT:
+        if node.kind == NodeKind.DICT:
             part = f"[{node.keys[index]!r}]"
-        elif node.kind == Kind.TUPLE:
+        elif node.kind == NodeKind.TUPLE:
             part = f"[{index}]"
         else:
             part = f".{node.keys[index]}"
         yield from _walk_paths(child, path + part)
 
 
-def _show(node: Node) -> str:
-    if node.kind == Kind.LEAF:
+def _format_node(node: StructureNode) -> str:
+    if node.kind == NodeKind.LEAF:
         return "*"
-    if node.kind == Kind.NONE:
+    if node.kind == NodeKind.NONE:
         return "None"
-    shown = [_show(child) for child in node.children]
-    if node.kind == Kind.DICT:
+    shown = [_format_node(child) for child in node.children]
+    if node.kind == NodeKind.DICT:
         return "{" + ", ".join(f"{k!r}: {s}" for k, s in zip(node.keys, shown, strict=True)) + "}"
-    if node.kind == Kind.TUPLE:
+    if node.kind == NodeKind.TUPLE:
         return "(" + ", ".join(shown) + ("," if len(shown) == 1 else "") + ")"
     assert node.cls is not None
     fields = ", ".join(f"{k}={s}" for k, s in zip(node.keys, shown, strict=True))

@@ -1,6 +1,6 @@
-"""Elements of one structure, leaf by leaf: many rows to columns and back, several elements at once.
+"""Conversions between elements of one structure and lists of their leaves.
 
-Elements that meet must have one structure; two dicts may hold the same keys in another order.
+The elements must have the same structure; dicts may have the same keys in different order.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from headrace.element.structure import (
     Element,
-    Kind,
-    Node,
+    NodeKind,
     Structure,
+    StructureNode,
     container_kind,
     flatten,
     rebuild,
@@ -27,14 +27,14 @@ __all__ = ["flatten_like", "map_leaves", "transpose", "untranspose"]
 def transpose(
     elements: Sequence[Element], structure: Structure | None = None
 ) -> tuple[Structure, list[list[Any]]]:
-    """Return the structure of `elements` and for each leaf the list of its values.
+    """Return the structure of `elements`, and the list of values for each leaf.
 
     Args:
-        elements: At least one element; all of one structure.
-        structure: The structure to expect; the first element's if not given.
+        elements: At least one element; all have the same structure.
+        structure: Expected structure; None uses the first element's.
 
     Raises:
-        InvalidElementError: A structure differs; the message names the place and the position.
+        InvalidElementError: If a structure differs; the message names the path and the position.
     """
     if structure is None:
         structure = flatten(elements[0])[1]
@@ -44,7 +44,7 @@ def transpose(
 
 
 def untranspose(structure: Structure, columns: Sequence[Sequence[Any]], size: int) -> list[Element]:
-    """Return `size` elements whose leaves are taken from the columns, one column a leaf."""
+    """Return `size` elements whose leaves are taken from the columns, one column per leaf."""
     return list(_untranspose(structure.root, iter(columns), size))
 
 
@@ -52,16 +52,16 @@ def flatten_like(structure: Structure, element: Element) -> list[Any]:
     """Return the leaves of `element` in the order of `structure`.
 
     Raises:
-        InvalidElementError: `element` has another structure; the order of dict keys may differ.
+        InvalidElementError: If the structures differ, except for the order of dict keys.
     """
     return [column[0] for column in transpose([element], structure)[1]]
 
 
 def map_leaves(fn: Callable[..., Any], element: Element, *others: Element) -> Element:
-    """Return an element like `element` with `fn(leaf, *leaves of the others)` for its leaves.
+    """Return an element like `element` whose leaves are `fn(leaf, *leaves of the others)`.
 
     Raises:
-        InvalidElementError: One of `others` has another structure.
+        InvalidElementError: If one of `others` has another structure.
     """
     leaves, structure = flatten(element)
     if not others:
@@ -70,96 +70,98 @@ def map_leaves(fn: Callable[..., Any], element: Element, *others: Element) -> El
     return unflatten(structure, list(map(fn, leaves, *columns)))
 
 
-def _transpose_into(node: Node, values: Sequence[Any], path: str, columns: list[list[Any]]) -> None:
+def _transpose_into(
+    node: StructureNode, values: Sequence[Any], path: str, columns: list[list[Any]]
+) -> None:
     kind = node.kind
-    if kind == Kind.LEAF:
-        if any(container_kind(cls) != Kind.LEAF for cls in set(map(type, values))):
-            _refuse_structure(node, values, path)
+    if kind == NodeKind.LEAF:
+        if any(container_kind(cls) != NodeKind.LEAF for cls in set(map(type, values))):
+            _raise_structure_error(node, values, path)
         columns.append(values if type(values) is list else list(values))
         return
     for cls in set(map(type, values)):
         if container_kind(cls) != kind or (node.cls is not None and cls is not node.cls):
-            _refuse_structure(node, values, path)
-    if kind == Kind.DICT:
-        # Same keys in the same order is the common case, and the cheapest to see.
+            _raise_structure_error(node, values, path)
+    if kind == NodeKind.DICT:
+        # Equal keys in equal order are the common case, and the cheapest to check.
         if list(map(tuple, values)).count(node.keys) != len(values) and not all(
             map(dict.fromkeys(node.keys).keys().__eq__, map(dict.keys, values))
         ):
-            _refuse_structure(node, values, path)
+            _raise_structure_error(node, values, path)
         for key, child in zip(node.keys, node.children, strict=True):
             _transpose_into(child, list(map(itemgetter(key), values)), f"{path}[{key!r}]", columns)
-    elif kind == Kind.DATACLASS:
+    elif kind == NodeKind.DATACLASS:
         for key, child in zip(node.keys, node.children, strict=True):
             _transpose_into(child, list(map(attrgetter(key), values)), f"{path}.{key}", columns)
-    elif kind != Kind.NONE:
+    elif kind != NodeKind.NONE:
         if set(map(len, values)) != {len(node.children)}:
-            _refuse_structure(node, values, path)
+            _raise_structure_error(node, values, path)
         parts = [f".{key}" for key in node.keys] or [f"[{i}]" for i in range(len(node.children))]
         for index, (part, child) in enumerate(zip(parts, node.children, strict=True)):
             _transpose_into(child, list(map(itemgetter(index), values)), path + part, columns)
 
 
-def _refuse_structure(node: Node, values: Sequence[Any], path: str) -> None:
+def _raise_structure_error(node: StructureNode, values: Sequence[Any], path: str) -> None:
     for position, value in enumerate(values):
-        found = _top(value)
-        if found != _top_of_node(node):
+        found = _outer_structure(value)
+        if found != _outer_structure_of_node(node):
             place = f"at {path}" if path else "at the top"
             raise InvalidElementError(
                 f"elements of different structure cannot go together: {place}, "
-                f"{_describe_top(_top_of_node(node))} was expected, "
-                f"and element {position} has {_describe_top(found)}; "
+                f"{_describe_outer_structure(_outer_structure_of_node(node))} was expected, "
+                f"and element {position} has {_describe_outer_structure(found)}; "
                 "give all elements the same structure with map()"
             )
     raise AssertionError("no value differs")  # pragma: no cover
 
 
-def _top(value: Any) -> tuple[int, Any]:
+def _outer_structure(value: Any) -> tuple[int, Any]:
     kind = container_kind(type(value))
-    if kind == Kind.DICT:
+    if kind == NodeKind.DICT:
         return kind, frozenset(value)
-    if kind == Kind.TUPLE:
+    if kind == NodeKind.TUPLE:
         return kind, len(value)
-    return kind, type(value) if kind in (Kind.NAMEDTUPLE, Kind.DATACLASS) else None
+    return kind, type(value) if kind in (NodeKind.NAMEDTUPLE, NodeKind.DATACLASS) else None
 
 
-def _top_of_node(node: Node) -> tuple[int, Any]:
-    if node.kind == Kind.DICT:
+def _outer_structure_of_node(node: StructureNode) -> tuple[int, Any]:
+    if node.kind == NodeKind.DICT:
         return node.kind, frozenset(node.keys)
-    if node.kind == Kind.TUPLE:
+    if node.kind == NodeKind.TUPLE:
         return node.kind, len(node.children)
     return node.kind, node.cls
 
 
-def _describe_top(top: tuple[int, Any]) -> str:
+def _describe_outer_structure(top: tuple[int, Any]) -> str:
     kind, detail = top
-    if kind == Kind.DICT:
+    if kind == NodeKind.DICT:
         return f"a dict with keys {sorted(detail, key=repr)}"
-    if kind == Kind.TUPLE:
+    if kind == NodeKind.TUPLE:
         return f"a tuple of {detail}"
-    if kind in (Kind.NAMEDTUPLE, Kind.DATACLASS):
+    if kind in (NodeKind.NAMEDTUPLE, NodeKind.DATACLASS):
         return f"a {detail.__name__}"
-    return "None" if kind == Kind.NONE else "a leaf"
+    return "None" if kind == NodeKind.NONE else "a leaf"
 
 
-def _untranspose(node: Node, columns: Iterator[Sequence[Any]], size: int) -> Sequence[Any]:
+def _untranspose(node: StructureNode, columns: Iterator[Sequence[Any]], size: int) -> Sequence[Any]:
     kind = node.kind
-    if kind == Kind.LEAF:
+    if kind == NodeKind.LEAF:
         return next(columns)
-    if kind == Kind.NONE:
+    if kind == NodeKind.NONE:
         return [None] * size
     parts = [_untranspose(child, columns, size) for child in node.children]
     if not parts:
         empty = Structure(node)
         return [unflatten(empty, ()) for _ in range(size)]
     rows = zip(*parts, strict=True)
-    if kind == Kind.DICT:
+    if kind == NodeKind.DICT:
         keys = node.keys
         return [dict(zip(keys, row, strict=True)) for row in rows]
-    if kind == Kind.TUPLE:
+    if kind == NodeKind.TUPLE:
         return list(rows)
     cls = node.cls
     assert cls is not None
-    if kind == Kind.NAMEDTUPLE:
+    if kind == NodeKind.NAMEDTUPLE:
         make = tuple.__new__
         return [make(cls, row) for row in rows]
     return [rebuild(cls, node.keys, row) for row in rows]

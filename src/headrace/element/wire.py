@@ -1,16 +1,16 @@
-"""A chunk on the wire: a header that describes, then raw buffers.
+"""Serialization of chunks: a header that describes the data, followed by raw buffers.
 
 The header is msgpack: format version, number of elements, form, and one *part* for each run of
-elements of one structure: [number of elements, structure, one column for each leaf]. A column says
-how its values are laid out (FIXED: one shape for all; RAGGED: a buffer of shapes; EACH: one buffer
-an element; MIXED: one column an element) and of what dtype they are. Values of a numeric dtype
-take one buffer, bytes and str take two: int64 lengths, then everything joined. Numbers that are
-not in the header are little endian.
+elements with the same structure: [number of elements, structure, one column for each leaf]. A
+column has a dtype and a layout (FIXED: one shape for all; RAGGED: a buffer of shapes; SEPARATE: one
+buffer per element; MIXED: one column per element). Values of a numeric dtype take one buffer, bytes
+and str take two: int64 lengths, then the joined data. Integers outside the header are
+little-endian.
 
-Rule 1. Nothing is pickled or unpickled; dtypes and classes travel as `description` says.
-Rule 2. A number from a header is believed only when the buffers have that many bytes: nothing is
-        allocated that the peer did not send. Chunks of elements without bytes carry padding.
-Rule 3. Whatever is wrong with a frame is a DataLossError.
+Rule 1. Nothing is pickled or unpickled; dtypes and classes are sent as `description` defines.
+Rule 2. A length from a header is checked against the sizes of the buffers, so that no memory is
+        allocated for data that the peer did not send. Elements without bytes are padded.
+Rule 3. Any defect of a frame raises a DataLossError.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from headrace.element.description import (
     encode_structure,
 )
 from headrace.element.normalize import check_strings
-from headrace.element.structure import Element, Structure, component, flatten, unflatten
+from headrace.element.structure import Element, Structure, describe_component, flatten, unflatten
 from headrace.element.transpose import transpose, untranspose
 from headrace.errors import DataLossError, InvalidElementError
 
-__all__ = ["OWN_BUFFER_BYTES", "Buffer", "copied", "decode", "encode", "frame_bytes"]
+__all__ = ["OWN_BUFFER_BYTES", "Buffer", "copy_chunk", "decode", "encode", "frame_bytes"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -48,12 +48,12 @@ _ROWS = 1
 
 _FIXED = 0
 _RAGGED = 1
-_EACH = 2
+_SEPARATE = 2
 _MIXED = 3
 
 OWN_BUFFER_BYTES = 32 << 10
-"""Arrays of at least so many bytes are sent from where they lie, one buffer each; smaller ones cost
-less to copy together than to send apart."""
+"""Minimum average size in bytes of arrays that are sent from their own memory, one buffer each;
+smaller arrays are cheaper to copy into one buffer."""
 _LENGTH = np.dtype("<i8")
 _STRINGS = {"B": bytes, "T": str}
 
@@ -64,10 +64,10 @@ _decode_header = msgspec.msgpack.Decoder().decode
 def encode(chunk: Chunk) -> list[Buffer]:
     """Return `chunk` as a header and raw buffers.
 
-    Columns are not copied where they are C-contiguous, nor where large rows of them are.
+    C-contiguous columns are not copied, nor are columns with large contiguous rows.
 
     Raises:
-        InvalidElementError: A component holds Python objects other than bytes or str.
+        InvalidElementError: If a component contains Python objects other than bytes or str.
     """
     buffers: list[Buffer] = [b""]
     if chunk.is_columnar and not _has_scattered_rows(chunk):
@@ -94,12 +94,12 @@ def encode(chunk: Chunk) -> list[Buffer]:
 def decode(buffers: Sequence[Buffer]) -> Chunk:
     """Return the chunk that `encode` wrote; its arrays are views of `buffers`.
 
-    Arrays are writable where the buffer is. A chunk that was sent as rows comes back with columns
-    at hand when the elements were alike and small; its rows are then views of those.
+    Arrays are writable if their buffer is. A chunk sent as rows is returned with columns if its
+    elements had equal shapes and were small; its rows are then views of the columns.
 
     Raises:
-        DataLossError: The buffers are not a whole frame.
-        FailedPreconditionError: A dtype needs a package that is not installed here.
+        DataLossError: If the buffers are not a complete frame.
+        FailedPreconditionError: If a dtype needs a package that is not installed.
     """
     try:
         return _decode(buffers)
@@ -112,18 +112,18 @@ def decode(buffers: Sequence[Buffer]) -> Chunk:
         ) from e
 
 
-def copied(chunk: Chunk) -> Chunk:
-    """Return the same elements in memory of their own."""
+def copy_chunk(chunk: Chunk) -> Chunk:
+    """Return the same elements in newly allocated memory."""
     frames = [bytearray(frame) for frame in encode(chunk)]
-    return decode(frames).with_places(chunk.places)
+    return decode(frames).with_metadata(chunk.metadata)
 
 
 def frame_bytes(chunk: Chunk) -> int:
-    """Return about how many bytes `chunk` takes; cheap, for decisions about buffering."""
+    """Return the approximate size of `chunk` in bytes; cheap, for buffering decisions."""
     if chunk.is_columnar:
         return sum([_estimate(leaf) for leaf in flatten(chunk.columns())[0]])
     rows = chunk.rows()
-    # A sample will do: elements of one dataset are mostly alike.
+    # Use a sample, since the elements of a dataset usually have similar sizes.
     sample = rows[:: max(1, len(rows) // 8)]
     if not sample:
         return 0
@@ -143,11 +143,11 @@ def _estimate(leaf: Any) -> int:
     return leaf.nbytes if isinstance(leaf, np.generic) else 8
 
 
-# --- encoding --------------------------------------------------------------------------------
+# --- Encoding --------------------------------------------------------------------------------
 
 
 def _runs(rows: list[Element]) -> Iterator[tuple[Structure, list[list[Any]], int]]:
-    """Cut `rows` into runs of one structure: nearly always a single one."""
+    """Divide `rows` into runs with the same structure: nearly always a single run."""
     if not rows:
         return
     try:
@@ -165,7 +165,7 @@ def _runs(rows: list[Element]) -> Iterator[tuple[Structure, list[list[Any]], int
 
 
 def _has_scattered_rows(chunk: Chunk) -> bool:
-    """Say whether rows are to be sent from where they lie, as no buffer holds all of a column."""
+    """Return whether to send each row from its own memory, because a column is not contiguous."""
     for leaf in flatten(chunk.columns())[0]:
         if (
             isinstance(leaf, np.ndarray)
@@ -183,14 +183,14 @@ def _encode_array(array: Any, path: str, buffers: list[Buffer]) -> list[Any]:
     """Encode one stacked leaf."""
     if not isinstance(array, np.ndarray) or not array.ndim:
         raise InvalidElementError(
-            f"{component(path)} of a batch is {array!r:.80}, which has no leading axis; "
+            f"{describe_component(path)} of a batch is {array!r:.80}, which has no leading axis; "
             "give every component the same leading axis"
         )
     return [_FIXED, _encode_values(array, path, buffers), array.shape[1:]]
 
 
 def _encode_column(values: list[Any], path: str, buffers: list[Buffer]) -> list[Any]:
-    """Encode the values of one leaf in many rows."""
+    """Encode the values of one leaf of many rows."""
     first = values[0]
     cls = type(first)
     if len(set(map(type, values))) != 1:
@@ -199,7 +199,7 @@ def _encode_column(values: list[Any], path: str, buffers: list[Buffer]) -> list[
         lengths = np.fromiter(map(len, values), _LENGTH, len(values))
         if cls is bytes and int(lengths.sum()) >= OWN_BUFFER_BYTES * len(values):
             buffers.extend(values)
-            return [_EACH, "B", []]
+            return [_SEPARATE, "B", []]
         return [_FIXED, _encode_strings(values, cls, buffers), ()]
     if cls is np.ndarray:
         return _encode_arrays(values, path, buffers)
@@ -217,12 +217,12 @@ def _encode_arrays(values: list[NDArray[Any]], path: str, buffers: list[Buffer])
         return _encode_mixed(values, path, buffers)
     if ndim == 0:
         return _encode_column([value[()] for value in values], path, buffers)
-    if len(values) > 1 and dtype.kind == "O" and len({_held(v, path) for v in values}) != 1:
+    if len(values) > 1 and dtype.kind == "O" and len({_string_type(v, path) for v in values}) != 1:
         return _encode_mixed(values, path, buffers)
     shapes = list(map(attrgetter("shape"), values))
     if sum(map(attrgetter("nbytes"), values)) >= OWN_BUFFER_BYTES * len(values):
         described = [_encode_values(value, path, buffers) for value in values]
-        return [_EACH, described[0], shapes]
+        return [_SEPARATE, described[0], shapes]
     if shapes.count(shapes[0]) == len(values):
         stacked = stacking.join(values, dtype).reshape(len(values), *shapes[0])
         return [_FIXED, _encode_values(stacked, path, buffers), shapes[0]]
@@ -236,7 +236,7 @@ def _encode_arrays(values: list[NDArray[Any]], path: str, buffers: list[Buffer])
 def _encode_mixed(values: list[Any], path: str, buffers: list[Buffer]) -> list[Any]:
     if len(values) == 1:
         raise InvalidElementError(
-            f"{component(path)} is a {type(values[0]).__name__}, which cannot be sent; "
+            f"{describe_component(path)} is a {type(values[0]).__name__}, which cannot be sent; "
             "return arrays, numbers, bytes or str from map()"
         )
     return [_MIXED, [_encode_column([value], path, buffers) for value in values]]
@@ -244,19 +244,19 @@ def _encode_mixed(values: list[Any], path: str, buffers: list[Buffer]) -> list[A
 
 def _encode_values(array: NDArray[Any], path: str, buffers: list[Buffer]) -> Any:
     if array.dtype.kind == "O":
-        return _encode_strings(array.reshape(-1).tolist(), _held(array, path), buffers)
+        return _encode_strings(array.reshape(-1).tolist(), _string_type(array, path), buffers)
     described = encode_dtype(array.dtype)
     buffers.append(_raw(array))
     return described
 
 
-def _held(array: NDArray[Any], path: str) -> type:
+def _string_type(array: NDArray[Any], path: str) -> type:
     return check_strings(array, path) or bytes
 
 
 def _encode_strings(values: list[Any], cls: type, buffers: list[Buffer]) -> str:
     if cls is str:
-        # Lone surrogates are legal in a str; they travel too.
+        # A str may contain lone surrogates; send them, too.
         values = [value.encode("utf-8", "surrogatepass") for value in values]
     buffers.append(_raw(np.fromiter(map(len, values), _LENGTH, len(values))))
     buffers.append(b"".join(values))
@@ -273,11 +273,11 @@ def _nbytes(buffer: Buffer) -> int:
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
-# --- decoding --------------------------------------------------------------------------------
+# --- Decoding --------------------------------------------------------------------------------
 
 
 class _Buffers:
-    """Hands out the buffers of a frame in order."""
+    """The buffers of a frame, taken in order."""
 
     __slots__ = ("_buffers", "_next")
 
@@ -313,7 +313,7 @@ def _decode(buffers: Sequence[Buffer]) -> Chunk:
     parse = _parse_known if len(header) <= _SHORT_HEADER else _parse
     size, form, parts = parse(header)
     if size != 0:
-        # Every element is backed by at least one byte, be it padding.
+        # Every element is backed by at least one byte, which may be padding.
         _check_length(size, sum([_nbytes(buffer) for buffer in buffers[1:]]))
     source = _Buffers(buffers)
     rows: list[Element] = []
@@ -331,7 +331,7 @@ def _decode(buffers: Sequence[Buffer]) -> Chunk:
 
 
 def _parse(header: bytes) -> tuple[Any, Any, list[tuple[Any, Structure, Any]]]:
-    """Return what a header says: the number of elements, their form, and of which parts."""
+    """Return the contents of a header: the number of elements, their form, and the parts."""
     version, size, form, described = _decode_header(header)
     if version != _VERSION:
         raise DataLossError(
@@ -349,7 +349,7 @@ def _parse(header: bytes) -> tuple[Any, Any, list[tuple[Any, Structure, Any]]]:
     return size, form, parts
 
 
-#: Frames of one stream often begin alike. Nobody changes what is returned.
+#: Cached, because frames of one stream often have equal headers. Callers must not modify results.
 _parse_known = lru_cache(maxsize=64)(_parse)
 _SHORT_HEADER = 512
 
@@ -364,9 +364,9 @@ def _decode_column(column: Any, size: int, source: _Buffers) -> NDArray[Any] | l
     layout, dtype, shape = column
     if layout == _FIXED:
         return _decode_values(dtype, (size, *shape), source)
-    if layout == _EACH and dtype == "B" and not shape:
+    if layout == _SEPARATE and dtype == "B" and not shape:
         return [bytes(source.take()) for _ in range(size)]
-    if layout == _EACH:
+    if layout == _SEPARATE:
         if len(shape) != size:
             raise ValueError(f"{len(shape)} shapes for {size} elements")
         return [_decode_values(dtype, tuple(each), source) for each in shape]

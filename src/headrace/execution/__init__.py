@@ -1,37 +1,36 @@
-"""Execution: each plan node's iterator.
+"""Iterators that execute the nodes of a plan.
 
-    build            a plan to an iterator: the one way in; whether a step opens files
-    iterator         the contract of all iterators, the table that finds a node's, the watch point
-                     where statistics, tracing and faults for tests look on
-    context          what the iterators of one plan share; the iteration that shared jobs know it by
+    build            iterator of a plan (the only entry point); whether a step opens files
+    iterator         interface of all iterators, registry by node type, instrumentation hook
+    context          state shared by the iterators of one plan; iteration names of shared jobs
 
-What steps are made of:
+Building blocks of steps:
 
-    intake           an input, read in exact amounts; how many elements to ask for at once
-    stage            steps over one input; `RowStage` is a step in five lines
-    reread           an input whose elements a step holds, found again after a restore
-    places           numbers of places; parts of several chunks mixed into one
-    threads          one that reads an iterator, several that run jobs, waits that say for what
+    input_buffer     reads an input in exact amounts; adapts the number of elements per read
+    step_iterator    base classes of steps over one input; a `RowStepIterator` takes five lines
+    replayable_input  finds the elements that a step holds again after a restore
+    element_numbers  numbers of elements; merges parts of several chunks
+    threads          read-ahead thread, job threads, waits that log what they wait for
 
 Steps, by the file in `plan/` that describes them:
 
     elements         elements (numbers, rows), reading (files, generators)
-    elementwise      elementwise with whole columns, scanning, parallel with workers (threads)
-    ordering         ordering, shuffle with shuffle_buffer (what is drawn, what is held)
+    elementwise      elementwise (whole columns), scanning, parallel_map with parallel_calls
+    ordering         ordering, shuffle with shuffle_buffer
     batching         batching, padded or not
-    windows          windows (datasets made of windows, buckets) with gathering (what is held)
-    combining        combining; interleave with interleave_order (turns and states), open_datasets
-                     and inner (what is open); choosing (samples and choices) with chooser (which
-                     input is next)
+    windows          windows (datasets of windows, buckets) with window_collector
+    combining        combining; interleave with interleave_order (cycle order, states) and
+                     open_datasets, open_dataset; input_selection (sampling, choices) with
+                     input_selector
     buffering        buffering (prefetch), caching with cache_store
-    units            units with unit_elements (what workers made, at the client), root (names
-                     elements by their origins, and reads units in part)
+    read_splits      split_elements (worker results in the client), boundary_iterators (element
+                     ids, partial splits)
 
-A plan whose units somebody deals out:
+Plans whose splits are assigned by a dispatcher:
 
-    dealer           who deals
-    dealt            the plan's leaves, and the whole of it
-    origins, ledger  which units elements and errors are of, and how many elements units had
-    delivered        sets of what was delivered
-    rest             reads what was not
+    split_provider   source of assigned splits
+    assigned_iterators  leaves of the plan, and the whole plan
+    element_ids, split_progress  splits of elements and errors; element counts of splits
+    delivered_elements  sets of delivered elements
+    remaining_elements  reads the elements that were not delivered
 """

@@ -1,4 +1,4 @@
-"""Iterators of the steps that join elements into batches, padded or not, and take batches apart."""
+"""Iterators of the steps that join elements into batches, padded or not, and split batches."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from headrace.element.brief import Column
-from headrace.element.chunk import Chunk, PlacesLater, States
+from headrace.element.chunk import Chunk, DeferredMetadata, States
 from headrace.element.chunk import concatenate as concatenate_chunks
-from headrace.element.places import grouped, joined
-from headrace.element.stack import Stacked
-from headrace.element.structure import Element, component, flatten
+from headrace.element.compact_columns import MetadataColumn
+from headrace.element.metadata import concatenate_metadata, group_metadata
+from headrace.element.stack import StackedElement
+from headrace.element.structure import Element, describe_component, flatten
 from headrace.element.transpose import map_leaves
 from headrace.element.wire import frame_bytes
 from headrace.errors import InvalidElementError
+from headrace.execution.assigned_iterators import count_finished_splits, is_within_split
 from headrace.execution.context import Context
-from headrace.execution.dealt import is_within_unit, units_done
-from headrace.execution.intake import Intake
+from headrace.execution.element_numbers import nest_ids
+from headrace.execution.input_buffer import InputBuffer
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.places import within
-from headrace.execution.stage import mask_of, runs_of
+from headrace.execution.step_iterator import mask_to_runs, runs_to_mask
 from headrace.plan.batching import Batch, PaddedBatch, Unbatch
 from headrace.plan.node import Node
 from headrace.plan.user_function import step_name
@@ -33,19 +33,18 @@ __all__ = [
     "UnbatchIterator",
 ]
 
-_MOST_ELEMENTS = 1 << 16
-_TOGETHER_BYTES = 1 << 16
-"""Batches that are stacked before any of them is given: to hand on one costs as much as these."""
+_MAX_ELEMENTS = 1 << 16
+_MAX_BYTES_TOGETHER = 1 << 16
+"""Bytes of batches to stack before the first is returned; returning one costs about as much."""
 
 
 @make_iterator.register(Batch)
 class BatchIterator(ElementIterator):
     """Stacks consecutive elements. A batch is fresh memory that its receiver owns.
 
-    It holds nothing that its state would have to contain: the state is the place of the next
-    batch's first element. From there on an error within that batch is met again, so the state also
-    says which of the elements from that place on (by ordinal, as runs) have failed already; their
-    errors are not raised once more.
+    The state holds no elements: it is the position of the next batch's first element. After a
+    restore, errors within that batch occur again, so the state also records which elements from
+    that position on (by ordinal, as runs) have failed already; their errors are not raised again.
     """
 
     _verb = "stack"
@@ -53,36 +52,40 @@ class BatchIterator(ElementIterator):
     def __init__(self, node: Batch | PaddedBatch, context: Context) -> None:
         self._node = node
         self._size = node.size
-        self._intake = Intake(make_iterator(node.input, context))
-        #: Whether a batch is made of one unit that is dealt, the last of which may be short.
-        self._is_unit = context.dealer is not None and _is_above_leaf(node, context)
-        self._begin(0)
+        self._input_buffer = InputBuffer(make_iterator(node.input, context))
+        #: Whether each batch is made of one assigned split; the last split may be short.
+        self._is_split = context.split_provider is not None and _is_one_split_per_batch(
+            node, context
+        )
+        self._reset(0)
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return self._intake.input.reads_ahead_freely
+    def can_read_ahead(self) -> bool:
+        return self._input_buffer.input.can_read_ahead
 
-    def _begin(self, failed: int) -> None:
+    def _reset(self, failed_mask: int) -> None:
         self._parts: list[Chunk] = []  # of a batch that an error interrupted
-        self._have = 0  # elements in them
-        self._unit: int | None = None  # that the batch is made of, once an element of it failed
-        self._lacks = 0  # elements of that unit which failed
-        self._met = 0  # elements from the place on, with those that failed
-        #: Bit i: number i from the place on has failed, and its error was raised.
-        self._failed = failed
+        self._num_buffered = 0  # elements in them
+        self._split: int | None = None  # split of the batch, set once one of its elements failed
+        self._num_failed_in_split = 0  # failed elements of that split
+        self._num_seen = 0  # elements since the state's position, including failed ones
+        #: Bit i: the error of element i after the state's position was raised.
+        self._failed_mask = failed_mask
 
     def next_chunk(self, limit: int) -> Chunk | None:
         size = self._size
-        if limit > 1 and not self._have and not self._failed and self._unit is None:
-            whole = self._several(limit)
+        if limit > 1 and not self._num_buffered and not self._failed_mask and self._split is None:
+            whole = self._take_batches(limit)
             if whole is not None:
                 return whole
-        while self._have < size:
-            if self._is_unit and self._is_unit_over():
+        while self._num_buffered < size:
+            if self._is_split and self._is_split_finished():
                 break
             try:
-                # Where a unit lacks some, no elements of the next are taken in their place.
-                part = self._intake.take(max(1, size - self._have - self._lacks))
+                # A split with missing elements is not filled up with elements of the next split.
+                part = self._input_buffer.take(
+                    max(1, size - self._num_buffered - self._num_failed_in_split)
+                )
             except Exception:
                 if self._is_known_failure():
                     continue
@@ -90,165 +93,177 @@ class BatchIterator(ElementIterator):
             if part is None:
                 break
             self._parts.append(part)
-            self._have += part.size
-            self._met += part.size
-        parts, have, failed, met = self._parts, self._have, self._failed, self._met
-        is_short = have + self._lacks < size
-        self._begin(failed >> met)
+            self._num_buffered += part.size
+            self._num_seen += part.size
+        parts, have, failed, met = (
+            self._parts,
+            self._num_buffered,
+            self._failed_mask,
+            self._num_seen,
+        )
+        is_short = have + self._num_failed_in_split < size
+        self._reset(failed >> met)
         if not have or (self._node.drop_remainder and is_short):
             return None
         try:
-            batch = self._joined(parts)
+            batch = self._join(parts)
         except InvalidElementError as error:
             raise InvalidElementError(
                 f"{step_name(self._node)} cannot {self._verb}: {error}"
             ) from error
-        first, last, end, left = parts[0].states, parts[-1].states, parts[-1].size, self._failed
-        if failed >> (met - 1) & 1:  # the input ended with one that failed
-            after = self._intake.get_state()
-            last = lambda index: after  # noqa: E731 - a name would cost a line
+        first, last, end, left = (
+            parts[0].states,
+            parts[-1].states,
+            parts[-1].size,
+            self._failed_mask,
+        )
+        if failed >> (met - 1) & 1:  # the input ended with a failed element
+            after = self._input_buffer.get_state()
+            last = lambda index: after  # noqa: E731
 
         def states(index: int) -> State:
             return _state(left, last(end)) if index else _state(failed, first(0))
 
-        return Chunk.of_rows([batch], states).with_places(_places_of(parts))
+        return Chunk.of_rows([batch], states).with_metadata(_batch_ids(parts))
 
-    def _joined(self, parts: Sequence[Chunk]) -> Stacked:
-        """Return the elements of a batch as one, in fresh memory."""
+    def _join(self, parts: Sequence[Chunk]) -> StackedElement:
+        """Return the elements of a batch joined into one, in fresh memory."""
         if len(parts) > 1:
-            parts = [part.with_places(None) for part in parts]  # their places are not needed here
+            parts = [part.with_metadata(None) for part in parts]  # only the batch needs metadata
         return concatenate_chunks(parts).columns()
 
-    def _takes_columns(self, columns: Stacked) -> bool:
-        """Say whether a batch of rows that are columns already is a piece of those."""
+    def _can_reshape(self, columns: StackedElement) -> bool:
+        """Return whether a batch of columnar rows is a reshaped slice of the columns."""
         return True
 
     def _is_known_failure(self) -> bool:
-        """Count an error of the input; say whether it was raised before the state was saved."""
-        is_known = bool(self._failed >> self._met & 1)
-        if self._is_unit:
-            self._lack_one()
-        self._failed |= 1 << self._met
-        self._met += 1
-        if not self._have:  # the place is after it
-            self._failed, self._met = self._failed >> self._met, 0
+        """Count an error of the input; return whether it was raised before the state was saved."""
+        is_known = bool(self._failed_mask >> self._num_seen & 1)
+        if self._is_split:
+            self._count_failed_element()
+        self._failed_mask |= 1 << self._num_seen
+        self._num_seen += 1
+        if not self._num_buffered:  # the position is after it
+            self._failed_mask, self._num_seen = self._failed_mask >> self._num_seen, 0
         return is_known
 
-    def _lack_one(self) -> None:
-        """Take note that an element of the unit failed of which the batch is made."""
-        if not self._have:
-            place = self._intake.get_state()
-            if not is_within_unit(place):  # it was the last, and the batch is made of the next
-                self._unit, self._lacks = None, 0
+    def _count_failed_element(self) -> None:
+        """Count a failed element of the current batch's split."""
+        if not self._num_buffered:
+            place = self._input_buffer.get_state()
+            if not is_within_split(place):  # it was the last; the batch is made of the next split
+                self._split, self._num_failed_in_split = None, 0
                 return
-            self._unit = units_done(place)
-        self._lacks += 1
+            self._split = count_finished_splits(place)
+        self._num_failed_in_split += 1
 
-    def _several(self, limit: int) -> Chunk | None:
-        """Return several whole batches at once, where as many elements are at hand.
+    def _take_batches(self, limit: int) -> Chunk | None:
+        """Return several whole batches at once if enough elements are buffered.
 
-        A block of columns only gets another shape. Of rows, batches are made one by one.
+        Columns are only reshaped. Batches of rows are stacked one by one.
         """
         size = self._size
-        if limit * size > _MOST_ELEMENTS:
-            limit = max(1, _MOST_ELEMENTS // size)
+        if limit * size > _MAX_ELEMENTS:
+            limit = max(1, _MAX_ELEMENTS // size)
         try:
-            chunk = self._intake.look(limit * size)
+            chunk = self._input_buffer.peek(limit * size)
         except Exception:
-            if self._is_unit:
-                self._lack_one()
+            if self._is_split:
+                self._count_failed_element()
             raise
-        whole = min(self._intake.in_hand // size, limit)
+        whole = min(self._input_buffer.num_buffered // size, limit)
         if chunk is None or not whole:
             return None
         if not chunk.is_columnar:
-            batches = self._stacked(chunk, whole)
-            return None if not batches else self._taken(len(batches), Chunk.of_rows(batches))
-        if not self._takes_columns(chunk.columns()):
+            batches = self._stack_batches(chunk, whole)
+            return (
+                None if not batches else self._consume_batches(len(batches), Chunk.of_rows(batches))
+            )
+        if not self._can_reshape(chunk.columns()):
             return None
-        start, stop = self._intake.offset, self._intake.offset + whole * size
+        start, stop = self._input_buffer.offset, self._input_buffer.offset + whole * size
         shaped = map_leaves(
             lambda leaf: leaf.reshape(whole, size, *leaf.shape[1:]),
             chunk.slice(start, stop).columns(),
         )
-        return self._taken(whole, Chunk.of_columns(shaped, whole))
+        return self._consume_batches(whole, Chunk.of_columns(shaped, whole))
 
-    def _stacked(self, chunk: Chunk, whole: int) -> list[Element]:
-        """Return so many batches of the rows in hand, or some of them: together they are small."""
+    def _stack_batches(self, chunk: Chunk, count: int) -> list[Element]:
+        """Return up to `count` batches of buffered rows, limited by their size in bytes."""
         batches: list[Element] = []
-        size, start = self._size, self._intake.offset
-        most_bytes = _TOGETHER_BYTES
-        while len(batches) < whole and most_bytes > 0:
+        size, start = self._size, self._input_buffer.offset
+        most_bytes = _MAX_BYTES_TOGETHER
+        while len(batches) < count and most_bytes > 0:
             try:
-                batches.append(self._joined([chunk.slice(start, start + size)]))
+                batches.append(self._join([chunk.slice(start, start + size)]))
             except Exception:
-                break  # raised when those before it were given
+                break  # raised after the batches before it were returned
             start += size
             most_bytes -= frame_bytes(Chunk.of_rows(batches[-1:]))
         return batches
 
-    def _taken(self, whole: int, batches: Chunk) -> Chunk:
-        """Take the elements of so many batches, and return these as what is made of them."""
+    def _consume_batches(self, count: int, batches: Chunk) -> Chunk:
+        """Consume the elements of `count` batches and return the batches with their states."""
         size = self._size
-        taken = self._intake.take(whole * size)
+        taken = self._input_buffer.take(count * size)
         assert taken is not None
         states = taken.states
-        places = None if taken.places is None else grouped(taken.places, size)
-        return batches.with_places(places).with_states(
+        places = None if taken.metadata is None else group_metadata(taken.metadata, size)
+        return batches.with_metadata(places).with_states(
             lambda index: _state(0, states(index * size))
         )
 
-    def _is_unit_over(self) -> bool:
-        """Whether nothing is left of the unit that the batch begins with."""
-        if self._unit is None:
-            if not self._have:
+    def _is_split_finished(self) -> bool:
+        """Return whether the split that the batch begins with is exhausted."""
+        if self._split is None:
+            if not self._num_buffered:
                 return False
-            self._unit = units_done(self._parts[0].state_at(0))
-        return units_done(self._intake.get_state()) != self._unit
+            self._split = count_finished_splits(self._parts[0].state_at(0))
+        return count_finished_splits(self._input_buffer.get_state()) != self._split
 
     def get_state(self) -> State:
-        place = self._parts[0].state_at(0) if self._parts else self._intake.get_state()
-        return _state(self._failed, place)
+        place = self._parts[0].state_at(0) if self._parts else self._input_buffer.get_state()
+        return _state(self._failed_mask, place)
 
     def set_state(self, state: State) -> None:
-        self._begin(mask_of(state["failed"]))
-        self._intake.set_state(state["input"])
+        self._reset(runs_to_mask(state["failed"]))
+        self._input_buffer.set_state(state["input"])
 
     def seek(self, position: int) -> None:
-        self._begin(0)
-        self._intake.seek(position * self._size)
+        self._reset(0)
+        self._input_buffer.seek(position * self._size)
 
     def close(self) -> None:
-        self._begin(0)
-        self._intake.close()
+        self._reset(0)
+        self._input_buffer.close()
 
 
-def _places_of(parts: Sequence[Chunk]) -> PlacesLater | None:
-    """Return what makes the place of a batch: that of its first element, and the origins of all.
+def _batch_ids(parts: Sequence[Chunk]) -> DeferredMetadata | None:
+    """Return a function for a batch's metadata: its first element's number, and all elements' ids.
 
-    Where batches are small, those of several are made together.
+    Metadata of several small batches is computed together.
     """
-    later = [each for part in parts if (each := part.places_later) is not None]
+    later = [each for part in parts if (each := part.deferred_metadata) is not None]
     if not later:
         return None
 
     @functools.cache
-    def make() -> Column:
+    def make() -> MetadataColumn:
         columns = [column_of_part() for column_of_part in later]
-        arrays = [each if isinstance(each, np.ndarray) else each.made() for each in columns]
-        return grouped(joined(arrays), sum(map(len, arrays)))
+        arrays = [each if isinstance(each, np.ndarray) else each.to_array() for each in columns]
+        return group_metadata(concatenate_metadata(arrays), sum(map(len, arrays)))
 
     return make
 
 
 def _state(failed: int, place: State) -> State:
-    return {"failed": runs_of(failed), "input": place}
+    return {"failed": mask_to_runs(failed), "input": place}
 
 
-def _is_above_leaf(node: Node, context: Context) -> bool:
-    """Say whether batches are units: all steps between the batch and a leaf keep those whole."""
-    while id(node) not in context.leaves:
-        if node.unit_below(1) is None or not node.inputs:
+def _is_one_split_per_batch(node: Node, context: Context) -> bool:
+    """Return whether each batch is one split: all steps down to the leaf keep splits whole."""
+    while id(node) not in context.leaf_numbers:
+        if node.input_split_size(1) is None or not node.inputs:
             return False
         (node,) = node.inputs
     return True
@@ -256,39 +271,39 @@ def _is_above_leaf(node: Node, context: Context) -> bool:
 
 @make_iterator.register(Unbatch)
 class UnbatchIterator(ElementIterator):
-    """Yields the rows of its input's elements; the state says how many of one were yielded."""
+    """Yields the rows of its input's elements; the state counts the rows of the current one."""
 
     def __init__(self, node: Unbatch, context: Context) -> None:
         self._node = node
-        self._intake = Intake(make_iterator(node.input, context))
-        self._begin(0)
+        self._input_buffer = InputBuffer(make_iterator(node.input, context))
+        self._reset(0)
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return self._intake.input.reads_ahead_freely
+    def can_read_ahead(self) -> bool:
+        return self._input_buffer.input.can_read_ahead
 
     @property
-    def at_hand(self) -> int:
-        return _MOST_ELEMENTS  # a chunk ends with the element whose rows it has
+    def preferred_limit(self) -> int:
+        return _MAX_ELEMENTS  # a chunk ends with the element whose rows it contains
 
-    def _begin(self, offset: int) -> None:
-        self._rows: Chunk | None = None  # of the element in hand
-        self._states: States | None = None  # before and after that element
-        self._offset = offset  # rows of it, or of the next one, that were passed
+    def _reset(self, offset: int) -> None:
+        self._rows: Chunk | None = None  # of the current element
+        self._states: States | None = None  # before and after the current element
+        self._offset = offset  # rows already yielded of the current or the next element
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._rows is None or self._offset >= self._rows.size:
-            # Only of an element that a state names were rows passed before it is read.
+            # Rows of an element that was not read yet are skipped only after a restore.
             passed = 0 if self._rows is not None else self._offset
-            self._begin(0)  # where an error is raised, the place is before the next element
-            outer = self._intake.take(1)
+            self._reset(0)  # if an error is raised, the position is before the next element
+            outer = self._input_buffer.take(1)
             if outer is None:
                 return None
             (element,) = outer.rows()
-            count = self._count(element)
-            places = outer.places
+            count = self._count_rows(element)
+            places = outer.metadata
             if places is not None:
-                places = within(places, np.arange(count, dtype=np.uint64))
+                places = nest_ids(places, np.arange(count, dtype=np.uint64))
             self._rows = Chunk.of_columns(element, count, None, places)
             self._states, self._offset = outer.states, passed
         start = self._offset
@@ -297,8 +312,8 @@ class UnbatchIterator(ElementIterator):
         rows = self._rows.slice(start, self._offset)
         return rows.with_states(_row_states(self._states, start, self._rows.size))
 
-    def _count(self, element: Element) -> int:
-        """Return the number of rows, which all components must have alike."""
+    def _count_rows(self, element: Element) -> int:
+        """Return the number of rows, which must be the same for all components."""
         leaves, structure = flatten(element)
         lengths = {
             path: len(leaf) if getattr(leaf, "ndim", 0) else None
@@ -306,7 +321,8 @@ class UnbatchIterator(ElementIterator):
         }
         if None in lengths.values() or len(set(lengths.values())) != 1:
             found = ", ".join(
-                f"{component(path)} has {'no axis' if length is None else f'{length} rows'}"
+                f"{describe_component(path)} has "
+                f"{'no axis' if length is None else f'{length} rows'}"
                 for path, length in lengths.items()
             )
             raise InvalidElementError(
@@ -317,26 +333,26 @@ class UnbatchIterator(ElementIterator):
 
     def get_state(self) -> State:
         if self._rows is None:
-            return {"offset": self._offset, "input": self._intake.get_state()}
+            return {"offset": self._offset, "input": self._input_buffer.get_state()}
         assert self._states is not None
         return _row_states(self._states, self._offset, self._rows.size)(0)
 
     def set_state(self, state: State) -> None:
-        self._begin(state["offset"])
-        self._intake.set_state(state["input"])
+        self._reset(state["offset"])
+        self._input_buffer.set_state(state["input"])
 
     def close(self) -> None:
-        self._begin(0)
-        self._intake.close()
+        self._reset(0)
+        self._input_buffer.close()
 
 
 def _row_states(states: States, start: int, size: int) -> States:
     """Return the states of rows `start` and following of an element with `size` rows.
 
     Args:
-        states: Those before and after the element.
-        start: The row.
-        size: How many the element has.
+        states: States before and after the element.
+        start: Index of the first row.
+        size: Number of rows of the element.
     """
 
     def state_at(index: int) -> State:
@@ -348,7 +364,7 @@ def _row_states(states: States, start: int, size: int) -> States:
     return state_at
 
 
-# --- `padded_batch`: a batch like any other, but for how its elements are joined ------------------
+# --- `padded_batch`: differs from `batch` only in how elements are joined -------------------------
 
 
 @make_iterator.register(PaddedBatch)
@@ -361,7 +377,7 @@ class PaddedBatchIterator(BatchIterator):
         super().__init__(node, context)
         self._padding = node.padding
 
-    def _joined(self, parts: Sequence[Chunk]) -> Stacked:
+    def _join(self, parts: Sequence[Chunk]) -> StackedElement:
         if all(part.is_columnar for part in parts):
             return self._padding.join([part.columns() for part in parts])
         rows: list[Any] = []
@@ -369,8 +385,8 @@ class PaddedBatchIterator(BatchIterator):
             rows.extend(part.rows())
         return self._padding.stack(rows)
 
-    def _takes_columns(self, columns: Stacked) -> bool:
+    def _can_reshape(self, columns: StackedElement) -> bool:
         try:
-            return self._padding.leaves_as_it_is(columns)
+            return self._padding.needs_no_padding(columns)
         except InvalidElementError:
-            return False  # raised, with its step, when the batch is made
+            return False  # raised, with the step's name, when the batch is made

@@ -1,4 +1,4 @@
-"""Turn a plan into an iterator."""
+"""Building of iterators from plans."""
 
 from __future__ import annotations
 
@@ -12,276 +12,288 @@ from typing import Any, TypeAlias
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
 
-# Imported for what they register.
+# Imported to register iterators.
 from headrace.execution import (  # noqa: F401
     batching,
+    boundary_iterators,
     buffering,
     caching,
-    choosing,
     combining,
     elements,
     elementwise,
+    input_selection,
     interleave,
     ordering,
     reading,
-    root,
     scanning,
     shuffle,
     windows,
 )
-from headrace.execution import units as _units  # noqa: F401
+from headrace.execution import read_splits as _read_splits  # noqa: F401
+from headrace.execution.assigned_iterators import AssignedPlanIterator, MultiSplitIterator
+from headrace.execution.boundary_iterators import SingleSplitIterator
 from headrace.execution.context import (
     Context,
-    Iteration,
-    UnitSource,
-    check_meetings,
-    with_occurrences,
+    PlanIteration,
+    SplitSource,
+    check_coordinated_readers,
+    number_occurrences,
 )
-from headrace.execution.dealer import DealtPositions, NextUnits, UnitPart
-from headrace.execution.dealt import DealtPlan, ManyUnits
 from headrace.execution.iterator import ElementIterator, make_iterator
-from headrace.execution.ledger import Ledger
-from headrace.execution.root import OneUnit
+from headrace.execution.split_progress import SplitProgress
+from headrace.execution.split_provider import NextSplits, PartialSplit, PositionSplitProvider
 from headrace.plan.combining import Interleave
-from headrace.plan.determinism import fixed_seeds, free_steps, with_fixed_seeds
+from headrace.plan.determinism import collect_fixed_seeds, find_unordered_steps, with_fixed_seeds
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
 from headrace.plan.options import Options
-from headrace.plan.traverse import fold, leaves, lending_steps, transform, walk
+from headrace.plan.traverse import find_borrowing_steps, find_leaves, fold, transform, walk
 from headrace.plan.user_function import UserFunction, step_name
-from headrace.rewrites.cut import Cut, Half, cut_as
-from headrace.rewrites.normal import NO_OPTIONS, Normal
+from headrace.rewrites.canonicalize import NO_OPTIONS, CanonicalPlan
 from headrace.rewrites.optimize import prepare
-from headrace.rewrites.positions import deal_of
-from headrace.rewrites.roots import with_roots, without_roots
+from headrace.rewrites.partition import PartitionMode, PlanPartition, partition_with_mode
+from headrace.rewrites.partition_boundaries import insert_boundaries, without_boundaries
 from headrace.rewrites.shard import reads_files
+from headrace.rewrites.split_space import compute_split_space
 
 __all__ = [
-    "LocalUnits",
-    "Watch",
+    "InProcessSplitSource",
+    "Instrument",
+    "build_both_stages",
+    "build_client_stage",
+    "build_iterator",
     "build_nested",
     "draw_seed",
     "opens_files",
-    "start",
-    "start_above",
-    "start_halves",
 ]
 
-Watch: TypeAlias = Callable[[Node, ElementIterator], ElementIterator]
+Instrument: TypeAlias = Callable[[Node, ElementIterator], ElementIterator]
 
 
-def start(
+def build_iterator(
     plan: Node,
     *,
     seed: int | None = None,
-    fixed: Sequence[int] = (),
-    pass_number: tuple[int, ...] = (0,),
-    iteration: Iteration | None = None,
-    units: NextUnits | None = None,
-    origins: bool = False,
-    half: Half | None = None,
+    step_seeds: Sequence[int] = (),
+    epoch: tuple[int, ...] = (0,),
+    iteration: PlanIteration | None = None,
+    next_splits: NextSplits | None = None,
+    with_element_ids: bool = False,
+    mode: PartitionMode | None = None,
     contain_exits: bool = False,
-    only_reads: bool = False,
-    is_look: bool = False,
-    watch: Watch | None = None,
+    is_read_only: bool = False,
+    is_preview: bool = False,
+    instrument: Instrument | None = None,
 ) -> ElementIterator:
     """Return an iterator over the plan's elements; nothing is opened before the first read.
 
     Args:
         plan: The plan as written.
-        seed: What random steps without a seed of their own draw from; None: that of the plan's
-            options, or else drawn now.
-        fixed: `plan.determinism.fixed_seeds`, of a saved state; (): those of the plan.
-        pass_number: Which iteration over the plan this is; shuffles differ from one to the next.
-        iteration: Numbers what nested datasets read of shared jobs, where the plan may be started
-            again within one iteration; None: it is not.
-        units: Deals out the plan: returns the units (`rewrites.positions`) to read next. None: it
-            is read whole.
-        origins: Whether chunks are to say which elements of which units they are of
-            (`origins.origins_of`). Units may be dealt in part then.
-        half: Runs the lower half of the plan, as it is cut in this way (`rewrites.cut`); its units
-            are dealt. None: the whole plan.
+        seed: Seed of random steps that have none; None uses the seed of the plan's options, or
+            draws one.
+        step_seeds: `plan.determinism.fixed_seeds` of a saved state; () uses those of the plan.
+        epoch: Epoch numbers; shuffles differ between epochs.
+        iteration: Numbers the iterations of shared jobs in nested datasets; required if the plan is
+            started again within one iteration.
+        next_splits: Returns the next assigned splits (`rewrites.split_space`). None reads the whole
+            plan.
+        with_element_ids: Whether chunks carry element ids (`element_ids.element_id_runs`). Splits
+            may then be assigned partially.
+        mode: Runs only the worker stage of the plan, partitioned in this mode
+            (`rewrites.partition`), with assigned splits. None runs the whole plan.
         contain_exits: Whether SystemExit and the like from a user's function become a
-            UserFunctionError: where other work goes on in the same process.
-        only_reads: Whether whoever takes the elements writes into none of them: what sources and
-            caches keep is lent then, where it would be copied, and is not to be written to.
-        is_look: Whether nothing is taken that another reader would have got (`Source.apart`), by
-            nested datasets neither.
-        watch: Returns what stands in the place of a node's iterator (`Watched`); for nested
-            datasets, too. None: what was made stays as it is.
+            UserFunctionError, for processes with other work.
+        is_read_only: Whether the consumer never writes to elements. Sources and caches then lend
+            their buffers instead of copying them.
+        is_preview: Whether to take no elements from other readers (`Source.detach`), including in
+            nested datasets.
+        instrument: Wraps the iterator of each node (`InstrumentedIterator`), also in nested
+            datasets. None wraps nothing.
 
     Raises:
-        FailedPreconditionError: There are `units`, but the plan cannot be dealt out; there are to
-            be origins, but a step works on the whole stream; or it has thousands of steps one
-            above the other.
+        FailedPreconditionError: If `next_splits` is given, but the plan has no splits; if element
+            ids are wanted, but a step works on the whole stream; or if thousands of steps are
+            chained.
     """
-    if is_look:
-        plan = _apart(plan)
-    check_meetings(plan)
-    plan = with_occurrences(plan)
-    prepared = prepare(with_fixed_seeds(plan, fixed or fixed_seeds(plan)))
+    if is_preview:
+        plan = _detach_sources(plan)
+    check_coordinated_readers(plan)
+    plan = number_occurrences(plan)
+    prepared = prepare(with_fixed_seeds(plan, step_seeds or collect_fixed_seeds(plan)))
     wants_places = False
-    if half is not None:
-        made = cut_as(prepared, half)
-        prepared = Normal(made.below, made.options)
-        wants_places = made.wants_places
-        if not origins:
-            prepared = Normal(without_roots(prepared.plan), prepared.options)
-    free = _free_in(prepared.plan, prepared.options, half)
-    if origins:
-        prepared = _with_origins(prepared, free)
-        free = _free_in(prepared.plan, prepared.options, half)
-    _allow_for_depth(prepared.plan)
+    if mode is not None:
+        made = partition_with_mode(prepared, mode)
+        prepared = CanonicalPlan(made.worker_stage, made.options)
+        wants_places = made.wants_element_numbers
+        if not with_element_ids:
+            prepared = CanonicalPlan(without_boundaries(prepared.plan), prepared.options)
+    free = _find_unordered_steps(prepared.plan, prepared.options, mode)
+    if with_element_ids:
+        prepared = _insert_boundaries(prepared, free)
+        free = _find_unordered_steps(prepared.plan, prepared.options, mode)
+    _raise_recursion_limit(prepared.plan)
     if seed is None:
         seed = prepared.options.seed
     context = Context(
-        build=_build_apart if is_look else build_nested,
+        build=_build_detached if is_preview else build_nested,
         seed=draw_seed() if seed is None else seed,
-        passes=pass_number,
-        iteration=iteration or Iteration(),
+        epochs=epoch,
+        iteration=iteration or PlanIteration(),
         options=prepared.options,
-        free=free,
-        lending=lending_steps(prepared.plan) if only_reads else frozenset(),
+        unordered_steps=free,
+        borrowing_steps=find_borrowing_steps(prepared.plan) if is_read_only else frozenset(),
         contain_exits=contain_exits,
-        wants_places=wants_places,
-        parallelism=_cores(),
+        wants_element_numbers=wants_places,
+        parallelism=_count_cores(),
     )
-    if watch is not None:
-        context = dataclasses.replace(context, watch=watch)
-    if units is not None:
-        return _start_dealt(prepared.plan, context, units, origins)
+    if instrument is not None:
+        context = dataclasses.replace(context, instrument=instrument)
+    if next_splits is not None:
+        return _build_assigned(prepared.plan, context, next_splits, with_element_ids)
     return make_iterator(prepared.plan, context)
 
 
-def start_above(
-    made: Cut,
-    source: UnitSource,
+def build_client_stage(
+    partition: PlanPartition,
+    source: SplitSource,
     *,
     seed: int,
-    pass_number: tuple[int, ...] = (0,),
-    watch: Watch | None = None,
+    epoch: tuple[int, ...] = (0,),
+    instrument: Instrument | None = None,
 ) -> ElementIterator:
-    """Return an iterator over the upper half of a plan.
+    """Return an iterator over the client stage of a plan.
 
     Args:
-        made: How the plan is cut.
-        source: Where the elements of units come from.
-        seed: That of the lower half.
-        pass_number: That of the lower half.
-        watch: As for `start`.
+        partition: The partitioned plan.
+        source: Source of the elements of splits.
+        seed: Seed of the worker stage.
+        epoch: Epoch numbers of the worker stage.
+        instrument: As for `build_iterator`.
     """
-    _allow_for_depth(made.above)
+    _raise_recursion_limit(partition.client_stage)
     context = Context(
         build=build_nested,
         seed=seed,
-        passes=pass_number,
-        options=made.options,
-        free=_free_in(made.above, made.options, made.half),
-        unit_source=source,
-        units_have_places=made.wants_places,
-        parallelism=_cores(),
+        epochs=epoch,
+        options=partition.options,
+        unordered_steps=_find_unordered_steps(
+            partition.client_stage, partition.options, partition.mode
+        ),
+        split_source=source,
+        splits_have_numbers=partition.wants_element_numbers,
+        parallelism=_count_cores(),
     )
-    if watch is not None:
-        context = dataclasses.replace(context, watch=watch)
-    return make_iterator(made.above, context)
+    if instrument is not None:
+        context = dataclasses.replace(context, instrument=instrument)
+    return make_iterator(partition.client_stage, context)
 
 
-def start_halves(
+def build_both_stages(
     plan: Node,
-    half: Half,
+    mode: PartitionMode,
     *,
     seed: int,
-    fixed: Sequence[int] = (),
-    pass_number: tuple[int, ...] = (0,),
+    step_seeds: Sequence[int] = (),
+    epoch: tuple[int, ...] = (0,),
 ) -> ElementIterator:
-    """Return an iterator over both halves of a plan in this process.
+    """Return an iterator that runs both stages of a plan in this process.
 
-    So a place that was saved over a service is gone on from without one.
+    It continues from a state that was saved with the data service, without a service.
 
     Args:
         plan: The plan as written.
-        half: How it was cut where the state was saved.
-        seed: As for `start`.
-        fixed: As for `start`.
-        pass_number: As for `start`.
+        mode: Partition mode of the saved state.
+        seed: As for `build_iterator`.
+        step_seeds: As for `build_iterator`.
+        epoch: As for `build_iterator`.
     """
-    made = cut_as(prepare(with_fixed_seeds(plan, fixed or fixed_seeds(plan))), half)
+    made = partition_with_mode(
+        prepare(with_fixed_seeds(plan, step_seeds or collect_fixed_seeds(plan))), mode
+    )
 
-    def start_half(next_units: NextUnits) -> DealtPlan:
-        iterator = start(
+    def start_half(next_units: NextSplits) -> AssignedPlanIterator:
+        iterator = build_iterator(
             plan,
             seed=seed,
-            fixed=fixed,
-            pass_number=pass_number,
-            units=next_units,
-            origins=True,
-            half=half,
+            step_seeds=step_seeds,
+            epoch=epoch,
+            next_splits=next_units,
+            with_element_ids=True,
+            mode=mode,
         )
-        assert isinstance(iterator, DealtPlan)
+        assert isinstance(iterator, AssignedPlanIterator)
         return iterator
 
-    return start_above(made, LocalUnits(start_half), seed=seed, pass_number=pass_number)
+    return build_client_stage(made, InProcessSplitSource(start_half), seed=seed, epoch=epoch)
 
 
-def _free_in(plan: Node, options: Options, half: Half | None) -> frozenset[int]:
-    """Return the steps whose order is free (`plan.determinism`); none in an ordered half."""
-    if half is not None and half != "in any order":
+def _find_unordered_steps(
+    plan: Node, options: Options, mode: PartitionMode | None
+) -> frozenset[int]:
+    """Return the unordered steps (`plan.determinism`); none in an ordered mode."""
+    if mode is not None and mode != "any order":
         return frozenset()
-    return free_steps(plan, options.deterministic)
+    return find_unordered_steps(plan, options.deterministic)
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
 
 
-def _with_origins(prepared: Normal, free: frozenset[int]) -> Normal:
-    """Return a plan with its roots, if it is dealt in several units."""
-    deal = deal_of(prepared.plan)
-    if deal is None or deal.whole:
+def _insert_boundaries(prepared: CanonicalPlan, unordered_steps: frozenset[int]) -> CanonicalPlan:
+    """Return a plan with partition boundaries, if it has several splits."""
+    deal = compute_split_space(prepared.plan)
+    if deal is None or deal.is_single_split:
         return prepared
-    return Normal(with_roots(prepared.plan, free), prepared.options)
+    return CanonicalPlan(insert_boundaries(prepared.plan, unordered_steps), prepared.options)
 
 
-def _allow_for_depth(plan: Node) -> None:
-    """See to it that Python lets each step of a deep plan call the one below it.
+def _raise_recursion_limit(plan: Node) -> None:
+    """Raise Python's recursion limit if a deep plan needs it.
 
     Raises:
-        FailedPreconditionError: It is too deep for the stack.
+        FailedPreconditionError: If the plan is too deep for the stack.
     """
     depth = fold(plan, lambda node, inputs: 1 + max(inputs, default=0), once=True)
-    needed = _FRAMES_ABOVE + depth * _FRAMES_A_STEP
+    needed = _BASE_FRAMES + depth * _FRAMES_PER_STEP
     if needed <= sys.getrecursionlimit():
         return
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise FailedPreconditionError(
-            f"the dataset has {depth} steps one above the other, and at most {_DEEPEST} can be "
+            f"the dataset has {depth} steps one above the other, and at most {_MAX_DEPTH} can be "
             "run; join steps: several functions of `map` in one, several datasets by "
             "`from_tensor_slices(...).flat_map(...)`"
         )
     sys.setrecursionlimit(needed)
 
 
-_FRAMES_ABOVE = 1000
-_FRAMES_A_STEP = 8
-_DEEPEST = 3000
+_BASE_FRAMES = 1000
+_FRAMES_PER_STEP = 8
+_MAX_DEPTH = 3000
 
 
-def _start_dealt(plan: Node, context: Context, units: NextUnits, origins: bool) -> ElementIterator:
-    deal = deal_of(plan)
+def _build_assigned(
+    plan: Node, context: Context, next_splits: NextSplits, with_element_ids: bool
+) -> ElementIterator:
+    deal = compute_split_space(plan)
     if deal is None:
         raise FailedPreconditionError(
             "the plan reads a source that cannot be read in parts, so it cannot be dealt out"
         )
-    if deal.whole:
-        if origins:  # ordinals are counted at its end, so it has one order
-            context = dataclasses.replace(context, free=frozenset())
-        return OneUnit(lambda: make_iterator(plan, context), units, names_units=origins)
-    numbers = {id(node): number for number, node in enumerate(leaves(plan))}
-    dealer = DealtPositions(deal, units, context.passes, Ledger() if origins else None)
-    context = dataclasses.replace(context, dealer=dealer, leaves=numbers)
-    if origins:
-        context = dataclasses.replace(context, names_units=True)
-    return ManyUnits(lambda: make_iterator(plan, context), dealer)
+    if deal.is_single_split:
+        if with_element_ids:  # ordinals require one fixed order
+            context = dataclasses.replace(context, unordered_steps=frozenset())
+        return SingleSplitIterator(
+            lambda: make_iterator(plan, context), next_splits, tracks_splits=with_element_ids
+        )
+    numbers = {id(node): number for number, node in enumerate(find_leaves(plan))}
+    dealer = PositionSplitProvider(
+        deal, next_splits, context.epochs, SplitProgress() if with_element_ids else None
+    )
+    context = dataclasses.replace(context, split_provider=dealer, leaf_numbers=numbers)
+    if with_element_ids:
+        context = dataclasses.replace(context, tracks_splits=True)
+    return MultiSplitIterator(lambda: make_iterator(plan, context), dealer)
 
 
 def build_nested(plan: Node, context: Context) -> ElementIterator:
@@ -289,109 +301,112 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
 
     Args:
         plan: Its plan as written.
-        context: What `Context.nested` gives for it.
+        context: Result of `Context.nested`.
     """
     if not isinstance(plan, FromSource):
-        check_meetings(plan)
-        plan = with_occurrences(plan)
+        check_coordinated_readers(plan)
+        plan = number_occurrences(plan)
     prepared = prepare(plan, is_nested=True)
     own = prepared.options
     if own is not NO_OPTIONS:
-        # What the outer plan sets wins, and its seed alone is saved with states.
+        # Options of the outer plan take precedence, and only its seed is saved in states.
         seed = own.seed if own.seed is not None and context.options.seed is None else context.seed
         options = own.merged_with(context.options)
         context = dataclasses.replace(context, options=options, seed=seed)
     return make_iterator(prepared.plan, context)
 
 
-def _build_apart(plan: Node, context: Context) -> ElementIterator:
-    return build_nested(_apart(plan), context)
+def _build_detached(plan: Node, context: Context) -> ElementIterator:
+    return build_nested(_detach_sources(plan), context)
 
 
-def _apart(plan: Node) -> Node:
-    """Return a plan over sources from which nothing is taken that somebody else would have got."""
+def _detach_sources(plan: Node) -> Node:
+    """Return a plan over detached sources, which take no elements from other readers."""
     return transform(
         plan,
         lambda node: (
-            FromSource(source=node.source.apart()) if isinstance(node, FromSource) else node
+            FromSource(source=node.source.detach()) if isinstance(node, FromSource) else node
         ),
     )
 
 
 def draw_seed() -> int:
-    """Return a seed that nobody can guess, small enough for any JSON reader."""
+    """Return an unpredictable seed, small enough for any JSON reader."""
     return secrets.randbits(52)
 
 
-# --- Units that are made in this process: the lower half of a plan, run unit by unit --------------
+# --- Splits computed in this process: runs the worker stage of a plan split by split --------------
 
 
-class LocalUnits:
-    """Reads each unit by an iterator of its own (`context.UnitSource`).
+class InProcessSplitSource:
+    """Reads each split with a separate iterator (`context.SplitSource`).
 
     Args:
-        start_half: Starts the lower half of the plan with origins, dealt by what it is given.
+        build_worker_stage: Starts the worker stage of the plan with element ids; its argument
+            returns the splits to read.
     """
 
-    def __init__(self, start_half: Callable[[NextUnits], DealtPlan]) -> None:
-        self._start_half = start_half
+    def __init__(self, build_worker_stage: Callable[[NextSplits], AssignedPlanIterator]) -> None:
+        self._build_worker_stage = build_worker_stage
 
-    def open(self, unit: int, first: int) -> LocalReader:
-        """Return a reader of a unit from an ordinal on, before which nothing has failed."""
-        part = UnitPart(unit, ((first, None),), has_failures=False)
-        waiting: Iterator[UnitPart] = iter([part])
-        return LocalReader(self._start_half(lambda: next(waiting, None)))
+    def open(self, split: int, first_ordinal: int) -> InProcessSplitReader:
+        """Return a reader of a split from an ordinal before which nothing has failed."""
+        part = PartialSplit(split, ((first_ordinal, None),), may_have_failed=False)
+        waiting: Iterator[PartialSplit] = iter([part])
+        return InProcessSplitReader(self._build_worker_stage(lambda: next(waiting, None)))
 
 
-class LocalReader:
-    """Reads one unit."""
+class InProcessSplitReader:
+    """Reader of one split."""
 
-    def __init__(self, iterator: DealtPlan) -> None:
+    def __init__(self, iterator: AssignedPlanIterator) -> None:
         self._iterator = iterator
-        self._elements: int | None = None
+        self._num_elements: int | None = None
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        """Return the next elements, with their origins; None at the end."""
+        """Return the next elements, with their element ids; None at the end."""
         return self._iterator.next_chunk(limit)
 
     @property
-    def elements(self) -> int:
-        """How many elements the unit had, once its end was read."""
-        if self._elements is None:
-            self._elements = sum([ended.elements for ended in self._iterator.take_ended()])
-        return self._elements
+    def num_elements(self) -> int:
+        """Number of elements of the split, after its end was read."""
+        if self._num_elements is None:
+            self._num_elements = sum(
+                [ended.num_elements for ended in self._iterator.take_finished()]
+            )
+        return self._num_elements
 
     def close(self) -> None:
         """Close the iterator."""
         self._iterator.close()
 
 
-# --- Whether a step opens files: only a call of its function tells --------------------------------
+# --- Whether a step opens files: only known by calling its function -------------------------------
 
 
 def opens_files(node: Interleave) -> bool:
-    """Say whether the dataset that a step opens for its first element reads files.
+    """Return whether the dataset that a step opens for its first element reads files.
 
-    The function is called once, as are those below it. For `rewrites.shard`.
+    The function is called once, as are those of steps below it. Used by `rewrites.shard`.
     """
-    found = _first(node.input)
+    found = _read_first(node.input)
     if found is None:
         return False
     function = UserFunction(node.fn, step_name(node), contain_exits=True)
     try:
         dataset = function(found[0])
     except BaseException as error:
-        raise function.blame(error, 0, found[0]) from error
+        raise function.wrap_error(error, 0, found[0]) from error
     plan = getattr(dataset, "plan", None)
     if not isinstance(plan, Node):
-        return False  # an error of its own when it is read
+        return False  # raises its own error when it is read
     return reads_files(plan) or any(
         isinstance(step, Interleave) and opens_files(step) for step in walk(plan)
     )
 
 
-def _first(plan: Node) -> list[Any] | None:
-    iterator = start(plan, seed=0)
+def _read_first(plan: Node) -> list[Any] | None:
+    iterator = build_iterator(plan, seed=0)
     try:
         chunk = iterator.next_chunk(1)
         return None if chunk is None else chunk.rows()

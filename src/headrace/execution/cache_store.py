@@ -1,8 +1,8 @@
-"""Where `cache` keeps elements: chunks in memory, or frames in a file.
+"""Stores of `cache`: chunks in memory, or frames in a file.
 
-A store is filled by one iterator and read by others once it is complete: the chunks of a complete
-store do not change, so several threads read a `MemoryStore` without a lock. Whose store becomes the
-plan's is decided under the lock of its `PlanCache`. A `FileStore` belongs to one iterator.
+A store is filled by one iterator and read by others once it is complete. The chunks of a complete
+store do not change, so several threads read a `MemoryStore` without a lock. The lock of a
+`MemoryCache` decides which store becomes the plan's. A `FileStore` belongs to one iterator.
 """
 
 from __future__ import annotations
@@ -19,25 +19,33 @@ from typing import BinaryIO
 
 from headrace.element.chunk import Chunk
 from headrace.element.frame_file import FrameReader, FrameWriter, read_exactly
-from headrace.element.wire import copied, decode, encode
+from headrace.element.wire import copy_chunk, decode, encode
 from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.plan.buffering import CacheKey
 
-__all__ = ["FileFilling", "FileStore", "Filling", "MemoryStore", "PlanCache", "Store", "plan_cache"]
+__all__ = [
+    "ElementStore",
+    "FileStore",
+    "FileStoreWriter",
+    "MemoryCache",
+    "MemoryStore",
+    "StoreWriter",
+    "memory_cache",
+]
 
 
-class Store(ABC):
-    """Elements in the order in which they were appended, all of them."""
+class ElementStore(ABC):
+    """All elements of an epoch, in the order in which they were appended."""
 
     seed: int
-    """Seed of the run whose elements these are."""
+    """Seed of the run that produced the elements."""
 
     @abstractmethod
     def read(self, start: int, limit: int) -> Chunk | None:
-        """Return a copy of 1 to `limit` elements from number `start` on; None: no more."""
+        """Return a copy of 1 to `limit` elements from number `start` on, or None at the end."""
 
-    def lend(self, start: int, limit: int) -> Chunk | None:
-        """Return what `read` does, for somebody who only reads it: perhaps without a copy."""
+    def read_borrowed(self, start: int, limit: int) -> Chunk | None:
+        """Return the result of `read`, possibly without a copy; the caller must not modify it."""
         return self.read(start, limit)
 
     @abstractmethod
@@ -45,7 +53,7 @@ class Store(ABC):
         """Release files."""
 
 
-class Filling(ABC):
+class StoreWriter(ABC):
     """A store that is being filled."""
 
     @abstractmethod
@@ -54,48 +62,48 @@ class Filling(ABC):
 
     @abstractmethod
     def complete(self) -> None:
-        """Say that these are all; from now on others may read them."""
+        """Mark the store as complete, so that others may read it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release files; throw away what was not completed."""
+        """Release files and discard an incomplete store."""
 
 
 # --- in memory ----------------------------------------------------------------------------------
 
 
-class PlanCache:
-    """The in-memory cache of one plan: filled by whichever iterator completes a pass first."""
+class MemoryCache:
+    """The in-memory cache of one plan, filled by the first iterator that completes an epoch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._complete: MemoryStore | None = None
+        self._store: MemoryStore | None = None
 
     def complete_store(self) -> MemoryStore | None:
-        """Return the cache if it is complete."""
-        return self._complete
+        """Return the cache if it is complete, else None."""
+        return self._store
 
     def offer(self, store: MemoryStore) -> None:
-        """Make `store` the cache, unless there is one."""
+        """Make `store` the cache if there is none yet."""
         with self._lock:
-            if self._complete is None:
-                self._complete = store
+            if self._store is None:
+                self._store = store
 
 
-_plan_caches: weakref.WeakKeyDictionary[CacheKey, PlanCache] = weakref.WeakKeyDictionary()
-_plan_caches_lock = threading.Lock()
+_memory_caches: weakref.WeakKeyDictionary[CacheKey, MemoryCache] = weakref.WeakKeyDictionary()
+_memory_caches_lock = threading.Lock()
 
 
-def plan_cache(key: CacheKey) -> PlanCache:
-    """Return the in-memory cache of a plan; it lives as long as the plan does."""
-    with _plan_caches_lock:
-        return _plan_caches.setdefault(key, PlanCache())
+def memory_cache(key: CacheKey) -> MemoryCache:
+    """Return the in-memory cache of a plan, which lives as long as the plan."""
+    with _memory_caches_lock:
+        return _memory_caches.setdefault(key, MemoryCache())
 
 
-class MemoryStore(Store, Filling):
+class MemoryStore(ElementStore, StoreWriter):
     """Chunks in memory."""
 
-    def __init__(self, cache: PlanCache | None, seed: int) -> None:
+    def __init__(self, cache: MemoryCache | None, seed: int) -> None:
         self.seed = seed
         self._cache = cache
         self._chunks: list[Chunk] = []
@@ -103,10 +111,10 @@ class MemoryStore(Store, Filling):
         self._size = 0
 
     def append(self, chunk: Chunk) -> None:
-        # Copied: whoever gets the same elements now may write into them. Nobody writes here.
+        # Copied, because the consumer may write into these elements. The copy is read-only.
         frames = [memoryview(bytearray(frame)).toreadonly() for frame in encode(chunk)]
         self._starts.append(self._size)
-        self._chunks.append(decode(frames).with_places(chunk.places))
+        self._chunks.append(decode(frames).with_metadata(chunk.metadata))
         self._size += chunk.size
 
     def complete(self) -> None:
@@ -114,10 +122,10 @@ class MemoryStore(Store, Filling):
             self._cache.offer(self)
 
     def read(self, start: int, limit: int) -> Chunk | None:
-        lent = self.lend(start, limit)
-        return None if lent is None else copied(lent)
+        lent = self.read_borrowed(start, limit)
+        return None if lent is None else copy_chunk(lent)
 
-    def lend(self, start: int, limit: int) -> Chunk | None:
+    def read_borrowed(self, start: int, limit: int) -> Chunk | None:
         if start >= self._size:
             return None
         at = bisect.bisect_right(self._starts, start) - 1
@@ -132,21 +140,22 @@ class MemoryStore(Store, Filling):
 # --- in a file ----------------------------------------------------------------------------------
 
 _MAGIC = b"HRCACHE3"
-_FAMILY = b"HRCACHE"
-_HEAD = struct.Struct("<qH")  # after the magic: seed, bytes of the identity, which follows
+_MAGIC_PREFIX = b"HRCACHE"
+# after the magic: seed, length of the identity in bytes; then the identity
+_HEADER = struct.Struct("<qH")
 
 
-class FileStore(Store):
+class FileStore(ElementStore):
     """A complete cache file.
 
-    It begins with the identity of the plan whose elements it holds, so that it is not served to
-    another one.
+    It begins with the identity of the plan that produced its elements, so that other plans do not
+    read it.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
         self._file: BinaryIO = path.open("rb")
         try:
-            self.seed = self._check_head(path, identity)
+            self.seed = self._check_header(path, identity)
             self._frames = FrameReader(self._file, f"cache file {path}")
         except BaseException:
             self._file.close()
@@ -154,20 +163,20 @@ class FileStore(Store):
 
     @staticmethod
     def find(filename: str, identity: str) -> FileStore | None:
-        """Return the complete cache of this name, if there is one.
+        """Return the complete cache of this name, or None if there is none.
 
         Raises:
-            FailedPreconditionError: It holds the elements of another plan, or is of a version that
-                does not say whose elements it holds.
-            DataLossError: It is no cache file, or a damaged one.
+            FailedPreconditionError: If it contains elements of another plan, or was written by a
+                version that stored no identity.
+            DataLossError: If it is no cache file, or damaged.
         """
         path = Path(filename)
         return FileStore(path, identity) if path.exists() else None
 
-    def _check_head(self, path: Path, identity: str) -> int:
-        """Check whose file it is; return the seed of its elements."""
+    def _check_header(self, path: Path, identity: str) -> int:
+        """Check the identity in the header; return the seed."""
         head = self._file.read(len(_MAGIC))
-        if not head.startswith(_FAMILY):
+        if not head.startswith(_MAGIC_PREFIX):
             raise DataLossError(f"{path} is not a cache file; remove it or name another")
         if head != _MAGIC:
             raise FailedPreconditionError(
@@ -176,7 +185,7 @@ class FileStore(Store):
             )
         name = f"cache file {path}"
         seed: int
-        seed, length = _HEAD.unpack(read_exactly(self._file, _HEAD.size, name))
+        seed, length = _HEADER.unpack(read_exactly(self._file, _HEADER.size, name))
         found = read_exactly(self._file, length, name).decode(errors="replace")
         if found != identity:
             raise FailedPreconditionError(
@@ -193,27 +202,27 @@ class FileStore(Store):
         self._file.close()
 
 
-class FileFilling(Filling):
-    """A cache file that is being written: under another name, renamed when complete.
+class FileStoreWriter(StoreWriter):
+    """A cache file being written under a temporary name, and renamed when complete.
 
     Args:
-        filename: Its name once it is complete.
-        seed: Seed of the run whose elements these are.
-        identity: What tells the plan whose elements these are from others.
+        filename: Name of the complete file.
+        seed: Seed of the run that produces the elements.
+        identity: Identity of the plan.
 
     Raises:
-        FailedPreconditionError: It cannot be written.
+        FailedPreconditionError: If the file cannot be written.
     """
 
     def __init__(self, filename: str, seed: int, identity: str) -> None:
         self._path = Path(filename)
         self._partial = self._path.with_name(f"{self._path.name}.partial-{uuid.uuid4().hex[:8]}")
-        self._file = self._created()
+        self._file = self._create_file()
         name = identity.encode()
-        self._file.write(_MAGIC + _HEAD.pack(seed, len(name)) + name)
+        self._file.write(_MAGIC + _HEADER.pack(seed, len(name)) + name)
         self._frames = FrameWriter(self._file)
 
-    def _created(self) -> BinaryIO:
+    def _create_file(self) -> BinaryIO:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return self._partial.open("wb")
@@ -234,5 +243,5 @@ class FileFilling(Filling):
 
     def close(self) -> None:
         self._file.close()
-        # Nothing is there under this name once it is complete.
+        # A complete file was renamed, so this name no longer exists.
         self._partial.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The iterator of `cache`: elements are kept for the passes after the first."""
+"""Iterator of `cache`: stores elements in the first epoch for later ones."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 from headrace.element.chunk import Chunk, States
 from headrace.errors import FailedPreconditionError
+from headrace.execution.assigned_iterators import as_first_epoch
 from headrace.execution.cache_store import (
-    FileFilling,
+    ElementStore,
     FileStore,
-    Filling,
+    FileStoreWriter,
     MemoryStore,
-    Store,
-    plan_cache,
+    StoreWriter,
+    memory_cache,
 )
-from headrace.execution.context import Context, counters_of
-from headrace.execution.dealt import as_first_pass
-from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
-from headrace.execution.places import of_positions
+from headrace.execution.context import Context, count_counters
+from headrace.execution.element_numbers import number_positions
+from headrace.execution.iterator import MAX_FAILURES, ElementIterator, State, make_iterator
 from headrace.plan.buffering import Cache
-from headrace.plan.combined_sources import draws
+from headrace.plan.combined_sources import reads_unresolved_source
 from headrace.plan.identity import identity_digest
-from headrace.plan.node import Node, distinct
-from headrace.plan.traverse import is_index_part
+from headrace.plan.node import Node, distinct_nodes
+from headrace.plan.traverse import is_index_plan
 
-__all__ = ["CacheIterator", "has_seed"]
+__all__ = ["CacheIterator", "depends_on_seed"]
 
 _BLOCK = 1024
 _SEED_BITS = 52
@@ -34,166 +34,166 @@ _SEED_BITS = 52
 
 @make_iterator.register(Cache)
 def _make_cache(node: Cache, context: Context) -> ElementIterator:
-    if context.dealer is not None:
-        # Who reads parts of the plan has no complete pass to keep.
-        return make_iterator(node.input, as_first_pass(context, context.dealer))
-    if context.unit_source is not None:
-        # What a plan's other half makes has no identity here, nor a seed that could be decided.
-        return make_iterator(node.input, context.in_first_pass())
+    if context.split_provider is not None:
+        # Readers of parts of the plan have no complete epoch to store.
+        return make_iterator(node.input, as_first_epoch(context, context.split_provider))
+    if context.split_source is not None:
+        # The elements of the worker stage have no identity here, and no known seed.
+        return make_iterator(node.input, context.in_first_epoch())
     return CacheIterator(node, context)
 
 
 class CacheIterator(ElementIterator):
-    """Writes its input's first complete pass to a store; reads from the store ever after.
+    """Writes its input's first complete epoch to a store, and reads from the store afterwards.
 
-    What the store holds is the input's first pass under one seed, whichever pass this is, so that a
-    cache that is filled again has the same elements. The state names that seed. A store with
-    other elements is then left alone, and the elements are made again.
+    The store contains the input's epoch 0 under one seed, whatever the current epoch, so that a
+    refilled cache has the same elements. The state contains that seed. A store with other elements
+    is not used then, and the elements are computed again.
     """
 
     def __init__(self, node: Cache, context: Context) -> None:
         self._node = node
         self._context = context
-        self._is_random = _draws(node.input)
-        # What is the same under every seed has one place under every seed.
+        self._is_random = _is_random(node.input)
+        # Elements that do not depend on the seed have the same states under every seed.
         self._own_seed = _seed_of(context) if self._is_random else 0
         self._identity = identity_digest(node.input) if node.filename else ""
-        self._wants_places = context.wants_places
-        self._lends = id(node) in context.lending
-        #: Whether the store keeps no places: they follow from how many elements come before.
-        self._has_positions = _has_positions(node.input)
-        self._memory = plan_cache(node.key) if not node.filename else None
-        self._reading: Store | None = None
-        self._writing: Filling | None = None
+        self._wants_element_numbers = context.wants_element_numbers
+        self._borrows = id(node) in context.borrowing_steps
+        #: Whether the store omits element numbers, because they equal the elements' positions.
+        self._has_positions = _is_positional(node.input)
+        self._memory = memory_cache(node.key) if not node.filename else None
+        self._store: ElementStore | None = None
+        self._writer: StoreWriter | None = None
         self._input: ElementIterator | None = None
-        self._begin()
+        self._reset()
 
     @property
-    def reads_ahead_freely(self) -> bool:
+    def can_read_ahead(self) -> bool:
         if self._input is None:
-            return self._reading is not None  # not known before it is open
-        return self._input.reads_ahead_freely
+            return self._store is not None  # not known before it is open
+        return self._input.can_read_ahead
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._count = 0  # elements that were yielded
-        #: Of the elements; None: whatever the store holds, or our own.
+        #: Seed of the elements; None accepts the store's seed, or uses the context's.
         self._seed = self._context.cache_seeds.get(self._node.key)
-        if self._context.fills_cache or self._context.outer:
-            # A nested dataset draws from its place, whichever of them filled the cache.
+        if self._context.fills_cache or self._context.outer_steps:
+            # A nested dataset draws from its element number, whichever dataset filled the cache.
             self._seed = self._own_seed
-        self._has_failed = False  # an element of this pass has
-        #: Where the input is to go on; None: it starts.
-        self._place: State = None
+        self._has_failed = False  # whether an element of this epoch failed
+        #: State to restore in the input; None starts at its beginning.
+        self._position: State = None
         self._has_ended = False
 
     def next_chunk(self, limit: int) -> Chunk | None:
         if self._has_ended:
             return None
-        if self._reading is None and self._input is None:
+        if self._store is None and self._input is None:
             self._open()
         first = self._count
-        if self._reading is not None:
-            read = self._reading.lend if self._lends else self._reading.read
+        if self._store is not None:
+            read = self._store.read_borrowed if self._borrows else self._store.read
             chunk = read(first, limit)
             if chunk is None:
                 self._end()
                 return None
-            if self._wants_places and self._has_positions:
-                chunk = chunk.with_places(of_positions(first, chunk.size))
+            if self._wants_element_numbers and self._has_positions:
+                chunk = chunk.with_metadata(number_positions(first, chunk.size))
             states = self._states_in_store(first)
         else:
-            chunk = self._make(limit)
+            chunk = self._read_input(limit)
             if chunk is None:
                 self._end()
                 return None
             states = self._states_in_input(first, chunk.states)
         self._count += chunk.size
-        if not self._wants_places:
-            chunk = chunk.with_places(None)  # kept for others
+        if not self._wants_element_numbers:
+            chunk = chunk.with_metadata(None)  # kept for others
         return chunk.with_states(states)
 
     def _end(self) -> None:
         self._stop()
         self._has_ended = True
 
-    def _make(self, limit: int) -> Chunk | None:
+    def _read_input(self, limit: int) -> Chunk | None:
         """Return the next elements of the input, and write them to the store."""
         assert self._input is not None
         try:
             chunk = self._input.next_chunk(limit)
         except Exception:
-            # Without this element the pass is not complete: another one may be.
+            # Without this element the epoch is incomplete; a later epoch may be complete.
             self._has_failed = True
-            self._write_no_more()
+            self._stop_writing()
             raise
-        if self._writing is not None:
+        if self._writer is not None:
             if chunk is None:
-                self._writing.complete()
+                self._writer.complete()
             else:
-                self._writing.append(chunk.with_places(None) if self._has_positions else chunk)
+                self._writer.append(chunk.with_metadata(None) if self._has_positions else chunk)
         return chunk
 
     def _open(self) -> None:
-        """Begin to read the store, or to fill it; go on after the elements that were yielded."""
+        """Open the store, or start filling it; continue after the elements already yielded."""
         store = self._find_store()
         if store is not None:
-            if self._fits(store):
-                self._reading = store
-                self._decide(store.seed)
+            if self._is_usable(store):
+                self._store = store
+                self._fix_seed(store.seed)
                 return
             store.close()
-        self._decide(self._own_seed if self._seed is None else self._seed)
+        self._fix_seed(self._own_seed if self._seed is None else self._seed)
         assert self._seed is not None
-        if self._count and self._place is None and counters_of(self._node.input):
+        if self._count and self._position is None and count_counters(self._node.input):
             raise FailedPreconditionError(
                 "this state was saved while elements came from a cache() that is not here any "
                 "more, and its input reads a named job of the data service, of which each "
                 "iteration is read once: put `cache` before `distribute`, or leave out job_name"
             )
         context = dataclasses.replace(
-            self._context.in_first_pass(),
+            self._context.in_first_epoch(),
             seed=self._seed,
             cache_seeds={},
             fills_cache=True,
-            # Whoever reads the store may want them.
-            wants_places=self._wants_places or not self._has_positions,
+            # Later readers of the store may need them.
+            wants_element_numbers=self._wants_element_numbers or not self._has_positions,
         )
         self._input = make_iterator(self._node.input, context)
-        if self._place is not None:
-            self._input.set_state(self._place)
+        if self._position is not None:
+            self._input.set_state(self._position)
         elif store is not None:
             self._input.skip(self._count)
         else:
-            self._writing = (
+            self._writer = (
                 MemoryStore(self._memory, self._seed)
                 if self._memory
-                else FileFilling(self._node.path, self._seed, self._identity)
+                else FileStoreWriter(self._node.path, self._seed, self._identity)
             )
-            self._make_again(self._count)
+            self._recompute(self._count)
 
-    def _decide(self, seed: int) -> None:
+    def _fix_seed(self, seed: int) -> None:
         self._seed = self._context.cache_seeds[self._node.key] = seed
 
-    def _find_store(self) -> Store | None:
+    def _find_store(self) -> ElementStore | None:
         if self._memory:
             return self._memory.complete_store()
         return FileStore.find(self._node.path, self._identity)
 
-    def _fits(self, store: Store) -> bool:
-        """Say whether a store has the elements that are to come."""
+    def _is_usable(self, store: ElementStore) -> bool:
+        """Return whether a store contains the elements that come next."""
         if self._seed is None:
             return True
-        # A count of elements some of which had failed is no count of those in a store.
+        # If elements failed, the count does not correspond to positions in a store.
         return not self._has_failed and (store.seed == self._seed or not self._is_random)
 
-    def _make_again(self, count: int) -> None:
+    def _recompute(self, count: int) -> None:
         passed = failed = 0
         while passed < count:
             try:
-                chunk = self._make(min(count - passed, _BLOCK))
+                chunk = self._read_input(min(count - passed, _BLOCK))
             except Exception:
                 failed += 1
-                if failed > MOST_FAILURES + count:
+                if failed > MAX_FAILURES + count:
                     raise
                 continue
             if chunk is None:
@@ -211,12 +211,12 @@ class CacheIterator(ElementIterator):
         return lambda index: _state(first + index, seed, failed=failed, place=places(index))
 
     def get_state(self) -> State:
-        place = self._place if self._input is None else self._input.get_state()
-        if self._has_ended or self._reading is not None:
+        place = self._position if self._input is None else self._input.get_state()
+        if self._has_ended or self._store is not None:
             place = None
         if self._seed is None:
-            # A state names it, so whoever fills the store from now on does not matter.
-            self._decide(self._seed_to_come())
+            # Fix the seed, so that the state stays valid if another iterator fills the store later.
+            self._fix_seed(self._upcoming_seed())
         return _state(
             self._count,
             self._seed,
@@ -225,8 +225,8 @@ class CacheIterator(ElementIterator):
             ended=self._has_ended,
         )
 
-    def _seed_to_come(self) -> int:
-        """Return the seed of the elements, before it was decided by the first read."""
+    def _upcoming_seed(self) -> int:
+        """Return the seed that the first read would decide on."""
         store = self._find_store() if self._is_random else None
         if store is None:
             return self._own_seed
@@ -235,23 +235,23 @@ class CacheIterator(ElementIterator):
 
     def set_state(self, state: State) -> None:
         self._stop()
-        self._begin()
+        self._reset()
         self._count = state["count"]
-        self._decide(state["seed"])
-        self._has_failed, self._place = state["failed"], state.get("hint")
+        self._fix_seed(state["seed"])
+        self._has_failed, self._position = state["failed"], state.get("hint")
         self._has_ended = state["ended"]
 
-    def _write_no_more(self) -> None:
-        if self._writing is not None:
-            self._writing.close()
-        self._writing = None
+    def _stop_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
 
     def _stop(self) -> None:
-        self._write_no_more()
-        for held in (self._input, self._reading):
+        self._stop_writing()
+        for held in (self._input, self._store):
             if held is not None:
                 held.close()
-        self._input = self._reading = None
+        self._input = self._store = None
 
     def close(self) -> None:
         self._stop()
@@ -266,38 +266,40 @@ def _state(
     place: State = None,
     ended: bool = False,
 ) -> dict[str, Any]:
-    # Whether there is a place in the input depends on who filled the store: it only saves time.
+    # The input's state is only present if this iterator fills the store: it only saves time.
     return {"count": count, "seed": seed, "failed": failed, "hint": place, "ended": ended}
 
 
 def _seed_of(context: Context) -> int:
-    """Return the seed of what a cache holds: its passes are left out of it.
+    """Return the seed of a cache's contents, which does not depend on the epochs.
 
-    In a nested dataset it is one for each place where that was opened.
+    A nested dataset has a different seed for each outer element.
     """
-    if not context.outer:
+    if not context.outer_steps:
         return context.seed
-    passes = context.passes[: context.outer_passes]
-    names = f"{context.seed} {context.outer} {passes}"
+    passes = context.epochs[: context.num_outer_epochs]
+    names = f"{context.seed} {context.outer_steps} {passes}"
     digest = hashlib.blake2b(names.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
 
-def has_seed(plan: Node) -> bool:
-    """Say whether the elements of a plan depend on the seed of what a cache in it holds."""
-    return any(isinstance(node, Cache) and _draws(node.input) for node in distinct([plan]))
+def depends_on_seed(plan: Node) -> bool:
+    """Return whether elements of a plan depend on the seed of a cache's contents."""
+    return any(
+        isinstance(node, Cache) and _is_random(node.input) for node in distinct_nodes([plan])
+    )
 
 
-def _has_positions(plan: Node) -> bool:
-    """Say whether each element of a plan is one of an index part, in its place."""
+def _is_positional(plan: Node) -> bool:
+    """Return whether each element of a plan is an element of an index plan at the same position."""
     while plan.one_to_one:
         (plan,) = plan.inputs
-    return is_index_part(plan)
+    return is_index_plan(plan)
 
 
-def _draws(plan: Node) -> bool:
-    """Say whether the elements of a plan depend on its seed."""
+def _is_random(plan: Node) -> bool:
+    """Return whether the elements of a plan depend on its seed."""
     return any(
-        draws(node) or (node.draws and getattr(node, "seed", None) is None)
-        for node in distinct([plan])
+        reads_unresolved_source(node) or (node.is_random and getattr(node, "seed", None) is None)
+        for node in distinct_nodes([plan])
     )

@@ -1,4 +1,4 @@
-"""Iterators of the steps that join datasets: side by side, and one after the other."""
+"""Iterators of the steps that join datasets: `zip` and `concatenate`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 from headrace.element.chunk import Chunk, States
 from headrace.element.structure import unflatten
-from headrace.execution.caching import has_seed
+from headrace.execution.assigned_iterators import AssignedConcatenateIterator
+from headrace.execution.caching import depends_on_seed
 from headrace.execution.context import Context
-from headrace.execution.dealt import DealtConcatenate
-from headrace.execution.intake import Intake, Live
-from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
-from headrace.execution.places import within
-from headrace.execution.stage import in_part
+from headrace.execution.element_numbers import nest_ids
+from headrace.execution.input_buffer import InputBuffer, LazyRowStream
+from headrace.execution.iterator import ElementIterator, LazyRows, State, make_iterator
+from headrace.execution.step_iterator import tag_part
 from headrace.plan.buffering import Prefetch
 from headrace.plan.combining import Concatenate, Zip
-from headrace.plan.elements import FromSource, Gather, Indices, Read
-from headrace.plan.node import Node, distinct
+from headrace.plan.elements import FromSource, GatherIndices, Indices, ReadIndices
+from headrace.plan.node import Node, distinct_nodes
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality
 
-__all__ = ["ConcatenateIterator", "ZipIterator", "members"]
+__all__ = ["ConcatenateIterator", "ZipIterator", "concatenated_inputs"]
 
 
 @make_iterator.register(Zip)
@@ -35,60 +35,60 @@ class ZipIterator(ElementIterator):
         self._structure = node.structure
         numbers = tuple(range(len(node.inputs)))
         self._is_flat = unflatten(node.structure, numbers) == numbers
-        self._intakes = [Intake(make_iterator(input_, context)) for input_ in node.inputs]
-        others = [intake for intake in self._intakes if not intake.input.gives_rows]
-        self.gives_rows = len(others) < min(2, len(self._intakes))
-        #: In which order the inputs are asked, those that call no functions first. It is always
-        #: the same, for at the end of one another may fail.
-        self._in_turn = sorted(numbers, key=lambda number: _calls_functions(node.inputs[number]))
+        self._inputs = [InputBuffer(make_iterator(input_, context)) for input_ in node.inputs]
+        others = [intake for intake in self._inputs if not intake.input.has_lazy_rows]
+        self.has_lazy_rows = len(others) < min(2, len(self._inputs))
+        #: Order in which the inputs are read: those that call no functions first. The order is
+        #: fixed, because at the end of one input another may fail.
+        self._in_step = sorted(numbers, key=lambda number: _calls_functions(node.inputs[number]))
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return all(intake.input.reads_ahead_freely for intake in self._intakes)
+    def can_read_ahead(self) -> bool:
+        return all(intake.input.can_read_ahead for intake in self._inputs)
 
     def next_chunk(self, limit: int) -> Chunk | None:
         count = limit
-        # How many elements those that cost nothing give bounds what the others are asked for.
-        for number in self._in_turn:
-            intake = self._intakes[number]
-            if intake.look(count) is None:
+        # The inputs that cost nothing limit how many elements are requested from the others.
+        for number in self._in_step:
+            intake = self._inputs[number]
+            if intake.peek(count) is None:
                 return None
-            count = min(count, intake.in_hand)
-        chunks = [intake.take(count) for intake in self._intakes]
+            count = min(count, intake.num_buffered)
+        chunks = [intake.take(count) for intake in self._inputs]
         parts = [chunk for chunk in chunks if chunk is not None]
         each = [chunk.states for chunk in parts]
 
         def states(index: int) -> State:
             return [at(index) for at in each]
 
-        numbers = [chunk.places for chunk in parts if chunk.places is not None]
-        places = reduce(within, numbers) if numbers else None
+        numbers = [chunk.metadata for chunk in parts if chunk.metadata is not None]
+        places = reduce(nest_ids, numbers) if numbers else None
 
         if all(chunk.is_columnar for chunk in parts):
             joined = unflatten(self._structure, [chunk.columns() for chunk in parts])
             return Chunk.of_columns(joined, count, states, places)
         rows = zip(*[chunk.rows() for chunk in parts], strict=True)
-        return Chunk.of_rows(list(map(self._joined, rows)), states, places)
+        return Chunk.of_rows(list(map(self._join, rows)), states, places)
 
-    def _joined(self, parts: Sequence[Any]) -> Any:
+    def _join(self, parts: Sequence[Any]) -> Any:
         return tuple(parts) if self._is_flat else unflatten(self._structure, parts)
 
-    def singles(self) -> Singles | None:
-        found: dict[int, Live] = {}
-        for number in self._in_turn:
-            live = self._intakes[number].singles()
+    def lazy_rows(self) -> LazyRows | None:
+        found: dict[int, LazyRowStream] = {}
+        for number in self._in_step:
+            live = self._inputs[number].lazy_rows()
             if live is None:
                 return None
             found[number] = live
         lives = [found[number] for number in range(len(found))]
         each = [live.states for live in lives]
-        return self._side_by_side(lives), lambda index: [at(index) for at in each]
+        return self._zip_rows(lives), lambda index: [at(index) for at in each]
 
-    def _side_by_side(self, lives: list[Live]) -> Iterator[Any]:
-        in_turn = [(number, lives[number]) for number in self._in_turn]
-        joined = tuple if self._is_flat else self._joined
-        parts: list[Any] = [None] * len(lives)
-        number, count, has_ended = self._in_turn[0], 0, False
+    def _zip_rows(self, lazy_rows: list[LazyRowStream]) -> Iterator[Any]:
+        in_turn = [(number, lazy_rows[number]) for number in self._in_step]
+        joined = tuple if self._is_flat else self._join
+        parts: list[Any] = [None] * len(lazy_rows)
+        number, count, has_ended = self._in_step[0], 0, False
         try:
             while not has_ended:
                 for number, live in in_turn:
@@ -102,108 +102,116 @@ class ZipIterator(ElementIterator):
                     yield joined(parts)
                     count += 1
         except Exception:
-            self._leave(in_turn, number, parts, count)
+            self._record_consumed(in_turn, number, parts, count)
             raise
-        self._leave(in_turn, number, parts, count)
+        self._record_consumed(in_turn, number, parts, count)
 
-    def _leave(
-        self, in_turn: list[tuple[int, Live]], number: int, parts: list[Any], count: int
+    def _record_consumed(
+        self, in_turn: list[tuple[int, LazyRowStream]], number: int, parts: list[Any], count: int
     ) -> None:
-        """Note that so many elements came, and that the next part of an input did not."""
+        """Record `count` joined rows, and that the input `number` yielded no further part."""
         for _, live in in_turn:
-            live.taken += count
+            live.num_taken += count
         for earlier, live in in_turn:
             if earlier == number:
                 break
-            live.put_back(parts[earlier])  # it waits for the next try
-        self._intakes[number].drop_singles()
+            live.put_back(parts[earlier])  # kept for the next call
+        self._inputs[number].end_lazy_rows()
 
     def get_state(self) -> State:
-        return [intake.get_state() for intake in self._intakes]
+        return [intake.get_state() for intake in self._inputs]
 
     def set_state(self, state: State) -> None:
-        for intake, place in zip(self._intakes, state, strict=True):
+        for intake, place in zip(self._inputs, state, strict=True):
             intake.set_state(place)
 
     def seek(self, position: int) -> None:
-        for intake in self._intakes:
+        for intake in self._inputs:
             intake.seek(position)
 
     def close(self) -> None:
-        for intake in self._intakes:
+        for intake in self._inputs:
             intake.close()
 
 
 @make_iterator.register(Concatenate)
 def _make_concatenate(node: Concatenate, context: Context) -> ElementIterator:
-    if context.dealer is not None:
-        return DealtConcatenate(members(node), context, context.dealer)
+    if context.split_provider is not None:
+        return AssignedConcatenateIterator(
+            concatenated_inputs(node), context, context.split_provider
+        )
     return ConcatenateIterator(node, context)
 
 
 class ConcatenateIterator(ElementIterator):
-    """Reads its inputs one after the other. Several `concatenate` in a row are one."""
+    """Reads its inputs one after the other. Chained `concatenate` steps are merged."""
 
     def __init__(self, node: Concatenate, context: Context) -> None:
-        self._nodes = members(node)
+        self._nodes = concatenated_inputs(node)
         self._context = context
         self._inputs = [make_iterator(member, context) for member in self._nodes]
         self._current = 0
-        self._furthest = 0  # input that was ever the current one
-        self._seeded = [place for place, input_ in enumerate(self._nodes) if has_seed(input_)]
-        #: Places of inputs whose elements depend on what a cache holds when this begins, each with
-        #: its state at its beginning, which names that. None: this has not begun.
-        self._later: list[tuple[int, State]] | None = None
+        self._last_opened = 0  # highest input that was ever the current one
+        self._seeded_inputs = [
+            place for place, input_ in enumerate(self._nodes) if depends_on_seed(input_)
+        ]
+        #: Indices of inputs whose elements depend on a cache's contents at the start, each with its
+        #: initial state, which contains the seed. None before the first read.
+        self._later_states: list[tuple[int, State]] | None = None
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return all(input_.reads_ahead_freely for input_ in self._inputs[self._current :])
+    def can_read_ahead(self) -> bool:
+        return all(input_.can_read_ahead for input_ in self._inputs[self._current :])
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._current < len(self._inputs):
-            current, later = self._current, self._states_to_come()
+            current, later = self._current, self._upcoming_states()
             chunk = self._inputs[current].next_chunk(limit)
             if chunk is not None:
-                chunk = in_part("current", current, chunk)
-                return chunk.with_states(_with_later(chunk.states, later)) if later else chunk
+                chunk = tag_part("current", current, chunk)
+                return (
+                    chunk.with_states(_with_later_states(chunk.states, later)) if later else chunk
+                )
             self._current += 1
         return None
 
-    def _states_to_come(self) -> list[list[Any]]:
-        """Return the inputs after the current one that have a seed, and their first states."""
-        if self._later is None:
-            self._later = [(place, self._inputs[place].get_state()) for place in self._seeded]
-        return [[place, state] for place, state in self._later if place > self._current]
+    def _upcoming_states(self) -> list[list[Any]]:
+        """Return the seeded inputs after the current one, and their first states."""
+        if self._later_states is None:
+            self._later_states = [
+                (place, self._inputs[place].get_state()) for place in self._seeded_inputs
+            ]
+        return [[place, state] for place, state in self._later_states if place > self._current]
 
     def get_state(self) -> State:
-        later = self._states_to_come()
+        later = self._upcoming_states()
         is_over = self._current == len(self._inputs)
         place = None if is_over else self._inputs[self._current].get_state()
         state = {"current": self._current, "input": place}
         return {**state, "later": later} if later else state
 
     def set_state(self, state: State) -> None:
-        self._rewind(state["current"])
+        self._open_input(state["current"])
         if self._current < len(self._inputs):
             self._inputs[self._current].set_state(state["input"])
-        self._later = [(place, first) for place, first in state.get("later", ())]
-        for place, first in self._later:
+        self._later_states = [(place, first) for place, first in state.get("later", ())]
+        for place, first in self._later_states:
             self._inputs[place].set_state(first)
 
     def seek(self, position: int) -> None:
         sizes = [cardinality(node) for node in self._nodes]
-        ends = list(accumulate(sizes)) if INFINITE not in sizes else _until_infinite(sizes)
+        ends = list(accumulate(sizes)) if INFINITE not in sizes else _find_ends(sizes)
         current = min(bisect_right(ends, position), len(sizes) - 1)
         self._current = current
         self._inputs[current].seek(position - (ends[current - 1] if current else 0))
         for later in self._inputs[current + 1 :]:
             later.seek(0)
 
-    def _rewind(self, current: int) -> None:
-        """Make an input the current one, and those after it begin at their beginning."""
-        self._furthest = max(self._furthest, self._current)
+    def _open_input(self, current: int) -> None:
+        """Make an input the current one, and reset those after it."""
+        self._last_opened = max(self._last_opened, self._current)
         self._current = current
-        for used in range(current + 1, min(self._furthest + 1, len(self._inputs))):
+        for used in range(current + 1, min(self._last_opened + 1, len(self._inputs))):
             self._inputs[used].close()
             self._inputs[used] = make_iterator(self._nodes[used], self._context)
 
@@ -212,33 +220,33 @@ class ConcatenateIterator(ElementIterator):
             input_.close()
 
 
-def _with_later(states: States, later: list[list[Any]]) -> States:
+def _with_later_states(states: States, later: list[list[Any]]) -> States:
     return lambda index: {**states(index), "later": later}
 
 
 def _calls_functions(plan: Node) -> bool:
-    """Say whether the user's functions may be called to read a plan."""
-    for node in distinct([plan]):
-        if isinstance(node, FromSource | Gather | Read):
+    """Return whether reading a plan may call user functions."""
+    for node in distinct_nodes([plan]):
+        if isinstance(node, FromSource | GatherIndices | ReadIndices):
             if node.source.runs_user_code:
                 return True
-        elif not (node.only_reads or isinstance(node, Indices)):
+        elif not (node.is_read_only or isinstance(node, Indices)):
             return True
     return False
 
 
-def _until_infinite(sizes: list[int]) -> list[int]:
-    """Return where each input ends, up to the first that does not."""
+def _find_ends(sizes: list[int]) -> list[int]:
+    """Return where each input ends, up to the first infinite one."""
     return list(accumulate(sizes[: sizes.index(INFINITE)]))
 
 
-def members(node: Concatenate) -> list[Node]:
-    """Return what a chain of `concatenate` steps joins, in order, whatever is read ahead in it."""
+def concatenated_inputs(node: Concatenate) -> list[Node]:
+    """Return the inputs of chained `concatenate` steps, in order, also through prefetches."""
     found: list[Node] = []
     pending: list[Node] = [node]
     while pending:
         joined = pending.pop()
-        parts = _parts(joined)
+        parts = _joined_inputs(joined)
         if parts is None:
             found.append(joined)
         else:
@@ -246,14 +254,14 @@ def members(node: Concatenate) -> list[Node]:
     return found
 
 
-def _parts(node: Node) -> list[Node] | None:
-    """Return the two that a node joins. Where a prefetch reads their join ahead, it reads each.
+def _joined_inputs(node: Node) -> list[Node] | None:
+    """Return the two inputs that a node joins; a prefetch of a join is applied to each input.
 
-    So states and places are the same with a prefetch between two `concatenate` and without.
+    So states are the same with or without a prefetch between two `concatenate` steps.
     """
     if isinstance(node, Concatenate):
         return [node.first, node.second]
     if not isinstance(node, Prefetch):
         return None
-    parts = _parts(node.input)
-    return None if parts is None else [node.with_inputs([part]) for part in parts]
+    parts = _joined_inputs(node.input)
+    return None if parts is None else [node.copy_with_inputs([part]) for part in parts]

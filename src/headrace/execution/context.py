@@ -1,4 +1,4 @@
-"""What the iterators of one plan share: chance, options, its iteration, where units come from."""
+"""Shared context of a plan's iterators: entropy, options, iteration, source of splits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
-from headrace.execution.dealer import Dealer
-from headrace.forks import in_each_child
+from headrace.execution.split_provider import SplitProvider
+from headrace.forks import call_in_children
 from headrace.plan.elements import FromSource
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
@@ -23,25 +23,25 @@ from headrace.plan.traverse import fold, walk
 
 __all__ = [
     "Context",
-    "GivesWholeUnits",
-    "Iteration",
-    "UnitReader",
-    "UnitSource",
-    "check_meetings",
-    "counters_of",
-    "meets_others",
-    "next_iteration",
-    "with_occurrences",
+    "PlanIteration",
+    "SplitReader",
+    "SplitSource",
+    "WholeSplitSource",
+    "check_coordinated_readers",
+    "count_counters",
+    "next_iteration_number",
+    "number_occurrences",
+    "reads_coordinated_job",
 ]
 
-# --- Numbers of the iterations over jobs that several clients share -------------------------------
+# --- Iteration numbers of jobs shared by several clients ------------------------------------------
 #
-# A job's iteration has a number, and all clients that open the same number share its elements. So
-# the number belongs to the dataset that `distribute` returned, and not to what is derived from it:
-# a counter in the source counts how often it was opened, by whichever dataset.
+# All clients that open the same iteration number of a job share its elements. So the number belongs
+# to the dataset that `distribute` returned, and not to datasets derived from it: a counter in the
+# source counts how often it was opened, by any dataset.
 
-_MOST_NESTED = 1024
-"""Openings of one source by functions that an iteration remembers; the oldest are forgotten."""
+_MAX_NESTED = 1024
+"""Number of nested openings of a source that an iteration remembers; older ones are forgotten."""
 
 _lock = threading.Lock()
 
@@ -51,26 +51,26 @@ def _unlock() -> None:
     _lock = threading.Lock()
 
 
-in_each_child(_unlock)
+call_in_children(_unlock)
 
 
-class Iteration:
-    """One iteration over a plan, and the number that shared jobs know it by.
+class PlanIteration:
+    """One iteration over a plan, and its number in shared jobs.
 
-    The number is drawn when it is first asked for: an iterator that is restored before it reads
-    uses up none. Every step is idempotent, so an interruption skips no number.
+    The number is drawn on first use: an iterator that is restored before it reads uses none. Every
+    step is idempotent, so an interruption skips no number.
 
     Args:
-        plan: The plan; None: one without sources that count.
-        least: Numbers below it are not used.
+        plan: The plan, or None for a plan without counting sources.
+        minimum: Smallest number to use.
     """
 
-    def __init__(self, plan: Node | None = None, least: int = 0) -> None:
-        self._counters = Counter[IterationCounter]() if plan is None else counters_of(plan)
-        self._number = least
+    def __init__(self, plan: Node | None = None, minimum: int = 0) -> None:
+        self._counters = Counter[IterationCounter]() if plan is None else count_counters(plan)
+        self._number = minimum
         self._is_drawn = self._is_counted = False
-        #: By source, and by where it was opened, the numbers of those that functions opened.
-        self._nested: weakref.WeakKeyDictionary[
+        #: Numbers of the sources opened by functions, by counter and by where they were opened.
+        self._nested_numbers: weakref.WeakKeyDictionary[
             IterationCounter, OrderedDict[tuple[int, ...], int]
         ] = weakref.WeakKeyDictionary()
 
@@ -80,51 +80,52 @@ class Iteration:
         if not self._is_counted:
             with _lock:
                 if not self._is_drawn:
-                    self._number = _next(self._counters, self._number)
+                    self._number = _next_number(self._counters, self._number)
                     self._is_drawn = True
-                self._count()
+                self._advance_counters()
         return self._number
 
-    def resume(self, number: int) -> None:
-        """Make this the iteration of that number, which a saved state is of."""
+    def resume_at(self, number: int) -> None:
+        """Set the number of this iteration to that of a saved state."""
         with _lock:
             self._number, self._is_drawn = number, True
-            self._count()
+            self._advance_counters()
             for counter in self._counters:
                 counter.note_restored(number)
 
-    def _count(self) -> None:
+    def _advance_counters(self) -> None:
         for counter, occurrences in self._counters.items():
             counter.advance(self._number + occurrences - 1)
         self._is_counted = True
 
-    def nested(self, counter: IterationCounter, opened_at: Sequence[int], least: int) -> int:
+    def number_nested(
+        self, counter: IterationCounter, opened_at: Sequence[int], minimum: int
+    ) -> int:
         """Return the number for a source in a dataset that a function returned.
 
         Args:
-            counter: That of the source.
-            opened_at: Where in this iteration it is opened: opened there again, as after an
-                interruption, it has the same number.
-            least: Numbers below it are not used.
+            counter: Counter of the source.
+            opened_at: Where in this iteration it is opened. Opened there again, for example after
+                an interruption, it gets the same number.
+            minimum: Smallest number to use.
         """
         with _lock:
-            known = self._nested.setdefault(counter, OrderedDict())
-            number = known.setdefault(tuple(opened_at), max(least, counter.next))
+            known = self._nested_numbers.setdefault(counter, OrderedDict())
+            number = known.setdefault(tuple(opened_at), max(minimum, counter.next))
             counter.advance(number)
-            if len(known) > _MOST_NESTED:
+            if len(known) > _MAX_NESTED:
                 known.popitem(last=False)
             return number
 
 
-def check_meetings(plan: Node) -> None:
-    """Refuse a plan that reads in turn what waits for each other.
+def check_coordinated_readers(plan: Node) -> None:
+    """Reject a plan that reads several consumers of one coordinated job in turn.
 
     Raises:
-        FailedPreconditionError: The first of several consumers of a job would wait for the second
-            forever.
+        FailedPreconditionError: If the first consumer would wait for the second forever.
     """
     sources = (node.source for node in walk(plan) if isinstance(node, FromSource))
-    jobs = Counter(source.meets_in for source in sources if source.meets_in)
+    jobs = Counter(source.coordinated_job for source in sources if source.coordinated_job)
     for job, count in jobs.items():
         if count > 1:
             raise FailedPreconditionError(
@@ -135,263 +136,277 @@ def check_meetings(plan: Node) -> None:
             )
 
 
-def meets_others(plan: Node) -> bool:
-    """Say whether elements of a plan wait for those that other readers take."""
-    return any(isinstance(node, FromSource) and node.source.meets_in for node in walk(plan))
+def reads_coordinated_job(plan: Node) -> bool:
+    """Return whether reading the plan waits for other consumers of a coordinated job."""
+    return any(isinstance(node, FromSource) and node.source.coordinated_job for node in walk(plan))
 
 
-def next_iteration(plan: Node, least: int = 0) -> int:
+def next_iteration_number(plan: Node, minimum: int = 0) -> int:
     """Return the number that the next iteration over a plan will have."""
-    return _next(counters_of(plan), least)
+    return _next_number(count_counters(plan), minimum)
 
 
-def with_occurrences(plan: Node) -> Node:
-    """Return the plan with a number for each of several places of a source that counts.
+def number_occurrences(plan: Node) -> Node:
+    """Return the plan with numbered occurrences of sources that occur several times.
 
-    `Dataset.zip(ds, ds)` opens the source twice, and each opening is an iteration of its own.
+    `Dataset.zip(ds, ds)` opens the source twice, and each opening is a separate iteration.
     """
-    if all(count == 1 for count in counters_of(plan).values()):
+    if all(count == 1 for count in count_counters(plan).values()):
         return plan
     seen = Counter[IterationCounter]()
 
     def numbered(node: Node, inputs: list[Node]) -> Node:
-        made = node.over(inputs)
+        made = node.with_inputs(inputs)
         if not isinstance(made, FromSource) or made.source.counter is None:
             return made
         occurrence = seen[made.source.counter]
         seen[made.source.counter] += 1
         if not occurrence:
             return made
-        return dataclasses.replace(made, source=made.source.at_occurrence(occurrence))
+        return dataclasses.replace(made, source=made.source.with_occurrence(occurrence))
 
     return fold(plan, numbered)
 
 
-def counters_of(plan: Node) -> Counter[IterationCounter]:
-    """Return the counters of a plan's sources, and how many times each source stands in it."""
+def count_counters(plan: Node) -> Counter[IterationCounter]:
+    """Return the counters of a plan's sources, with the number of occurrences of each source."""
     sources = (node.source for node in walk(plan) if isinstance(node, FromSource))
     return Counter(source.counter for source in sources if source.counter is not None)
 
 
-def _next(counters: Counter[IterationCounter], least: int) -> int:
-    return max([least, *(counter.next for counter in counters)])
+def _next_number(counters: Counter[IterationCounter], minimum: int) -> int:
+    return max([minimum, *(counter.next for counter in counters)])
 
 
-# --- Where the client's half of a plan gets the elements of units from: the contract --------------
+# --- Interface of the client stage to the elements of splits --------------------------------------
 #
-# Rule 1. A reader gives the elements of one unit in order, each with its origin (`chunk.places`, as
-#         `element.places.named` makes it), and with its place if the half of the plan wants that
-#         (`Cut.wants_places`). Ordinals that are missing were left out by filters, or failed. An
-#         error that it raises has its origin (`origins`).
-# Rule 2. After the end it says how many elements the unit had at the root, those left out too.
-# Rule 3. Units are opened in any order, several at once, and perhaps the same one again.
+# Rule 1. A reader returns the elements of one split in order, each with its element id
+#         (`chunk.metadata`, made by `element.metadata.id_column`), and with its element number if
+#         the client stage needs it (`PlanPartition.wants_element_numbers`). Missing ordinals were
+#         dropped by filters or failed. Errors carry their position (`element_ids`).
+# Rule 2. After the end it returns the number of elements of the split at the partition boundary,
+#         including dropped ones.
+# Rule 3. Splits are opened in any order, several at a time, and possibly repeatedly.
 
 
-class UnitReader(Protocol):
-    """Reads the elements of one unit, in order."""
+class SplitReader(Protocol):
+    """Reads the elements of one split, in order."""
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        """Return the next 1 to `limit` elements, with origins; None at the end.
+        """Return the next 1 to `limit` elements, with element ids; None at the end.
 
-        An element that fails raises when its turn comes; the next call goes on after it.
+        An element that fails raises its error in turn; the next call continues after it.
         """
 
     @property
-    def elements(self) -> int:
-        """How many elements the unit had at the root. Asked for after the end alone."""
+    def num_elements(self) -> int:
+        """Number of elements of the split at the partition boundary; valid only after the end."""
 
     def close(self) -> None:
-        """Let go of it. May be called twice."""
+        """Close the reader. Idempotent."""
 
 
-class UnitSource(Protocol):
-    """Opens units of a plan's lower half."""
+class SplitSource(Protocol):
+    """Opens splits of a plan's worker stage."""
 
-    def open(self, unit: int, first: int) -> UnitReader:
-        """Return a reader of a unit from an ordinal on.
+    def open(self, split: int, first_ordinal: int) -> SplitReader:
+        """Return a reader of a split from an ordinal on.
 
         Args:
-            unit: Its number in the stream of the plan.
-            first: Nothing before this ordinal has failed that was raised, and all of it was read.
-                The error of the element before it may come again.
+            split: Split index.
+            first_ordinal: All elements and errors before this ordinal were read. The error of the
+                element just before it may be raised again.
         """
 
 
 @runtime_checkable
-class GivesWholeUnits(Protocol):
-    """A source of units that may have many small ones at hand."""
+class WholeSplitSource(Protocol):
+    """A source of splits that can return many small splits at once."""
 
-    def whole(self, unit: int, most: int, limit: int) -> tuple[Chunk, int] | None:
-        """Return units in a row, each whole and with as many elements, which are read with that.
+    def read_whole_splits(
+        self, split: int, max_splits: int, limit: int
+    ) -> tuple[Chunk, int] | None:
+        """Return consecutive whole splits with the same number of elements; they count as read.
 
         Args:
-            unit: The first.
-            most: The most units.
-            limit: The most elements.
+            split: Index of the first split.
+            max_splits: Maximum number of splits.
+            limit: Maximum number of elements.
 
         Returns:
-            The elements, at least one of each, and how many units they are of; None: open the unit.
+            The elements, at least one of each split, and the number of splits; None if the split
+            has to be opened.
         """
 
 
 # --- The context of a node ------------------------------------------------------------------------
 
 
-def _as_it_is(node: Node, iterator: Any) -> Any:
+def _not_instrumented(node: Node, iterator: Any) -> Any:
     return iterator
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The circumstances in which a node's iterator is made."""
+    """The context in which a node's iterator is made."""
 
     build: Callable[[Node, Context], Any]
-    """Makes the iterator of a dataset that a user's function returned, from its plan as written,
-    in the context that `nested` gives."""
-    watch: Callable[[Node, Any], Any] = field(default=_as_it_is)
-    """Returns what stands in the place of a node's iterator (`iterator.Watched`)."""
+    """Makes the iterator of a dataset that a user's function returned.
+
+    Takes its plan as written, and the context that `nested` returns.
+    """
+    instrument: Callable[[Node, Any], Any] = field(default=_not_instrumented)
+    """Returns the replacement of a node's iterator (`iterator.InstrumentedIterator`)."""
     seed: int
-    """What random steps without a seed of their own draw from."""
-    passes: tuple[int, ...] = (0,)
-    """Which pass this is: the user's iteration, then that of each `repeat` around the node; in a
-    nested dataset also the number of the outer element's place."""
-    repetitions: tuple[int, ...] = ()
-    """The numbers in `passes` that are those of a `repeat`."""
-    job_passes: tuple[int, ...] | None = None
-    """`passes` as shared jobs know them; None: the same. A cache makes its first pass in each, but
-    a job's iteration can be read only once."""
-    iteration: Iteration = field(default_factory=Iteration)
-    """Numbers what datasets that functions return read of shared jobs."""
-    outer_passes: int = 0
-    """How many of `passes` a nested dataset was opened with; those of its own repeats follow."""
-    outer: tuple[int, ...] = ()
+    """Seed of random steps that have none."""
+    epochs: tuple[int, ...] = (0,)
+    """Epoch numbers: of the user's iteration, then of each `repeat` around the node.
+
+    In a nested dataset also the element number of the outer element.
+    """
+    repeat_epochs: tuple[int, ...] = ()
+    """The numbers in `epochs` that come from a `repeat`."""
+    job_epochs: tuple[int, ...] | None = None
+    """`epochs` for shared jobs; None if they are the same.
+
+    A cache uses its first epoch in every epoch, but a job's iteration can be read only once.
+    """
+    iteration: PlanIteration = field(default_factory=PlanIteration)
+    """Numbers the iterations of shared jobs that nested datasets read."""
+    num_outer_epochs: int = 0
+    """Length of `epochs` when a nested dataset was opened; its own repeats append to it."""
+    outer_steps: tuple[int, ...] = ()
     """Numbers of the steps that opened this dataset, outermost first; () for the plan itself."""
-    places: tuple[int, ...] = ()
-    """Numbers of the places of the outer elements that it was opened for, outermost first."""
-    wants_places: bool = False
-    """Whether chunks are to carry the numbers of their elements' places (`places`): a step above
-    opens datasets for the elements."""
-    names_units: bool = False
-    """Whether places are to say which dealt unit they are of: a root above counts them."""
+    outer_numbers: tuple[int, ...] = ()
+    """Element numbers of the outer elements that opened the dataset, outermost first."""
+    wants_element_numbers: bool = False
+    """Whether chunks carry element numbers (`element_numbers`): a step above opens datasets for
+    the elements."""
+    tracks_splits: bool = False
+    """Whether metadata contains the split, because a partition boundary above counts it."""
     options: Options = field(default_factory=Options)
     """The options of the whole plan."""
-    free: frozenset[int] = frozenset()
+    unordered_steps: frozenset[int] = frozenset()
     """`id` of each step that yields elements as they are ready (`plan.determinism`)."""
-    dealer: Dealer | None = None
-    """Deals units of the plan to its leaves; None: they are read whole."""
-    unit_source: UnitSource | None = None
-    """Where elements come from that the other half of the plan makes."""
-    units_have_places: bool = False
-    """Whether what comes from there has places, for some step opens datasets for it."""
-    lending: frozenset[int] = frozenset()
-    """`id` of each step that may lend what it keeps: its elements are only read
-    (`plan.traverse`)."""
-    parts_passes: bool = False
-    """Whether a chunk of numbers that are repeated ends with a pass: rows in order are lent."""
-    leaves: Mapping[int, int] = field(default_factory=dict)
-    """`id` of a leaf node -> its number in the deal."""
+    split_provider: SplitProvider | None = None
+    """Provides the splits that the plan's leaves read; None reads everything."""
+    split_source: SplitSource | None = None
+    """Source of the elements computed by the worker stage."""
+    splits_have_numbers: bool = False
+    """Whether `split_source` supplies element numbers, for a step that opens nested datasets."""
+    borrowing_steps: frozenset[int] = frozenset()
+    """`id` of each step that may return borrowed buffers, because its elements are only read
+    (`plan.traverse`).
+    """
+    aligns_chunks_to_epochs: bool = False
+    """Whether chunks of repeated index plans end with an epoch, so that rows can be borrowed."""
+    leaf_numbers: Mapping[int, int] = field(default_factory=dict)
+    """`id` of a leaf node -> its number in the split space."""
     cache_seeds: dict[Any, int] = field(default_factory=dict)
-    """Key of a cache -> the seed of the elements that it has in this iteration, once decided: in
-    all passes the same."""
+    """Cache key -> seed of the cached elements, once decided; the same in all epochs."""
     fills_cache: bool = False
-    """Whether a cache is filled: caches below have the elements of this context's seed, too."""
+    """Whether a cache is being filled; caches below then also use this context's seed."""
     contain_exits: bool = False
     """Whether KeyboardInterrupt, SystemExit and the like from a user's function become a
     UserFunctionError."""
     parallelism: int = 2
-    """Threads that AUTOTUNE stands for."""
+    """Number of threads for AUTOTUNE."""
 
     @property
-    def is_watched(self) -> bool:
-        """Whether somebody looks at what passes, so that each step is to have an iterator."""
-        return self.watch is not _as_it_is
+    def is_instrumented(self) -> bool:
+        """Whether iterators are instrumented, so that each step needs its own."""
+        return self.instrument is not _not_instrumented
 
-    def in_pass(self, number: int) -> Context:
-        """Return the context of pass `number` within this one."""
-        job_passes = None if self.job_passes is None else (*self.job_passes, number)
-        return self._with(
-            passes=(*self.passes, number),
-            repetitions=(*self.repetitions, number),
-            job_passes=job_passes,
+    def in_epoch(self, number: int) -> Context:
+        """Return the context of epoch `number` within this one."""
+        job_epochs = None if self.job_epochs is None else (*self.job_epochs, number)
+        return self._replace_fields(
+            epochs=(*self.epochs, number),
+            repeat_epochs=(*self.repeat_epochs, number),
+            job_epochs=job_epochs,
         )
 
-    def in_first_pass(self) -> Context:
-        """Return the context of the first pass, whichever this is; shared jobs go on."""
-        return self._with(passes=(0,) * len(self.passes), job_passes=self.job_passes or self.passes)
+    def in_first_epoch(self) -> Context:
+        """Return the context of the first epoch; shared jobs keep their epochs."""
+        return self._replace_fields(
+            epochs=(0,) * len(self.epochs), job_epochs=self.job_epochs or self.epochs
+        )
 
-    def pass_over(self, source: Source) -> tuple[int, ...]:
-        """Return the pass number that a source is to be opened with.
+    def source_epochs(self, source: Source) -> tuple[int, ...]:
+        """Return the epoch numbers for opening a source.
 
-        Readers of one shared job agree on it wherever they stand in a plan: so the place of the
-        outer element, which tells nested datasets apart, is no part of it there.
+        Readers of one shared job must agree on them wherever the source occurs in a plan. So the
+        number of the outer element, which distinguishes nested datasets, is not included for shared
+        jobs.
         """
         if source.counter is None:
-            return self.passes
-        first, *repetitions = self.job_passes or self.passes
-        if not self.outer:
+            return self.epochs
+        first, *repetitions = self.job_epochs or self.epochs
+        if not self.outer_steps:
             return (first + source.occurrence, *repetitions)
-        opened_at = (*self.passes[: self.outer_passes], source.occurrence)
-        return (self.iteration.nested(source.counter, opened_at, first), *self.repetitions)
+        opened_at = (*self.epochs[: self.num_outer_epochs], source.occurrence)
+        return (self.iteration.number_nested(source.counter, opened_at, first), *self.repeat_epochs)
 
-    def with_places(self, wanted: bool) -> Context:
-        """Return the context in which chunks carry the places of their elements, or do not."""
-        if wanted == self.wants_places:
+    def with_element_numbers(self, wanted: bool) -> Context:
+        """Return the context in which chunks do or do not carry element numbers."""
+        if wanted == self.wants_element_numbers:
             return self
-        return self._with(wants_places=wanted)
+        return self._replace_fields(wants_element_numbers=wanted)
 
-    def with_passes_apart(self) -> Context:
-        """Return the context in which chunks of numbers end with their pass."""
-        return self._with(parts_passes=True)
+    def with_epoch_aligned_chunks(self) -> Context:
+        """Return the context in which chunks of numbers end with their epoch."""
+        return self._replace_fields(aligns_chunks_to_epochs=True)
 
-    def nested(self, step: int, place: int) -> Context:
-        """Return the context of a dataset that step number `step` opens for the element there."""
-        return self._with(
-            passes=(*self.passes, place),
-            outer_passes=len(self.passes) + 1,
-            outer=(*self.outer, step),
-            places=(*self.places, place),
-            free=_NONE,
-            lending=_NONE,
-            dealer=None,
-            names_units=False,
-            unit_source=None,
-            leaves={},
+    def nested(self, step: int, element_number: int) -> Context:
+        """Return the context of a dataset that step `step` opens for an outer element."""
+        return self._replace_fields(
+            epochs=(*self.epochs, element_number),
+            num_outer_epochs=len(self.epochs) + 1,
+            outer_steps=(*self.outer_steps, step),
+            outer_numbers=(*self.outer_numbers, element_number),
+            unordered_steps=_NONE,
+            borrowing_steps=_NONE,
+            split_provider=None,
+            tracks_splits=False,
+            split_source=None,
+            leaf_numbers={},
             cache_seeds={},
         )
 
-    def _with(self, **changes: Any) -> Context:
-        # Without the checks of `replace`: there may be a pass, or a dataset, for each element.
+    def _replace_fields(self, **changes: Any) -> Context:
+        # Without the checks of `replace`, since there may be an epoch or a dataset for each
+        # element.
         context = object.__new__(Context)
         context.__dict__.update(self.__dict__, **changes)
         return context
 
     def entropy(self, number: int | None) -> list[int]:
-        """Return what step `number` of this dataset draws from, if it has no seed of its own."""
-        path = (*self.outer, number or 0)
-        return [2, self.seed & _MASK, len(path), *path, *self.passes]
+        """Return the entropy of step `number` of this dataset, if it has no seed."""
+        path = (*self.outer_steps, number or 0)
+        return [2, self.seed & _MASK, len(path), *path, *self.epochs]
 
     def iteration_entropy(self, number: int) -> list[int]:
-        """Return what number `number` draws from, if it draws the same in all repetitions."""
-        path = (*self.outer, number)
-        passes = self.passes[: max(self.outer_passes, 1)]
+        """Return the entropy of step `number`, if it draws the same numbers in all repetitions."""
+        path = (*self.outer_steps, number)
+        passes = self.epochs[: max(self.num_outer_epochs, 1)]
         return [4, self.seed & _MASK, len(path), *path, *passes]
 
-    def fixed_entropy(self, number: int | None, drawn_seed: int | None) -> list[int]:
-        """Return what step `number` draws from, if it is to draw the same in each pass.
+    def fixed_entropy(self, number: int | None, default_seed: int | None) -> list[int]:
+        """Return the entropy of step `number`, if it draws the same numbers in each epoch.
 
         Args:
-            number: Of a step without a seed of its own.
-            drawn_seed: What was drawn for it when it was made. A nested dataset is made for each
-                outer element, so there the place of that element decides.
+            number: Number of a step without a seed.
+            default_seed: Seed drawn when the step was created. A nested dataset is created for each
+                outer element, so there the outer element's number is used instead.
         """
-        if not self.outer and drawn_seed is not None:
-            return [3, drawn_seed & _MASK]
-        path = (*self.outer, number or 0)
-        return [3, self.seed & _MASK, len(path), *path, *self.places]
+        if not self.outer_steps and default_seed is not None:
+            return [3, default_seed & _MASK]
+        path = (*self.outer_steps, number or 0)
+        return [3, self.seed & _MASK, len(path), *path, *self.outer_numbers]
 
-    def threads(self, calls: int) -> int:
+    def resolve_parallelism(self, num_parallel_calls: int) -> int:
         """Return the number of threads that `num_parallel_calls` asks for."""
-        return self.parallelism if calls < 0 else calls
+        return self.parallelism if num_parallel_calls < 0 else num_parallel_calls
 
 
 _NONE: frozenset[int] = frozenset()

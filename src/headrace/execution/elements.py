@@ -1,4 +1,4 @@
-"""Iterators over what a plan begins with: numbers, and elements read by their numbers."""
+"""Iterators of sources: numbers, and elements read by their numbers."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.element.structure import flatten
+from headrace.execution.assigned_iterators import AssignedLeafIterator
 from headrace.execution.context import Context
-from headrace.execution.dealt import DealtLeaf
+from headrace.execution.element_numbers import number_positions
 from headrace.execution.iterator import (
     ElementIterator,
     State,
     make_iterator,
 )
-from headrace.execution.places import of_positions
-from headrace.execution.stage import Stage
-from headrace.plan.combined_sources import decided, draws
-from headrace.plan.elements import Gather, Indices
+from headrace.execution.step_iterator import StepIterator
+from headrace.plan.combined_sources import reads_unresolved_source, resolve_randomness
+from headrace.plan.elements import GatherIndices, Indices
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality
 
-__all__ = ["GatherIterator", "IndexPart", "IndicesIterator", "RepeatedIndices", "RowsIterator"]
+__all__ = [
+    "GatherIterator",
+    "IndexPlanIterator",
+    "IndicesIterator",
+    "RepeatedIndicesIterator",
+    "RowsIterator",
+]
 
 
-class _Numbered(ElementIterator):
-    """What stands over numbers, an element each; its state is how many were passed."""
+class _IndexedRowsIterator(ElementIterator):
+    """Base class of iterators with one element per number; the state is the number read."""
 
     def __init__(self, indices: Indices, context: Context) -> None:
-        self._wants_places = context.wants_places
+        self._wants_element_numbers = context.wants_element_numbers
         self._first = indices.start
         self._size = indices.size
         self._next = 0
@@ -49,8 +55,8 @@ class _Numbered(ElementIterator):
 
 
 @make_iterator.register(Indices)
-class IndicesIterator(_Numbered):
-    """Counts from the first; its state is how many were counted."""
+class IndicesIterator(_IndexedRowsIterator):
+    """Yields consecutive numbers; its state is the number of elements yielded."""
 
     def next_chunk(self, limit: int) -> Chunk | None:
         start = self._next
@@ -59,40 +65,42 @@ class IndicesIterator(_Numbered):
             return None
         self._next = stop
         numbers = np.arange(self._first + start, self._first + stop)
-        places = of_positions(start, stop - start) if self._wants_places else None
+        places = number_positions(start, stop - start) if self._wants_element_numbers else None
         return Chunk.of_columns(numbers, stop - start, start.__add__, places)
 
     def seek(self, position: int) -> None:
         self._next = position
 
 
-class RepeatedIndices(ElementIterator):
-    """Counts the same numbers in each pass: what `RepeatIterator` gives, and its states.
+class RepeatedIndicesIterator(ElementIterator):
+    """Yields the same numbers in each epoch, with the elements and states of `RepeatIterator`.
 
-    A chunk has several passes where these are short: to make one for each would cost many times
-    what the elements of a small dataset do.
+    A chunk contains several epochs if they are short: one chunk per epoch would cost many times
+    more than the elements of a small dataset.
 
     Args:
-        indices: The numbers, of which there are some.
-        count: How many passes; None: without end.
-        parted: Whether a chunk ends with its pass all the same.
+        indices: The numbers; at least one.
+        count: Number of epochs; None repeats forever.
+        aligns_chunks_to_epochs: Whether every chunk ends with its epoch.
     """
 
-    def __init__(self, indices: Indices, count: int | None, *, parted: bool = False) -> None:
+    def __init__(
+        self, indices: Indices, count: int | None, *, aligns_chunks_to_epochs: bool = False
+    ) -> None:
         self._first, self._size = indices.start, indices.size
         self._count = count
-        self._is_parted = parted
-        self._pass = self._at = 0  # numbers of this pass that were counted
+        self._aligns_chunks_to_epochs = aligns_chunks_to_epochs
+        self._epoch = self._epoch_start = 0  # numbers of this epoch that were yielded
 
     def next_chunk(self, limit: int) -> Chunk | None:
         size = self._size
-        if self._at == size:
-            self._pass, self._at = self._pass + 1, 0
-        if self._count is not None and self._pass >= self._count:
+        if self._epoch_start == size:
+            self._epoch, self._epoch_start = self._epoch + 1, 0
+        if self._count is not None and self._epoch >= self._count:
             return None
-        first, at, number = self._first, self._at, self._pass
+        first, at, number = self._first, self._epoch_start, self._epoch
         stop = at + limit
-        if self._is_parted or limit < 2 * size:
+        if self._aligns_chunks_to_epochs or limit < 2 * size:
             stop = min(stop, size)
         elif self._count is not None:
             stop = min(stop, (self._count - number) * size)
@@ -101,44 +109,44 @@ class RepeatedIndices(ElementIterator):
             numbers %= size
         if first:
             numbers += first
-        passes, self._at = self._after(stop)
-        self._pass = number + passes
+        passes, self._epoch_start = self._locate(stop)
+        self._epoch = number + passes
         return Chunk.of_columns(numbers, stop - at, partial(self._state, number, at))
 
-    def _after(self, position: int) -> tuple[int, int]:
-        """Return the pass of the number before a position, and what of it is counted then."""
+    def _locate(self, position: int) -> tuple[int, int]:
+        """Return the epoch of the number before a position, and how many numbers it yielded."""
         passes, last = divmod(position - 1, self._size)
         return passes, last + 1
 
     def _state(self, number: int, at: int, index: int) -> State:
-        passes, counted = self._after(at + index) if index else (0, at)
-        return {"pass": number + passes, "input": counted}
+        passes, counted = self._locate(at + index) if index else (0, at)
+        return {"epoch": number + passes, "input": counted}
 
     def get_state(self) -> State:
-        return {"pass": self._pass, "input": self._at}
+        return {"epoch": self._epoch, "input": self._epoch_start}
 
     def set_state(self, state: State) -> None:
-        self._pass, self._at = state["pass"], state["input"] or 0
+        self._epoch, self._epoch_start = state["epoch"], state["input"] or 0
 
     def seek(self, position: int) -> None:
-        self._pass, self._at = divmod(position, self._size)
+        self._epoch, self._epoch_start = divmod(position, self._size)
 
 
-class IndexPart(ElementIterator):
-    """A whole index part of a plan: its state is the number of elements that were passed.
+class IndexPlanIterator(ElementIterator):
+    """Iterator of a whole index plan; its state is the number of elements read.
 
-    The steps inside only have to read and to seek.
+    The steps inside only need to read and seek.
     """
 
     def __init__(self, node: Node, context: Context) -> None:
         self._node = node
-        self._wants_places = context.wants_places
-        # Which of its positions an element has is known here alone.
-        self._steps = make_iterator(node, context.with_places(False))
+        self._wants_element_numbers = context.wants_element_numbers
+        # Positions are only known here, so the steps make no element numbers.
+        self._steps = make_iterator(node, context.with_element_numbers(False))
         self._position = 0
         #: Whether the steps are at `_position`. They seek before the first read, so that a step
-        #: that leaves elements out does not read them.
-        self._is_there = False
+        #: that drops elements does not read them.
+        self._is_positioned = False
 
     def next_chunk(self, limit: int) -> Chunk | None:
         start = self._position
@@ -146,25 +154,25 @@ class IndexPart(ElementIterator):
         if chunk is None:
             return None
         self._position = start + chunk.size
-        if self._wants_places:
-            chunk = chunk.with_places(of_positions(start, chunk.size))
+        if self._wants_element_numbers:
+            chunk = chunk.with_metadata(number_positions(start, chunk.size))
         return chunk.with_states(start.__add__)
 
     def _read(self, start: int, limit: int) -> Chunk | None:
-        """Return the elements from a position on; one that fails is passed over as it is raised."""
+        """Return elements from a position on; skip a failed element when its error is raised."""
         while True:
-            if not self._is_there:
+            if not self._is_positioned:
                 self._steps.seek(start)
-            self._is_there = False  # unless it goes well
+            self._is_positioned = False  # in case of an error
             try:
                 chunk = self._steps.next_chunk(limit)
             except Exception:
-                if limit > 1:  # which of them it was shows one by one
+                if limit > 1:  # read one by one to find the element that failed
                     limit = 1
                     continue
                 self._position = start + 1
                 raise
-            self._is_there = True
+            self._is_positioned = True
             return chunk
 
     def get_state(self) -> State:
@@ -172,7 +180,7 @@ class IndexPart(ElementIterator):
 
     def set_state(self, state: State) -> None:
         self._position = state
-        self._is_there = False
+        self._is_positioned = False
 
     def seek(self, position: int) -> None:
         self.set_state(position)
@@ -187,42 +195,50 @@ class IndexPart(ElementIterator):
         self._steps.close()
 
 
-def index_part_iterator(node: Node, context: Context) -> ElementIterator:
-    if context.dealer is not None:
-        return DealtLeaf(node, context)
+def build_index_iterator(node: Node, context: Context) -> ElementIterator:
+    if context.split_provider is not None:
+        return AssignedLeafIterator(node, context)
     if isinstance(node, Indices):  # each number is its own position
         return make_iterator(node, context)
-    return IndexPart(node, context)
+    return IndexPlanIterator(node, context)
 
 
-@make_iterator.register(Gather)
-def _make_gather(node: Gather, context: Context) -> ElementIterator:
-    lends = id(node) in context.lending  # of the plan's own node, not of one that replaces it
-    if draws(node):
-        source = decided(node.source, context.iteration_entropy)
+@make_iterator.register(GatherIndices)
+def _make_gather(node: GatherIndices, context: Context) -> ElementIterator:
+    lends = (
+        id(node) in context.borrowing_steps
+    )  # of the plan's own node, not of one that replaces it
+    if reads_unresolved_source(node):
+        source = resolve_randomness(node.source, context.iteration_entropy)
         node = node.with_parameters(source=source)
-    if context.dealer is None and isinstance(node.input, Indices) and not context.is_watched:
-        return RowsIterator(node, node.input, context, lends=lends)
-    return GatherIterator(node, context, lends=lends)
+    if (
+        context.split_provider is None
+        and isinstance(node.input, Indices)
+        and not context.is_instrumented
+    ):
+        return RowsIterator(node, node.input, context, borrows=lends)
+    return GatherIterator(node, context, borrows=lends)
 
 
-class RowsIterator(_Numbered):
-    """Fetches the elements of a source in order: a `Gather` over numbers, and most datasets.
+class RowsIterator(_IndexedRowsIterator):
+    """Reads the elements of a source in order: a `GatherIndices` over numbers, as in most datasets.
 
-    The state is that of the numbers: how many elements were passed.
+    The state is the number of elements read.
     """
 
-    def __init__(self, node: Gather, indices: Indices, context: Context, *, lends: bool) -> None:
+    def __init__(
+        self, node: GatherIndices, indices: Indices, context: Context, *, borrows: bool
+    ) -> None:
         super().__init__(indices, context)
         source = node.source
-        self._read_run = source.lend_run if lends else source.gather_run
-        self._is_free = not node.source.runs_user_code
+        self._read_run = source.gather_run_borrowed if borrows else source.gather_run
+        self._can_read_ahead = not node.source.runs_user_code
         #: Elements before this one could not be fetched together.
         self._one_by_one = 0
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return self._is_free
+    def can_read_ahead(self) -> bool:
+        return self._can_read_ahead
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
@@ -242,41 +258,41 @@ class RowsIterator(_Numbered):
                 self._next = stop
                 raise
             self._next = stop
-            places = of_positions(start, stop - start) if self._wants_places else None
+            places = number_positions(start, stop - start) if self._wants_element_numbers else None
             return Chunk.of_columns(columns, stop - start, start.__add__, places)
 
 
-class GatherIterator(Stage):
-    """Fetches the elements at the indices of its input, a chunk at once."""
+class GatherIterator(StepIterator):
+    """Fetches the elements at the indices of its input, one chunk at a time."""
 
-    def __init__(self, node: Gather, context: Context, *, lends: bool) -> None:
+    def __init__(self, node: GatherIndices, context: Context, *, borrows: bool) -> None:
         source = node.source
-        if lends and source.lends_runs:
-            context = context.with_passes_apart()
-        super().__init__(index_part_iterator(node.input, context))
-        self._read = source.lend if lends else source.gather
-        self._is_free = not node.source.runs_user_code
+        if borrows and source.can_borrow_runs:
+            context = context.with_epoch_aligned_chunks()
+        super().__init__(build_index_iterator(node.input, context))
+        self._read = source.gather_borrowed if borrows else source.gather
+        self._can_read_ahead = not node.source.runs_user_code
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return self._is_free
+    def can_read_ahead(self) -> bool:
+        return self._can_read_ahead
 
-    def _work(self, limit: int) -> Chunk | None:
+    def _produce(self, limit: int) -> Chunk | None:
         while True:
-            chunk = self._intake.look(limit)
+            chunk = self._input_buffer.peek(limit)
             if chunk is None:
                 return None
-            start = self._intake.offset
-            part = chunk.slice(start, start + (1 if chunk is self._one_by_one else limit))
+            start = self._input_buffer.offset
+            part = chunk.slice(start, start + (1 if chunk is self._failed_chunk else limit))
             try:
                 made = self._gather(part)
             except Exception as error:
                 if part.size == 1:
-                    self._failure = error
+                    self._pending_error = error
                     return None
-                self._one_by_one = chunk
+                self._failed_chunk = chunk
                 continue
-            self._intake.use(part.size)
+            self._input_buffer.consume(part.size)
             return made
 
     def _gather(self, chunk: Chunk) -> Chunk:
@@ -285,10 +301,10 @@ class GatherIterator(Stage):
             leaves, _ = flatten(rows[0])
             if any(isinstance(leaf, np.ndarray) for leaf in leaves):  # batches of any size
                 made = [self._read(row) for row in rows]
-                return Chunk.of_rows(made, chunk.states, chunk.column)
+                return Chunk.of_rows(made, chunk.states, chunk.compact_metadata)
         made = self._read(chunk.columns())
-        return Chunk.of_columns(made, chunk.size, chunk.states, chunk.column)
+        return Chunk.of_columns(made, chunk.size, chunk.states, chunk.compact_metadata)
 
     def skip(self, count: int) -> int:
-        self._failure = None
-        return self._intake.skip(count)
+        self._pending_error = None
+        return self._input_buffer.skip(count)

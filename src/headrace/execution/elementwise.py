@@ -1,4 +1,4 @@
-"""Iterators of the steps that look at one element at a time, on the thread that asks."""
+"""Iterators of the steps that process one element at a time, on the consumer's thread."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from headrace.element.chunk import Chunk
-from headrace.element.ownership import owned
+from headrace.element.ownership import take_ownership
 from headrace.element.spec import ArraySpec, Spec
-from headrace.element.stack import Stacked
+from headrace.element.stack import StackedElement
 from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
 from headrace.execution.context import Context
-from headrace.execution.intake import Live
+from headrace.execution.input_buffer import LazyRowStream
 from headrace.execution.iterator import (
     END,
     ElementIterator,
-    Singles,
+    LazyRows,
     State,
     make_iterator,
 )
-from headrace.execution.parallel import ParallelMapIterator
-from headrace.execution.stage import BLOCK, NOTHING, Missing, RowStage, chosen_states
+from headrace.execution.parallel_map import ParallelMapIterator
+from headrace.execution.step_iterator import (
+    NO_ELEMENT,
+    ROWS_AT_ONCE,
+    RowStepIterator,
+    UndeliveredInput,
+    select_states,
+)
 from headrace.plan.column_proof import Proof, prove
-from headrace.plan.elementwise import PLAIN_VERDICTS, Filter, Map, TakeWhile, is_true
+from headrace.plan.elementwise import PLAIN_RESULT_TYPES, Filter, Map, TakeWhile, is_true
 from headrace.plan.user_function import UserFunction, map_rows, step_name
 
 __all__ = [
@@ -48,8 +54,8 @@ def _make_map(node: Map, context: Context) -> ElementIterator:
     return ParallelMapIterator(node, context)
 
 
-class _FunctionStage(RowStage):
-    """A step whose function is called with whole columns where that was proved equal."""
+class _FunctionStepIterator(RowStepIterator):
+    """A step that calls its function with whole columns if that is proved equivalent."""
 
     def __init__(
         self,
@@ -59,44 +65,44 @@ class _FunctionStage(RowStage):
         is_columnar: bool,
     ) -> None:
         input_ = make_iterator(node.input, context)
-        if id(node) in context.free:
-            input_ = Missing(input_)
+        if id(node) in context.unordered_steps:
+            input_ = UndeliveredInput(input_)
         super().__init__(input_, call)
         self._is_columnar = is_columnar
-        self.gives_rows = not is_columnar
+        self.has_lazy_rows = not is_columnar
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return self._is_columnar and self._intake.input.reads_ahead_freely
+    def can_read_ahead(self) -> bool:
+        return self._is_columnar and self._input_buffer.input.can_read_ahead
 
     @abstractmethod
-    def _on_columns(self, chunk: Chunk) -> Chunk | None:
-        """Return what becomes of a chunk, perhaps no elements; None: it must be done by rows."""
+    def _apply_to_columns(self, chunk: Chunk) -> Chunk | None:
+        """Return the result for a chunk, possibly empty, or None if rows must be used."""
 
-    def _work(self, limit: int) -> Chunk | None:
+    def _produce(self, limit: int) -> Chunk | None:
         if not self._is_columnar:
-            return super()._work(limit)
+            return super()._produce(limit)
         while not self._has_ended:
-            chunk = self._intake.look(limit)
+            chunk = self._input_buffer.peek(limit)
             if chunk is None:
                 return None
-            if chunk.is_columnar and chunk is not self._one_by_one:
-                start = self._intake.offset
+            if chunk.is_columnar and chunk is not self._failed_chunk:
+                start = self._input_buffer.offset
                 part = chunk.slice(start, start + limit)
-                made = self._on_columns(part)
+                made = self._apply_to_columns(part)
                 if made is not None:
-                    self._use(part.size)
+                    self._consume(part.size)
                     if made.size:
                         return made
                     continue
-                self._one_by_one = chunk
-            made = self._go_through(chunk, limit)
-            if made is not None or self._failure is not None:
+                self._failed_chunk = chunk
+            made = self._apply_to_rows(chunk, limit)
+            if made is not None or self._pending_error is not None:
                 return made
         return None
 
 
-class MapIterator(_FunctionStage):
+class MapIterator(_FunctionStepIterator):
     """Applies a function to each element."""
 
     def __init__(self, node: Map, context: Context) -> None:
@@ -104,14 +110,14 @@ class MapIterator(_FunctionStage):
         super().__init__(node, context, call, node.output_spec is not None)
         self._spec = node.output_spec
 
-    def _on_columns(self, chunk: Chunk) -> Chunk | None:
+    def _apply_to_columns(self, chunk: Chunk) -> Chunk | None:
         result = call_on_columns(self.call.fn, chunk.columns(), chunk.size, self._spec)
         if result is None:
             return None
-        return Chunk.of_columns(result, chunk.size, chunk.states, chunk.column)
+        return Chunk.of_columns(result, chunk.size, chunk.states, chunk.compact_metadata)
 
-    def _go_through(self, chunk: Chunk, limit: int) -> Chunk | None:
-        start = self._intake.offset
+    def _apply_to_rows(self, chunk: Chunk, limit: int) -> Chunk | None:
+        start = self._input_buffer.offset
         rows = chunk.rows()
         if start or len(rows) > limit:
             rows = rows[start : start + limit]
@@ -119,70 +125,72 @@ class MapIterator(_FunctionStage):
         try:
             map_rows(self.call, rows, results)
         except BaseException as error:
-            self._fail(error, chunk, start + len(results))
+            self._defer_error(error, chunk, start + len(results))
             if not results:
                 return None
-        self._use(len(results))
-        states, places = chunk.states, chunk.column_of(start, start + len(results))
+        self._consume(len(results))
+        states, places = chunk.states, chunk.slice_compact_metadata(start, start + len(results))
         at = (lambda index: states(start + index)) if start else states
         return Chunk.of_rows(results, at, places)
 
     def step(self, row: Any) -> Any:
-        return owned(self.call(row))
+        return take_ownership(self.call(row))
 
-    def singles(self) -> Singles | None:
-        if self._failure is not None:
-            return super().singles()
-        live = self._intake.singles()
-        return None if live is None else (self._mapped(live), live.states)
+    def lazy_rows(self) -> LazyRows | None:
+        if self._pending_error is not None:
+            return super().lazy_rows()
+        live = self._input_buffer.lazy_rows()
+        return None if live is None else (self._map_rows(live), live.states)
 
-    def _mapped(self, live: Live) -> Iterator[Any]:
-        fn, count, start = self.call.fn, 0, live.taken
+    def _map_rows(self, lazy_rows: LazyRowStream) -> Iterator[Any]:
+        fn, count, start = self.call.fn, 0, lazy_rows.num_taken
         try:
-            for count, row in enumerate(live.rows, 1):
+            for count, row in enumerate(lazy_rows.rows, 1):
                 try:
-                    made = owned(fn(*row) if type(row) is tuple else fn(row))
+                    made = take_ownership(fn(*row) if type(row) is tuple else fn(row))
                 except BaseException as error:
-                    failure = self._blamed(error, live, count, row)
+                    failure = self._wrap_row_error(error, lazy_rows, count, row)
                     raise failure from failure.__cause__
                 yield made
         except Exception:
-            self._break_off(live, start, count)
+            self._record_row_error(lazy_rows, start, count)
             raise
-        self._pass_over(count)
+        self._record_rows(count)
 
     def skip(self, count: int) -> int:
-        self._failure = None
-        return self._intake.skip(count)
+        self._pending_error = None
+        return self._input_buffer.skip(count)
 
 
 @make_iterator.register(Filter)
-class FilterIterator(_FunctionStage):
-    """Keeps the elements for which the predicate is true."""
+class FilterIterator(_FunctionStepIterator):
+    """Keeps the elements that satisfy the predicate."""
 
     def __init__(self, node: Filter, context: Context) -> None:
         call = UserFunction(node.predicate, step_name(node), context.contain_exits)
         super().__init__(node, context, call, node.columnar)
 
-    def _on_columns(self, chunk: Chunk) -> Chunk | None:
+    def _apply_to_columns(self, chunk: Chunk) -> Chunk | None:
         keep = call_on_columns(self.call.fn, chunk.columns(), chunk.size)
         if keep is None:
             return None
         kept = np.flatnonzero(keep)
-        states = chosen_states(chunk.states, kept.tolist(), chunk.size)
+        states = select_states(chunk.states, kept.tolist(), chunk.size)
         return chunk.take(kept).with_states(states)
 
     def step(self, row: Any) -> Any:
-        return row if is_true(self.call(row)) else NOTHING
+        return row if is_true(self.call(row)) else NO_ELEMENT
 
-    def _go_through(self, chunk: Chunk, limit: int) -> Chunk | None:
-        # The loop of `RowStage`, without a call more for each row.
-        start, predicate, plain = self._intake.offset, self.call.fn, PLAIN_VERDICTS
+    def _apply_to_rows(self, chunk: Chunk, limit: int) -> Chunk | None:
+        # Like the loop of `RowStepIterator`, but with one call less per row.
+        start, predicate, plain = self._input_buffer.offset, self.call.fn, PLAIN_RESULT_TYPES
         index = start
         kept: list[Any] = []
         origins: list[int] = []
         try:
-            for index, row in enumerate(chunk.rows()[start : start + max(limit, BLOCK)], start):
+            for index, row in enumerate(
+                chunk.rows()[start : start + max(limit, ROWS_AT_ONCE)], start
+            ):
                 verdict = predicate(*row) if type(row) is tuple else predicate(row)
                 if verdict if type(verdict) in plain else is_true(verdict):
                     kept.append(row)
@@ -191,17 +199,17 @@ class FilterIterator(_FunctionStage):
                         break
             index += 1
         except BaseException as error:
-            self._fail(error, chunk, index)
-        self._use(index - start)
+            self._defer_error(error, chunk, index)
+        self._consume(index - start)
         if not kept:
             return None
-        states = chosen_states(chunk.states, origins, index)
-        return Chunk.of_rows(kept, states, chunk.column_at(origins))
+        states = select_states(chunk.states, origins, index)
+        return Chunk.of_rows(kept, states, chunk.take_compact_metadata(origins))
 
-    def singles(self) -> Singles | None:
-        if self._failure is not None:
-            return super().singles()
-        live = self._intake.singles()
+    def lazy_rows(self) -> LazyRows | None:
+        if self._pending_error is not None:
+            return super().lazy_rows()
+        live = self._input_buffer.lazy_rows()
         if live is None:
             return None
         states, after = live.states, [0]
@@ -209,124 +217,124 @@ class FilterIterator(_FunctionStage):
         def states_at(index: int) -> State:
             if index + 1 < len(after):
                 return states(after[index + 1] - 1)
-            # Before an element that is still looked for, the place is after the one before it.
+            # Before an element that is not found yet, the position is after the previous one.
             return states(after[index])
 
-        return self._kept(live, after), states_at
+        return self._filter_rows(live, after), states_at
 
-    def _kept(self, live: Live, after: list[int]) -> Iterator[Any]:
-        predicate, plain, count, start = self.call.fn, PLAIN_VERDICTS, 0, live.taken
+    def _filter_rows(self, lazy_rows: LazyRowStream, after: list[int]) -> Iterator[Any]:
+        predicate, plain, count, start = self.call.fn, PLAIN_RESULT_TYPES, 0, lazy_rows.num_taken
         append = after.append
         try:
-            for count, row in enumerate(live.rows, 1):
+            for count, row in enumerate(lazy_rows.rows, 1):
                 try:
                     verdict = predicate(*row) if type(row) is tuple else predicate(row)
                     if not (verdict if type(verdict) in plain else is_true(verdict)):
                         continue
                 except BaseException as error:
-                    failure = self._blamed(error, live, count, row)
+                    failure = self._wrap_row_error(error, lazy_rows, count, row)
                     raise failure from failure.__cause__
                 append(count)
                 yield row
         except Exception:
-            self._break_off(live, start, count)
+            self._record_row_error(lazy_rows, start, count)
             raise
-        self._pass_over(count)
+        self._record_rows(count)
 
 
 @make_iterator.register(TakeWhile)
-class TakeWhileIterator(_FunctionStage):
-    """Ends before the first element for which the predicate is false."""
+class TakeWhileIterator(_FunctionStepIterator):
+    """Ends before the first element that fails the predicate."""
 
     def __init__(self, node: TakeWhile, context: Context) -> None:
         call = UserFunction(node.predicate, step_name(node), context.contain_exits)
         super().__init__(node, context, call, node.columnar)
 
-    def _on_columns(self, chunk: Chunk) -> Chunk | None:
+    def _apply_to_columns(self, chunk: Chunk) -> Chunk | None:
         keep = call_on_columns(self.call.fn, chunk.columns(), chunk.size)
-        # Where it is the last chunk, its elements are gone through one by one.
+        # The last chunk is processed row by row.
         return chunk if keep is not None and keep.all() else None
 
     def step(self, row: Any) -> Any:
         return row if is_true(self.call(row)) else END
 
-    def singles(self) -> Singles | None:
-        if self._has_ended or self._failure is not None:
-            return super().singles()
-        live = self._intake.singles()
-        return None if live is None else (self._before_end(live), live.states)
+    def lazy_rows(self) -> LazyRows | None:
+        if self._has_ended or self._pending_error is not None:
+            return super().lazy_rows()
+        live = self._input_buffer.lazy_rows()
+        return None if live is None else (self._take_rows(live), live.states)
 
-    def _before_end(self, live: Live) -> Iterator[Any]:
-        predicate, plain, count, start = self.call.fn, PLAIN_VERDICTS, 0, live.taken
+    def _take_rows(self, lazy_rows: LazyRowStream) -> Iterator[Any]:
+        predicate, plain, count, start = self.call.fn, PLAIN_RESULT_TYPES, 0, lazy_rows.num_taken
         try:
-            for count, row in enumerate(live.rows, 1):
+            for count, row in enumerate(lazy_rows.rows, 1):
                 try:
                     verdict = predicate(*row) if type(row) is tuple else predicate(row)
                     if not (verdict if type(verdict) in plain else is_true(verdict)):
                         self._has_ended = True
                         break
                 except BaseException as error:
-                    failure = self._blamed(error, live, count, row)
+                    failure = self._wrap_row_error(error, lazy_rows, count, row)
                     raise failure from failure.__cause__
                 yield row
         except Exception:
-            self._break_off(live, start, count)
+            self._record_row_error(lazy_rows, start, count)
             raise
         if self._has_ended:
-            live.taken += count - 1  # the place is before what ended it
-            self._looked_at += count - 1
+            lazy_rows.num_taken += count - 1  # the position is before the element that ended it
+            self._rows_seen += count - 1
             return
-        self._pass_over(count)
+        self._record_rows(count)
 
 
-# --- Call a user's function with whole columns, where that gives the same elements as rows --------
+# --- Calls of user functions with whole columns, if that gives the same elements as rows ----------
 #
-# Rule 1. The function was proved elementwise for these very columns and for what it reads from
-#         outside at this moment; a name that was rebound since is proved again.
-# Rule 2. Whatever the call raises, and whatever it returns that the proof did not say, is dropped:
-#         the chunk is done again by rows, so that an error is raised in its place. That is free of
-#         effects, for a function that was proved has none.
-# Rule 3. Where a warning would raise, rows it is: NumPy warns when a scalar integer overflows, and
-#         is silent about columns.
+# Rule 1. The function is proved elementwise for the actual columns and for the current values of
+#         outside names; after a name is rebound, it is proved again.
+# Rule 2. If the call raises, or returns something the proof did not predict, the result is dropped
+#         and the chunk is processed by rows, so that errors are raised in order. This has no side
+#         effects, because a proved function has none.
+# Rule 3. If a warning would raise, rows are used: NumPy warns when a scalar integer overflows, but
+#         not for columns.
 
-_RAISING = frozenset(["raise", "call", "log"])
+_RAISING_MODES = frozenset(["raise", "call", "log"])
 """Modes of `np.errstate` in which a floating-point error runs code or raises."""
 
 
 def call_on_columns(
-    fn: Callable[..., Any], columns: Stacked, size: int, expected: Spec | None = None
-) -> Stacked | None:
-    """Return the results of `fn` for `size` elements as one stacked element, or None: do rows.
+    fn: Callable[..., Any], columns: StackedElement, size: int, expected: Spec | None = None
+) -> StackedElement | None:
+    """Return the results of `fn` for `size` elements as one stacked element, or None to use rows.
 
-    A column that `fn` returns as it is comes back as the same array; the other arrays are fresh,
+    A column that `fn` returns unchanged is returned as the same array; the other arrays are fresh,
     and no two share memory.
 
     Args:
         fn: The user's function, of one element.
         columns: The elements, stacked.
-        size: The number of elements.
-        expected: The spec of the results, where only those are of use; an axis of None may have
-            any length.
+        size: Number of elements.
+        expected: Required spec of the results, or None for any; an axis of None may have any
+            length.
     """
     if may_raise_on_warnings():
         return None
-    proof = _proof_of(fn, columns)
-    if proof is None or not (expected is None or _agree(proof.result, expected)):
+    proof = _find_proof(fn, columns)
+    if proof is None or not (expected is None or _matches_spec(proof.result, expected)):
         return None
     try:
         result = fn(*columns) if type(columns) is tuple else fn(columns)
     except Exception:
-        return None  # rows find the element at fault, if it is one
+        return None  # rows find the element that fails, if any
     try:
-        return _checked(result, proof.result, size, set())
+        return _check_result(result, proof.result, size, set())
     except _UnexpectedError:
         return None
 
 
 def may_raise_on_warnings() -> bool:
-    """Say whether arithmetic may raise here for a value that NumPy only warns of by default."""
+    """Return whether arithmetic may raise where NumPy only warns by default."""
     modes = np.geterr().values()
-    if not _RAISING.isdisjoint(modes):
+    if not _RAISING_MODES.isdisjoint(modes):
         return True
     filters = warnings.filters
     if "warn" not in modes or "error" not in [entry[0] for entry in filters]:
@@ -341,10 +349,10 @@ def may_raise_on_warnings() -> bool:
 
 
 _proofs: WeakKeyDictionary[types.FunctionType, tuple[Any, Proof | None]] = WeakKeyDictionary()
-"""The last proof of each function, and for which columns it was."""
+"""Last proof of each function, with the layout of its columns."""
 
 
-def _proof_of(fn: Callable[..., Any], columns: Stacked) -> Proof | None:
+def _find_proof(fn: Callable[..., Any], columns: StackedElement) -> Proof | None:
     if type(fn) is not types.FunctionType:
         return None
     key: Any
@@ -368,11 +376,11 @@ def _proof_of(fn: Callable[..., Any], columns: Stacked) -> Proof | None:
 
 
 def _row_spec(column: np.ndarray[Any, Any]) -> ArraySpec | None:
-    # Objects are bytes and str, which are not proved about.
+    # Objects are bytes and str, which proofs do not cover.
     return None if column.dtype.hasobject else ArraySpec(column.shape[1:], column.dtype)
 
 
-def _agree(found: Spec, expected: Spec) -> bool:
+def _matches_spec(found: Spec, expected: Spec) -> bool:
     if found == expected:
         return True
     leaves, structure = flatten(found)
@@ -386,11 +394,11 @@ def _agree(found: Spec, expected: Spec) -> bool:
 
 
 class _UnexpectedError(Exception):
-    """A result is not what was proved."""
+    """The result differs from the proof's prediction."""
 
 
-def _checked(result: Any, spec: Spec, size: int, seen: set[int]) -> Stacked:
-    """Return the result in fresh containers, no array twice."""
+def _check_result(result: Any, spec: Spec, size: int, seen: set[int]) -> StackedElement:
+    """Return the result in fresh containers, with each array only once."""
     if type(result) is not (np.ndarray if isinstance(spec, ArraySpec) else type(spec)):
         raise _UnexpectedError
     if isinstance(spec, ArraySpec):
@@ -405,5 +413,5 @@ def _checked(result: Any, spec: Spec, size: int, seen: set[int]) -> Stacked:
     if type(spec) is dict:
         if list(result) != list(spec):
             raise _UnexpectedError
-        return {key: _checked(result[key], part, size, seen) for key, part in spec.items()}
-    return tuple([_checked(a, b, size, seen) for a, b in zip(result, spec, strict=True)])
+        return {key: _check_result(result[key], part, size, seen) for key, part in spec.items()}
+    return tuple([_check_result(a, b, size, seen) for a, b in zip(result, spec, strict=True)])

@@ -1,10 +1,10 @@
-"""The iterator of `interleave` and `flat_map`: datasets that a function opens, read in turn.
+"""Iterator of `interleave` and `flat_map`: reads in turn the datasets that a function opens.
 
-    input --function--> opened --turn--> slots --strips--> chunk
+    input --function--> opened datasets --cycle order--> slots --blocks--> chunk
 
-Whose turn it is, is arithmetic (`interleave_order`). A chunk ends where a dataset would have to be
-opened, so no function is called before its element is asked for. With threads, datasets are
-opened and read ahead, and come into the same slots in the same turns; so states are the same.
+The cycle order is arithmetic (`interleave_order`). A chunk ends where a dataset would have to be
+opened, so no function is called before its element is requested. With threads, datasets are opened
+and read ahead, but get the same slots in the same order; so states are the same.
 """
 
 from __future__ import annotations
@@ -12,31 +12,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.element.brief import Column
 from headrace.element.chunk import Chunk
+from headrace.element.compact_columns import MetadataColumn
 from headrace.execution.context import Context
-from headrace.execution.inner import ClosedError, Inner
+from headrace.execution.element_numbers import (
+    BufferedChunk,
+    InterleavedParts,
+    interleave_chunks,
+    round_robin_column,
+)
 from headrace.execution.interleave_order import (
-    Fill,
-    Log,
-    Strip,
-    Turn,
-    next_strip,
-    state_of,
-    taken_of,
-    turn_after,
+    CycleCursor,
+    EmptySlot,
+    InterleaveLog,
+    RoundRobinBlock,
+    advance_cursor,
+    count_taken,
+    make_state,
+    next_block,
 )
 from headrace.execution.iterator import (
-    MOST_FAILURES,
+    MAX_FAILURES,
     ElementIterator,
-    Singles,
+    LazyRows,
     State,
     make_iterator,
 )
-from headrace.execution.open_datasets import OpenDatasets, OpensNext
-from headrace.execution.places import Held, Strand, in_turns, mixed_chunk
+from headrace.execution.open_dataset import ClosedError, OpenDataset
+from headrace.execution.open_datasets import DatasetOpener, OpenDatasets
 from headrace.plan.combining import Interleave
-from headrace.plan.units import Units
+from headrace.plan.partition_nodes import ReadSplits
 from headrace.plan.user_function import step_name
 
 __all__ = ["InterleaveIterator"]
@@ -46,165 +51,171 @@ __all__ = ["InterleaveIterator"]
 class InterleaveIterator(ElementIterator):
     """Reads the datasets that a function returns for its input's elements, several in turn.
 
-    When a dataset ends, its slot is taken by that of the next outer element.
+    When a dataset ends, the dataset of the next outer element takes its slot.
 
     Args:
         node: The step.
-        context: That of the step.
-        outer: What opens datasets; None: the step's function, for its input.
+        context: Context of the step.
+        opener: Opens the datasets; None uses the step's function and input.
     """
 
     def __init__(
-        self, node: Interleave | Units, context: Context, outer: OpensNext | None = None
+        self, node: Interleave | ReadSplits, context: Context, opener: DatasetOpener | None = None
     ) -> None:
         kind = "flat_map" if node.cycle_length == 1 else None
-        self._open = OpenDatasets(node, context, step_name(node, kind), outer)
-        self._is_free = id(node) in context.free
-        self._wants_places = context.wants_places
-        self._names_units = context.names_units
-        self._cycle = node.cycle_length
-        # In a cycle of one all turns are alike.
-        self._block = min(node.block_length, _NO_END) if self._cycle > 1 else 1
-        self._begin()
+        self._datasets = OpenDatasets(node, context, step_name(node, kind), opener)
+        self._is_unordered = id(node) in context.unordered_steps
+        self._wants_element_numbers = context.wants_element_numbers
+        self._tracks_splits = context.tracks_splits
+        self._cycle_length = node.cycle_length
+        # In a cycle of one slot the block length has no effect.
+        self._block_length = min(node.block_length, _UNBOUNDED) if self._cycle_length > 1 else 1
+        self._reset()
 
-    def _begin(self) -> None:
-        self._turn = Turn(0, 0)
-        #: An error to raise after what came before it, and the dataset that it came from.
-        self._failure: tuple[Exception, Inner] | None = None
+    def _reset(self) -> None:
+        self._cursor = CycleCursor(0, 0)
+        #: Error to raise after the elements before it, and its dataset.
+        self._pending_error: tuple[Exception, OpenDataset] | None = None
 
     @property
     def _threads(self) -> int:
-        return self._open.threads
+        return self._datasets.threads
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return self._open.reads_ahead_freely
+    def can_read_ahead(self) -> bool:
+        return self._datasets.reads_ahead_freely
 
     # --- reading --------------------------------------------------------------------------------
 
     def next_chunk(self, limit: int) -> Chunk | None:
         try:
-            chunk = self._rows_at_once(limit) if self._cycle > 1 else None
+            chunk = self._read_lazy_rows(limit) if self._cycle_length > 1 else None
             if chunk is None:
                 chunk = self._next_chunk(limit)
-        except ClosedError:  # by another thread
+        except ClosedError:  # closed by another thread
             return None
-        inner = self._open.slots[self._turn.current] if chunk is not None else None
-        self.gives_rows = inner is not None and inner.iterator.gives_rows and not self._threads
+        inner = self._datasets.slots[self._cursor.slot] if chunk is not None else None
+        self.has_lazy_rows = (
+            inner is not None and inner.iterator.has_lazy_rows and not self._threads
+        )
         return chunk
 
-    def singles(self) -> Singles | None:
-        if self._names_units or self._next_with_rows() is None:
-            return super().singles()
-        log = self._log()
-        strip = self._strip_of_rows(_NO_END, log)
+    def lazy_rows(self) -> LazyRows | None:
+        if self._tracks_splits or self._current_with_lazy_rows() is None:
+            return super().lazy_rows()
+        log = self._start_log()
+        strip = self._next_lazy_block(_UNBOUNDED, log)
         if strip is None:
-            return super().singles()
-        log.take(strip, strip.size)
-        return self._in_turns(strip), log.states()
+            return super().lazy_rows()
+        log.record_taken(strip, strip.size)
+        return self._yield_rows(strip), log.states()
 
-    def _log(self) -> Log:
-        return Log(self._open.standing(), self._turn, self._block)
+    def _start_log(self) -> InterleaveLog:
+        return InterleaveLog(self._datasets.position(), self._cursor, self._block_length)
 
-    def _rows_at_once(self, limit: int) -> Chunk | None:
-        """Return elements of datasets that give them one by one; None: they must be read."""
-        if self._next_with_rows() is None:
+    def _read_lazy_rows(self, limit: int) -> Chunk | None:
+        """Return elements of datasets that yield single rows, or None if chunks must be read."""
+        if self._current_with_lazy_rows() is None:
             return None
-        log, turns = self._log(), self._turns() if self._names_units else None
+        log, turns = self._start_log(), self._make_id_column() if self._tracks_splits else None
         rows: list[Any] = []
         while len(rows) < limit:
-            strip = self._strip_of_rows(limit - len(rows), log, keeps_error=bool(rows))
+            strip = self._next_lazy_block(limit - len(rows), log, keeps_error=bool(rows))
             if strip is None:
                 break
             before = len(rows)
-            rows += self._in_turns(strip, keeps_error=True, is_first=not rows)
-            log.take(strip, len(rows) - before)
+            rows += self._yield_rows(strip, keeps_error=True, is_first=not rows)
+            log.record_taken(strip, len(rows) - before)
         if not rows:
             return None
         return Chunk.of_rows(rows, log.states(), None if turns is None else turns(len(rows)))
 
-    def _turns(self) -> Callable[[int], Column]:
-        """Return what says of so many elements that come next, which units they are of.
+    def _make_id_column(self) -> Callable[[int], MetadataColumn]:
+        """Return a function that makes the split column of the next `count` elements.
 
-        No dataset is opened before the last of them.
+        Valid as long as no dataset is opened before the last of them.
         """
-        inners, (first, taken) = self._open.slots, self._turn
-        start = (first - inners[:first].count(None)) * self._block + taken
-        units = [inner.unit for inner in inners if inner is not None and inner.unit is not None]
-        return lambda count: in_turns(units, self._block, start, count)
+        inners, (first, taken) = self._datasets.slots, self._cursor
+        start = (first - inners[:first].count(None)) * self._block_length + taken
+        units = [inner.split for inner in inners if inner is not None and inner.split is not None]
+        return lambda count: round_robin_column(units, self._block_length, start, count)
 
-    def _strip_of_rows(self, limit: int, log: Log, *, keeps_error: bool = False) -> Strip | None:
-        """Return the turns in which the next single elements come; None: they do not.
+    def _next_lazy_block(
+        self, limit: int, log: InterleaveLog, *, keeps_error: bool = False
+    ) -> RoundRobinBlock | None:
+        """Return the block of the next single rows, or None if none come next.
 
         Args:
-            limit: The most elements.
-            log: Where it is noted what is begun or has ended.
+            limit: Maximum number of elements.
+            log: Log of datasets that start or end.
             keeps_error: Whether an error is left for the next call.
         """
-        first, taken = self._turn
-        inner = self._next_with_rows()
+        first, taken = self._cursor
+        inner = self._current_with_lazy_rows()
         if inner is None:
             return None
-        rest = min(self._block - taken, limit) if self._cycle > 1 else limit
+        rest = min(self._block_length - taken, limit) if self._cycle_length > 1 else limit
         if inner.rows is None:
-            # It costs calls, so others are not begun before their turns.
+            # Starting costs calls, so other datasets are not started before their turns.
             try:
-                has_more = inner.begin_rows()
+                has_more = inner.start_lazy_rows()
             except Exception as error:
                 if keeps_error:
-                    self._failure = error, inner
+                    self._pending_error = error, inner
                     return None
-                inner.pass_over_error()
+                inner.skip_error()
                 raise
-            log.place(first, inner if has_more else None)
+            log.record_slot(first, inner if has_more else None)
             if has_more:
-                return Strip((first,), rest, 1)
-            self._vacate(first)
-            log.turn(self._turn)
+                return RoundRobinBlock((first,), rest, 1)
+            self._close_slot(first)
+            log.record_cursor(self._cursor)
             return None
-        if taken or self._cycle == 1 or limit < 2 * self._block:
-            return Strip((first,), rest, 1)
+        if taken or self._cycle_length == 1 or limit < 2 * self._block_length:
+            return RoundRobinBlock((first,), rest, 1)
         slots, is_whole = [first], True
-        for ahead in range(1, self._cycle):
-            slot = (first + ahead) % self._cycle
-            inner = self._open.slots[slot]
-            if inner is None and self._open.has_ended:
+        for ahead in range(1, self._cycle_length):
+            slot = (first + ahead) % self._cycle_length
+            inner = self._datasets.slots[slot]
+            if inner is None and self._datasets.has_ended:
                 continue
-            if inner is None or inner.rows is None or inner.held is not None:
+            if inner is None or inner.rows is None or inner.buffered is not None:
                 is_whole = False
                 break
             slots.append(slot)
-        turns = limit // self._block
+        turns = limit // self._block_length
         rounds = turns // len(slots) if is_whole else 1
-        return Strip(tuple(slots[:turns]), self._block, max(rounds, 1))
+        return RoundRobinBlock(tuple(slots[:turns]), self._block_length, max(rounds, 1))
 
-    def _next_with_rows(self) -> Inner | None:
-        """Return the dataset whose turn it is, if it may give elements one by one."""
-        inner = self._open.slots[self._turn.current]
-        if inner is None or self._failure is not None or not self._has_rows(inner):
+    def _current_with_lazy_rows(self) -> OpenDataset | None:
+        """Return the current dataset if it may yield single rows."""
+        inner = self._datasets.slots[self._cursor.slot]
+        if inner is None or self._pending_error is not None or not self._has_lazy_rows(inner):
             return None
         return inner
 
-    def _has_rows(self, inner: Inner) -> bool:
-        """Whether what comes next of a dataset may come one by one."""
-        may = not (self._threads or self._wants_places)
-        return may and inner.iterator.gives_rows and inner.held is None
+    def _has_lazy_rows(self, dataset: OpenDataset) -> bool:
+        """Return whether the next elements of a dataset may be single rows."""
+        may = not (self._threads or self._wants_element_numbers)
+        return may and dataset.iterator.has_lazy_rows and dataset.buffered is None
 
-    def _in_turns(
-        self, strip: Strip, *, keeps_error: bool = False, is_first: bool = True
+    def _yield_rows(
+        self, rows_block: RoundRobinBlock, *, keeps_error: bool = False, is_first: bool = True
     ) -> Iterator[Any]:
-        """Yield single elements as a strip says, until those of a dataset end.
+        """Yield single rows of a block until a dataset's rows end.
 
         Args:
-            strip: The turns.
+            rows_block: The block.
             keeps_error: Whether an error after other elements is left for the next call.
-            is_first: Whether none of these came before the strip.
+            is_first: Whether no elements of the chunk precede the block.
         """
-        inners = [inner for slot in strip.slots if (inner := self._open.slots[slot]) is not None]
+        inners = [
+            inner for slot in rows_block.slots if (inner := self._datasets.slots[slot]) is not None
+        ]
         of_each = [inner.rows for inner in inners if inner.rows is not None]
-        each, count = strip.each, 0
+        each, count = rows_block.per_slot, 0
         try:
-            for _ in range(strip.rounds):
+            for _ in range(rows_block.rounds):
                 for rows in of_each:
                     stop = count + each
                     for row in rows:
@@ -213,64 +224,70 @@ class InterleaveIterator(ElementIterator):
                         if count == stop:
                             break
                     else:
-                        self._leave_turns(strip, inners, count).rows = None
+                        self._record_consumed(rows_block, inners, count).rows = None
                         return
         except Exception as error:
-            inner = self._leave_turns(strip, inners, count)
+            inner = self._record_consumed(rows_block, inners, count)
             if not keeps_error or (is_first and not count):
-                inner.pass_over_error()
+                inner.skip_error()
                 raise
-            inner.rows, self._failure = None, (error, inner)
+            inner.rows, self._pending_error = None, (error, inner)
             return
-        self._leave_turns(strip, inners, count)
+        self._record_consumed(rows_block, inners, count)
 
-    def _leave_turns(self, strip: Strip, inners: list[Inner], count: int) -> Inner:
-        """Note that so many elements of a strip came; return the dataset whose turn it is."""
-        for number, inner in enumerate(inners):
-            inner.index += taken_of(strip, number, count)
-        self._turn = turn_after(strip, count, self._turn, self._block, self._cycle)
-        return inners[count // strip.each % len(inners)]
+    def _record_consumed(
+        self, rows_block: RoundRobinBlock, datasets: list[OpenDataset], count: int
+    ) -> OpenDataset:
+        """Record that `count` elements of a block were yielded; return the current dataset."""
+        for number, inner in enumerate(datasets):
+            inner.index += count_taken(rows_block, number, count)
+        self._cursor = advance_cursor(
+            rows_block, count, self._cursor, self._block_length, self._cycle_length
+        )
+        return datasets[count // rows_block.per_slot % len(datasets)]
 
     def _next_chunk(self, limit: int) -> Chunk | None:
-        if self._failure is not None:
-            failure, inner = self._failure
-            self._failure = None
-            inner.pass_over_error()
+        if self._pending_error is not None:
+            failure, inner = self._pending_error
+            self._pending_error = None
+            inner.skip_error()
             raise failure
-        if self._cycle == 1 and not self._threads:
-            return self._next_of_one(limit)
-        open_ones = self._open
-        log = Log(open_ones.standing(), self._turn, self._block)
-        strands: list[Strand] = []
+        if self._cycle_length == 1 and not self._threads:
+            return self._read_sequentially(limit)
+        open_ones = self._datasets
+        log = InterleaveLog(open_ones.position(), self._cursor, self._block_length)
+        strands: list[InterleavedParts] = []
         size = 0
         was_free = open_ones.reads_ahead_freely
         if self._threads:
             open_ones.open_ahead()
         while size < limit:
-            found = next_strip(open_ones.in_hand, self._turn, self._block, limit - size)
+            found = next_block(
+                open_ones.num_buffered, self._cursor, self._block_length, limit - size
+            )
             if found is None:
                 break
-            if isinstance(found, Fill):
+            if isinstance(found, EmptySlot):
                 if was_free and not open_ones.reads_ahead_freely:
-                    # More may not have been meant, now that it costs calls.
+                    # The request assumed free reading, but an element now costs calls.
                     if size:
                         break
                     limit = 1
-                self._turn = _turn_at(found.slot, self._turn)
-                log.turn(self._turn)
-                if not self._have_in_hand(found.slot, size, limit - size, log):
+                self._cursor = _cursor_at(found.slot, self._cursor)
+                log.record_cursor(self._cursor)
+                if not self._prepare_slot(found.slot, size, limit - size, log):
                     break
                 continue
-            strands.append(self._take(found))
-            log.take(found, found.size)
+            strands.append(self._take_block(found))
+            log.record_taken(found, found.size)
             size += found.size
-            if self._cycle == 1:
-                break  # chunks pass as they are
-        return mixed_chunk(strands).with_states(log.states()) if size else None
+            if self._cycle_length == 1:
+                break  # pass the chunk on unchanged
+        return interleave_chunks(strands).with_states(log.states()) if size else None
 
-    def _next_of_one(self, limit: int) -> Chunk | None:
-        """Return elements of one dataset after the other: all turns are alike."""
-        open_ones = self._open
+    def _read_sequentially(self, limit: int) -> Chunk | None:
+        """Return elements of one dataset after the other, for a cycle of one slot."""
+        open_ones = self._datasets
         was_free = open_ones.reads_ahead_freely
         while True:
             inner = open_ones.slots[0]
@@ -279,139 +296,156 @@ class InterleaveIterator(ElementIterator):
                     return None
                 inner = open_ones.slots[0]
                 assert inner is not None
-            if inner.held is not None:
+            if inner.buffered is not None:
                 break
-            if was_free and not inner.iterator.reads_ahead_freely:
-                limit = 1  # more may not have been meant, now that it costs calls
+            if was_free and not inner.iterator.can_read_ahead:
+                limit = 1  # the request assumed free reading, but an element now costs calls
             try:
                 more = inner.read(limit)
             except Exception:
-                inner.pass_over_error()
+                inner.skip_error()
                 raise
             if more:
                 break
-            self._vacate(0)
-        count = min(limit, inner.in_hand)
+            self._close_slot(0)
+        count = min(limit, inner.num_buffered)
         states, start = inner.states, inner.index
         held, _ = inner.take(count)
-        open_ones.in_hand[0] = inner.in_hand
-        # The place of what is open, whatever is opened later.
-        outer, turn, open_one = open_ones.outer_place(), self._turn, inner
+        open_ones.num_buffered[0] = inner.num_buffered
+        # The current position, whatever is opened later.
+        outer, turn, open_one = open_ones.outer_position(), self._cursor, inner
 
         def states_at(index: int) -> State:
-            return state_of(([(open_one, states, start + index)], outer), turn)
+            return make_state(([(open_one, states, start + index)], outer), turn)
 
         chunk = held.chunk.slice(start, start + count)
-        if held.unit is not None:
-            chunk = chunk.with_places(in_turns([held.unit], 1, 0, count))
+        if held.split is not None:
+            chunk = chunk.with_metadata(round_robin_column([held.split], 1, 0, count))
         return chunk.with_states(states_at)
 
-    def _have_in_hand(self, slot: int, size: int, limit: int, log: Log) -> bool:
-        """Open or read what the slot needs whose turn it is, or give the turn to another.
+    def _prepare_slot(self, slot: int, size: int, limit: int, log: InterleaveLog) -> bool:
+        """Open or read the dataset of the current slot, or advance to another slot.
 
         Args:
-            slot: It has nothing in hand.
-            size: Elements that the chunk has already.
-            limit: Elements that it may have still.
-            log: Where it is noted.
+            slot: The current slot, which has nothing buffered.
+            size: Number of elements already in the chunk.
+            limit: Number of elements that may be added.
+            log: Log of the events.
 
         Returns:
-            False: the chunk ends here, for more would have to be opened, waited for or raised, or
-            comes otherwise.
+            False if the chunk ends here, because more elements require opening, waiting or raising,
+            or are single rows.
         """
-        inner = self._open.slots[slot]
+        inner = self._datasets.slots[slot]
         if inner is None:
-            if size and not self._open.opens_at_once:
+            if size and not self._datasets.can_open_immediately:
                 return False
-            if self._open.open(slot):
-                log.place(slot, self._open.slots[slot])
-            log.outer(self._open.outer_place())
+            if self._datasets.open(slot):
+                log.record_slot(slot, self._datasets.slots[slot])
+            log.record_outer(self._datasets.outer_position())
             return True
         if self._threads and not inner.is_ready:
-            if self._is_free and self._turn_to_ready(log):
+            if self._is_unordered and self._advance_to_ready(log):
                 return True
             if size:
                 return False
-            if self._is_free:
-                self._open.wait_for_any()
+            if self._is_unordered:
+                self._datasets.wait_for_any()
                 return True
-        if size and self._cycle > 1 and self._has_rows(inner) and max(self._open.in_hand) <= 0:
-            return False  # the next chunk has them one by one, for a tenth of what reads cost
+        if (
+            size
+            and self._cycle_length > 1
+            and self._has_lazy_rows(inner)
+            and max(self._datasets.num_buffered) <= 0
+        ):
+            return False  # single rows in the next chunk cost a tenth of separate reads
         try:
-            has_more = self._fill(slot, inner, limit)
+            has_more = self._read_into_slot(slot, inner, limit)
         except ClosedError:
             raise
         except Exception as failure:
             if size:
-                self._failure = failure, inner
+                self._pending_error = failure, inner
                 return False
-            inner.pass_over_error()
+            inner.skip_error()
             raise
-        log.place(slot, inner if has_more else None)
-        log.turn(self._turn)
+        log.record_slot(slot, inner if has_more else None)
+        log.record_cursor(self._cursor)
         return True
 
-    def _take(self, strip: Strip) -> Strand:
-        """Take a strip out of the slots' hands."""
-        count = strip.each * strip.rounds
-        parts: list[tuple[Held, int]] = []
-        for slot in strip.slots:
-            held_by = self._open.slots[slot]
+    def _take_block(self, rows_block: RoundRobinBlock) -> InterleavedParts:
+        """Take a block from the buffers of the slots."""
+        count = rows_block.per_slot * rows_block.rounds
+        parts: list[tuple[BufferedChunk, int]] = []
+        for slot in rows_block.slots:
+            held_by = self._datasets.slots[slot]
             assert held_by is not None
             parts.append(held_by.take(count))
-            self._open.in_hand[slot] -= count
-        self._turn = turn_after(strip, strip.size, self._turn, self._block, self._cycle)
-        return Strand(strip.each, strip.rounds, parts)
+            self._datasets.num_buffered[slot] -= count
+        self._cursor = advance_cursor(
+            rows_block, rows_block.size, self._cursor, self._block_length, self._cycle_length
+        )
+        return InterleavedParts(rows_block.per_slot, rows_block.rounds, parts)
 
-    def _fill(self, slot: int, inner: Inner, limit: int) -> bool:
-        """Have something in hand in a slot whose turn it is; False: it has ended."""
-        datasets = self._open
-        if datasets.receive(inner) if self._threads else inner.read(*self._wish(inner, limit)):
-            datasets.in_hand[slot] = inner.in_hand
+    def _read_into_slot(self, slot: int, dataset: OpenDataset, limit: int) -> bool:
+        """Fill the buffer of the current slot; return False if its dataset has ended."""
+        datasets = self._datasets
+        if (
+            datasets.receive(dataset)
+            if self._threads
+            else dataset.read(*self._request_size(dataset, limit))
+        ):
+            datasets.num_buffered[slot] = dataset.num_buffered
             return True
-        self._vacate(slot)
+        self._close_slot(slot)
         return False
 
-    def _vacate(self, slot: int) -> None:
-        """Close the dataset in a slot, which has ended; its turn is over."""
-        self._open.vacate(slot)
-        self._turn = Turn((slot + 1) % self._cycle, 0)
+    def _close_slot(self, slot: int) -> None:
+        """Close the dataset of a slot, which has ended, and advance the cycle."""
+        self._datasets.close_slot(slot)
+        self._cursor = CycleCursor((slot + 1) % self._cycle_length, 0)
 
-    def _wish(self, inner: Inner, limit: int) -> tuple[int, bool]:
-        """Return how many elements to ask a dataset for, and whether more are welcome."""
-        if not inner.iterator.reads_ahead_freely:
-            # No more than comes next.
-            return (min(self._block - self._turn.taken, limit) if self._cycle > 1 else limit), False
-        if self._cycle == 1:
+    def _request_size(self, dataset: OpenDataset, limit: int) -> tuple[int, bool]:
+        """Return how many elements to request from a dataset, and whether it may return more."""
+        if not dataset.iterator.can_read_ahead:
+            # Only the elements that come next.
+            return (
+                min(self._block_length - self._cursor.num_taken, limit)
+                if self._cycle_length > 1
+                else limit
+            ), False
+        if self._cycle_length == 1:
             return limit, False
-        # Its share of what is asked for; then all run out together, and are filled together.
-        turns = -(-limit // self._block)
-        return -(-turns // self._open.number) * self._block - self._turn.taken, True
+        # An equal part of the request, so that all buffers run out and are refilled together.
+        turns = -(-limit // self._block_length)
+        return -(
+            -turns // self._datasets.num_open
+        ) * self._block_length - self._cursor.num_taken, True
 
-    def _turn_to_ready(self, log: Log) -> bool:
-        """Give the turn to the next slot that need not be waited for; False: there is none."""
-        for ahead in range(self._cycle):
-            slot = (self._turn.current + ahead) % self._cycle
-            inner = self._open.slots[slot]
+    def _advance_to_ready(self, log: InterleaveLog) -> bool:
+        """Advance to the next slot that requires no wait; return False if there is none."""
+        for ahead in range(self._cycle_length):
+            slot = (self._cursor.slot + ahead) % self._cycle_length
+            inner = self._datasets.slots[slot]
             if inner is None:
-                is_ready = not self._open.has_ended and self._open.has_ahead
+                is_ready = not self._datasets.has_ended and self._datasets.has_opened_ahead
             else:
-                is_ready = self._open.in_hand[slot] > 0 or inner.is_ready
+                is_ready = self._datasets.num_buffered[slot] > 0 or inner.is_ready
             if is_ready:
-                self._turn = _turn_at(slot, self._turn)
-                log.turn(self._turn)
+                self._cursor = _cursor_at(slot, self._cursor)
+                log.record_cursor(self._cursor)
                 return True
         return False
 
     def skip(self, count: int) -> int:
-        """Pass over elements; where a dataset can pass over its own, no function is called."""
+        """Skip elements; no function is called if a dataset can skip its own elements."""
         passed = failed = 0
         while passed < count:
             try:
                 step = self._skip_some(count - passed)
             except Exception:
                 failed += 1
-                if failed > MOST_FAILURES + count:
+                if failed > MAX_FAILURES + count:
                     raise
                 continue
             if step is None:
@@ -420,55 +454,57 @@ class InterleaveIterator(ElementIterator):
         return passed
 
     def _skip_some(self, count: int) -> int | None:
-        """Pass over up to `count` elements in one turn; None: all have ended."""
-        if self._failure is not None:
-            self._failure[1].pass_over_error()
-            self._failure = None
-        found = next_strip(self._open.in_hand, self._turn, self._block, count)
+        """Skip up to `count` elements of one slot; return None at the end."""
+        if self._pending_error is not None:
+            self._pending_error[1].skip_error()
+            self._pending_error = None
+        found = next_block(self._datasets.num_buffered, self._cursor, self._block_length, count)
         if found is None:
             return None
-        if isinstance(found, Strip):
-            self._take(found)
+        if isinstance(found, RoundRobinBlock):
+            self._take_block(found)
             return found.size
-        slot, self._turn = found.slot, _turn_at(found.slot, self._turn)
-        inner = self._open.slots[slot]
+        slot, self._cursor = found.slot, _cursor_at(found.slot, self._cursor)
+        inner = self._datasets.slots[slot]
         if inner is None:
-            self._open.open(slot)
+            self._datasets.open(slot)
             return 0
-        if self._threads or inner.iterator.reads_ahead_freely:
+        if self._threads or inner.iterator.can_read_ahead:
             try:
-                self._fill(slot, inner, count)
+                self._read_into_slot(slot, inner, count)
             except Exception:
-                inner.pass_over_error()
+                inner.skip_error()
                 raise
             return 0
-        wish = self._wish(inner, count)[0]
+        wish = self._request_size(inner, count)[0]
         passed = inner.skip(wish)
         if passed:
-            strip = Strip((slot,), passed, 1)
-            self._turn = turn_after(strip, passed, self._turn, self._block, self._cycle)
+            strip = RoundRobinBlock((slot,), passed, 1)
+            self._cursor = advance_cursor(
+                strip, passed, self._cursor, self._block_length, self._cycle_length
+            )
         if passed < wish:
-            self._vacate(slot)
+            self._close_slot(slot)
         return passed
 
     # --- state ----------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        return state_of(self._open.standing(), self._turn)
+        return make_state(self._datasets.position(), self._cursor)
 
     def set_state(self, state: State) -> None:
-        self._begin()
-        self._open.set_state(state)
-        self._turn = Turn(state["current"], state["taken"])
+        self._reset()
+        self._datasets.set_state(state)
+        self._cursor = CycleCursor(state["current"], state["taken"])
 
     def close(self) -> None:
-        self._begin()
-        self._open.close()
+        self._reset()
+        self._datasets.close()
 
 
-_NO_END = 1 << 40
-"""More elements than any dataset gives in a turn."""
+_UNBOUNDED = 1 << 40
+"""More elements than any dataset yields in a turn."""
 
 
-def _turn_at(slot: int, turn: Turn) -> Turn:
-    return turn if turn.current == slot else Turn(slot, 0)
+def _cursor_at(slot: int, cursor: CycleCursor) -> CycleCursor:
+    return cursor if cursor.slot == slot else CycleCursor(slot, 0)

@@ -1,4 +1,4 @@
-"""Where an interleave stands: whose turn it is, and the state before each element."""
+"""Cycle order of an interleave, and the state before each of its elements."""
 
 from __future__ import annotations
 
@@ -6,182 +6,197 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace.element.chunk import States
-from headrace.execution.inner import Inner
 from headrace.execution.iterator import State
+from headrace.execution.open_dataset import OpenDataset
 
 __all__ = [
-    "VACANT",
-    "Fill",
-    "Log",
-    "OuterPlace",
-    "Standing",
-    "Strip",
-    "Turn",
-    "next_strip",
-    "state_of",
-    "taken_of",
-    "turn_after",
+    "CLOSED_SLOT",
+    "CycleCursor",
+    "EmptySlot",
+    "InterleaveLog",
+    "InterleavePosition",
+    "OuterPosition",
+    "RoundRobinBlock",
+    "advance_cursor",
+    "count_taken",
+    "make_state",
+    "next_block",
 ]
 
-# --- The arithmetic of an interleave: whose turn it is, and what is taken in it -------------------
+# --- Cycle order: which slot is next, and how many elements it yields -----------------------------
 #
-# Slots stand in a cycle. In its turn a slot gives up to `block` elements; then it is the next one's
-# turn. What can be taken without opening or reading anything is taken in *strips*: the slots of a
-# strip give `each` elements in turn, `rounds` times over.
+# Slots form a cycle. In its turn a slot yields up to `block_length` elements; then the next slot
+# follows. Elements that can be taken without opening or reading anything are taken as a
+# `RoundRobinBlock`: its slots yield `per_slot` elements in turn, `rounds` times.
 
-VACANT = -1
-"""In place of the number of elements in hand: the slot stays empty, and is passed over."""
-
-
-class Turn(NamedTuple):
-    """Whose turn it is, and how much of its block was taken."""
-
-    current: int
-    taken: int
+CLOSED_SLOT = -1
+"""Marks a closed slot, which is skipped; used in place of its number of buffered elements."""
 
 
-class Strip(NamedTuple):
-    """Elements in hand that come next."""
+class CycleCursor(NamedTuple):
+    """The current slot, and how many elements of its block were taken."""
+
+    slot: int
+    num_taken: int
+
+
+class RoundRobinBlock(NamedTuple):
+    """Buffered elements that come next."""
 
     slots: tuple[int, ...]
-    each: int
+    per_slot: int
     rounds: int
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return len(self.slots) * self.each * self.rounds
+        return len(self.slots) * self.per_slot * self.rounds
 
 
-class Fill(NamedTuple):
-    """Nothing can be taken: this slot, whose turn it is, has nothing in hand."""
+class EmptySlot(NamedTuple):
+    """The current slot has no buffered elements, so nothing can be taken."""
 
     slot: int
 
 
-def next_strip(in_hand: Sequence[int], turn: Turn, block: int, limit: int) -> Strip | Fill | None:
-    """Return what comes next; None: all slots stay empty.
+def next_block(
+    num_buffered: Sequence[int], cursor: CycleCursor, block_length: int, limit: int
+) -> RoundRobinBlock | EmptySlot | None:
+    """Return the block that comes next, an empty slot, or None if all slots are closed.
 
     Args:
-        in_hand: Elements in hand of each slot, or VACANT.
-        turn: Where the cycle stands.
-        block: Elements that a slot gives in its turn.
-        limit: The most elements to take.
+        num_buffered: Number of buffered elements of each slot, or CLOSED_SLOT.
+        cursor: Current position in the cycle.
+        block_length: Number of elements that a slot yields in its turn.
+        limit: Maximum number of elements to take.
     """
-    cycle = len(in_hand)
-    first, taken = turn
-    if in_hand[first] == VACANT:
+    cycle = len(num_buffered)
+    first, taken = cursor
+    if num_buffered[first] == CLOSED_SLOT:
         taken = 0
         for ahead in range(1, cycle):
             slot = (first + ahead) % cycle
-            if in_hand[slot] != VACANT:
+            if num_buffered[slot] != CLOSED_SLOT:
                 first = slot
                 break
         else:
             return None
-    held = in_hand[first]
+    held = num_buffered[first]
     if held == 0:
-        return Fill(first)
-    if taken or held < block or limit < 2 * block:
-        return Strip((first,), min(block - taken, held, limit), 1)
-    # As many slots in turn as have a block each: all of them, or up to the first that has not.
-    slots, rounds, is_whole = [first], held // block, True
+        return EmptySlot(first)
+    if taken or held < block_length or limit < 2 * block_length:
+        return RoundRobinBlock((first,), min(block_length - taken, held, limit), 1)
+    # Take consecutive slots that have a full block each: all of them, or up to the first that has
+    # not.
+    slots, rounds, is_whole = [first], held // block_length, True
     for ahead in range(1, cycle):
         slot = (first + ahead) % cycle
-        held = in_hand[slot]
-        if held == VACANT:
+        held = num_buffered[slot]
+        if held == CLOSED_SLOT:
             continue
-        if held < block:
+        if held < block_length:
             is_whole = False
             break
         slots.append(slot)
-        rounds = min(rounds, held // block)
-    turns = limit // block
+        rounds = min(rounds, held // block_length)
+    turns = limit // block_length
     rounds = min(rounds, turns // len(slots)) if is_whole else 1
     if not rounds or len(slots) > turns:
-        return Strip(tuple(slots[:turns]), block, 1)
-    return Strip(tuple(slots), block, rounds)
+        return RoundRobinBlock(tuple(slots[:turns]), block_length, 1)
+    return RoundRobinBlock(tuple(slots), block_length, rounds)
 
 
-def taken_of(strip: Strip, number: int, count: int) -> int:
-    """Return how many of the first `count` elements of a strip are of its slot `number`."""
-    turns, rest = divmod(count, strip.each)
-    rounds, last = divmod(turns, len(strip.slots))
-    return rounds * strip.each + (strip.each if number < last else rest if number == last else 0)
+def count_taken(taken_block: RoundRobinBlock, number: int, count: int) -> int:
+    """Return how many of the first `count` elements of a block belong to its slot `number`."""
+    turns, rest = divmod(count, taken_block.per_slot)
+    rounds, last = divmod(turns, len(taken_block.slots))
+    return rounds * taken_block.per_slot + (
+        taken_block.per_slot if number < last else rest if number == last else 0
+    )
 
 
-def turn_after(strip: Strip, count: int, turn: Turn, block: int, cycle: int) -> Turn:
-    """Return the turn after the first `count` elements of a strip.
+def advance_cursor(
+    taken_block: RoundRobinBlock,
+    count: int,
+    cursor: CycleCursor,
+    block_length: int,
+    cycle_length: int,
+) -> CycleCursor:
+    """Return the position in the cycle after the first `count` elements of a block.
 
     Args:
-        strip: What `next_strip` returned.
-        count: From 0 to its size.
-        turn: The turn before it.
-        block: As for `next_strip`.
-        cycle: Number of slots.
+        taken_block: Block that `next_block` returned.
+        count: Number of elements taken, from 0 to the block's size.
+        cursor: Position before the block.
+        block_length: As for `next_block`.
+        cycle_length: Number of slots.
     """
     if not count:
-        return turn
-    before = turn.taken if turn.current == strip.slots[0] else 0
-    turns, rest = divmod(before + count, block)
+        return cursor
+    before = cursor.num_taken if cursor.slot == taken_block.slots[0] else 0
+    turns, rest = divmod(before + count, block_length)
     if not rest:
-        return Turn((strip.slots[(turns - 1) % len(strip.slots)] + 1) % cycle, 0)
-    return Turn(strip.slots[turns % len(strip.slots)], rest)
+        return CycleCursor(
+            (taken_block.slots[(turns - 1) % len(taken_block.slots)] + 1) % cycle_length, 0
+        )
+    return CycleCursor(taken_block.slots[turns % len(taken_block.slots)], rest)
 
 
-# --- Where an interleave stands before each element of a chunk that it made -----------------------
+# --- States before the elements of a chunk --------------------------------------------------------
 #
-# A chunk is made of strips, and in between slots are filled, emptied and given other datasets. That
-# is noted, and gone through again when somebody asks for the state before one of the elements.
+# A chunk is made of several blocks; between them slots are filled, emptied and given other
+# datasets. These events are logged, and replayed when the state before an element is requested.
 
-SlotPlace: TypeAlias = tuple[Inner, States, int]
-"""A dataset, and the place in it: that before element i of a chunk with these states."""
-OuterPlace: TypeAlias = tuple[States, int, bool]
-"""The place of the next outer element, its number, and whether the input has ended."""
-Standing: TypeAlias = tuple[list[SlotPlace | None], OuterPlace]
-"""Where an interleave stands: in each slot, and in the outer input."""
+SlotPosition: TypeAlias = tuple[OpenDataset, States, int]
+"""An open dataset and a position in it: before element i of a chunk with these states."""
+OuterPosition: TypeAlias = tuple[States, int, bool]
+"""State before the next outer element, its number, and whether the outer input has ended."""
+InterleavePosition: TypeAlias = tuple[list[SlotPosition | None], OuterPosition]
+"""Position of an interleave: of each slot, and of the outer input."""
 
 
-class Log:
-    """What happens while a chunk is made.
+class InterleaveLog:
+    """Log of the events while a chunk is made.
 
     Args:
-        standing: Where the slots and the input stand before it.
-        turn: Whose turn it is then.
-        block: Elements that a slot gives in its turn.
+        position: Position of the slots and the outer input before the chunk.
+        cursor: Position in the cycle before the chunk.
+        block_length: Number of elements that a slot yields in its turn.
     """
 
-    def __init__(self, standing: Standing, turn: Turn, block: int) -> None:
-        self._before = standing
-        self._turn = turn
-        self._block = block
+    def __init__(
+        self, position: InterleavePosition, cursor: CycleCursor, block_length: int
+    ) -> None:
+        self._before = position
+        self._cursor = cursor
+        self._block_length = block_length
         self._events: list[tuple[str, Any]] = []
 
-    def take(self, strip: Strip, count: int) -> None:
-        """The first `count` elements of a strip are taken."""
-        self._events.append(("take", (strip, count)))
+    def record_taken(self, taken_block: RoundRobinBlock, count: int) -> None:
+        """Record that the first `count` elements of a block were taken."""
+        self._events.append(("take", (taken_block, count)))
 
-    def turn(self, turn: Turn) -> None:
-        """The turn passes on without an element."""
-        self._events.append(("turn", turn))
+    def record_cursor(self, cursor: CycleCursor) -> None:
+        """Record that the cycle advances without an element."""
+        self._events.append(("turn", cursor))
 
-    def place(self, slot: int, inner: Inner | None) -> None:
-        """A slot has something else in it, or in hand."""
-        place = None if inner is None else (inner, inner.states, inner.index)
+    def record_slot(self, slot: int, dataset: OpenDataset | None) -> None:
+        """Record that a slot's dataset or buffered chunk changed."""
+        place = None if dataset is None else (dataset, dataset.states, dataset.index)
         self._events.append(("place", (slot, place)))
 
-    def outer(self, outer: OuterPlace) -> None:
-        """The outer input goes on."""
+    def record_outer(self, outer: OuterPosition) -> None:
+        """Record the new position of the outer input."""
         self._events.append(("outer", outer))
 
     def states(self) -> States:
-        """Return the states before the chunk's elements; nothing is noted any more."""
-        return lambda index: state_of(*self._after(index))
+        """Return the states before the chunk's elements; the log is complete."""
+        return lambda index: make_state(*self._replay(index))
 
-    def _after(self, count: int) -> tuple[Standing, Turn]:
-        """Return where it stands, and the turn, after the first `count` elements."""
+    def _replay(self, count: int) -> tuple[InterleavePosition, CycleCursor]:
+        """Return the position and the cursor after the first `count` elements."""
         before, outer = self._before
-        slots, turn, block = list(before), self._turn, self._block
+        slots, turn, block = list(before), self._cursor, self._block_length
         for kind, what in self._events:
             if not count:
                 break
@@ -191,8 +206,8 @@ class Log:
                     entry = slots[slot]
                     assert entry is not None
                     inner, states, index = entry
-                    slots[slot] = inner, states, index + taken_of(strip, number, taken)
-                turn = turn_after(strip, taken, turn, block, len(slots))
+                    slots[slot] = inner, states, index + count_taken(strip, number, taken)
+                turn = advance_cursor(strip, taken, turn, block, len(slots))
                 count -= taken
             elif kind == "turn":
                 turn = what
@@ -203,23 +218,23 @@ class Log:
         return (slots, outer), turn
 
 
-def state_of(standing: Standing, turn: Turn) -> dict[str, State]:
-    """Return the state of an interleave that stands there."""
-    slots, (outer, number, has_ended) = standing
+def make_state(position: InterleavePosition, cursor: CycleCursor) -> dict[str, State]:
+    """Return the state of an interleave at a position."""
+    slots, (outer, number, has_ended) = position
     return {
         "input": outer(0),
         "slots": [
             None
             if entry is None
             else {
-                "origin": entry[0].origin(0),
+                "outer": entry[0].outer_states(0),
                 "number": entry[0].number,
                 "inner": entry[1](entry[2]),
             }
             for entry in slots
         ],
         "numbers": number,
-        "current": turn.current,
-        "taken": turn.taken,
+        "current": cursor.slot,
+        "taken": cursor.num_taken,
         "ended": has_ended,
     }

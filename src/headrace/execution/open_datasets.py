@@ -1,4 +1,4 @@
-"""What an interleave has open: its outer input, and a dataset in each slot."""
+"""Open datasets of an interleave: its outer input, and a dataset in each slot."""
 
 from __future__ import annotations
 
@@ -6,61 +6,61 @@ from collections import deque
 from typing import Any, Protocol
 
 from headrace.element.chunk import States
-from headrace.element.places import numbers_in
+from headrace.element.metadata import element_numbers
 from headrace.errors import DataLossError, UserFunctionError
-from headrace.execution.context import Context, meets_others
-from headrace.execution.inner import Inner, Opened, Readers
-from headrace.execution.intake import Intake, Pace
-from headrace.execution.interleave_order import VACANT, OuterPlace, Standing
+from headrace.execution.context import Context, reads_coordinated_job
+from headrace.execution.element_numbers import IdColumn
+from headrace.execution.input_buffer import ChunkSizer, InputBuffer
+from headrace.execution.interleave_order import CLOSED_SLOT, InterleavePosition, OuterPosition
 from headrace.execution.iterator import State, make_iterator
-from headrace.execution.places import Places
+from headrace.execution.open_dataset import DatasetReadAhead, OpenDataset, OpenResult
 from headrace.plan.combining import Interleave
 from headrace.plan.node import Node
-from headrace.plan.units import Units
+from headrace.plan.partition_nodes import ReadSplits
 from headrace.plan.user_function import UserFunction
 
 __all__ = [
+    "DatasetOpener",
     "OpenDatasets",
-    "OpensNext",
-    "Outer",
+    "OuterInput",
 ]
 
-# --- The outer input: its elements, one by one, and the datasets opened for them ------------------
+# --- The outer input: reads outer elements one by one and opens their datasets --------------------
 
-_SLOT_BYTES = 1 << 18
-_ALL_BYTES = 16 << 20
-"""What is read ahead of each dataset, and of all that are open: about so much."""
+_MAX_SLOT_BYTES = 1 << 18
+_MAX_TOTAL_BYTES = 16 << 20
+"""Approximate maximum bytes read ahead per dataset, and for all open datasets."""
 
 
-class OpensNext(Protocol):
-    """Opens datasets, one by one, for the slots of an interleave."""
+class DatasetOpener(Protocol):
+    """Opens the datasets of an interleave, one by one."""
 
-    meets_others: bool
-    """Whether a dataset was opened whose elements wait for those of other datasets."""
+    reads_coordinated_job: bool
+    """Whether an open dataset reads a coordinated job, whose elements wait for other datasets."""
 
-    def next(self) -> Opened:
+    def open_next(self) -> OpenResult:
         """Open the next dataset."""
 
-    def open_at(self, origin: State, number: int) -> Inner:
-        """Open number `number`, whose place is `origin`, again."""
+    def open_at(self, outer_state: State, number: int) -> OpenDataset:
+        """Reopen dataset number `number`, which was opened at `outer_state`."""
 
-    def place(self) -> tuple[States, int]:
-        """Return the place of the next one, and its number."""
+    def position(self) -> tuple[States, int]:
+        """Return the states from the next dataset on, and its number."""
 
     def set_state(self, state: State, number: int) -> None:
-        """Go to a place, that of number `number`."""
+        """Restore the state before dataset `number`."""
 
     def close(self) -> None:
-        """Let go of what it reads."""
+        """Close the input."""
 
 
-class Outer:
-    """Opens the datasets of an interleave.
+class OuterInput:
+    """Opens the datasets of an interleave from its input's elements.
 
     Args:
         node: The step.
-        context: That of the step.
-        step: Its name, for errors.
+        context: Context of the step.
+        step: Name of the step, for errors.
     """
 
     def __init__(self, node: Interleave, context: Context, step: str) -> None:
@@ -68,53 +68,57 @@ class Outer:
         self._context = context
         self._step = step
         self._function = UserFunction(node.fn, step, context.contain_exits)
-        self._intake = Intake(make_iterator(node.input, context.with_places(True)))
-        #: The place after all that was opened; None: ask the input.
-        self._after: States | None = None
-        self._count = 0  # elements that were opened
-        self.meets_others = False
+        self._input_buffer = InputBuffer(
+            make_iterator(node.input, context.with_element_numbers(True))
+        )
+        #: States after the last opened element; None asks the input.
+        self._next_states: States | None = None
+        self._count = 0  # number of datasets opened so far
+        self.reads_coordinated_job = False
 
-    def next(self) -> Opened:
+    def open_next(self) -> OpenResult:
         """Open the dataset of the next element."""
-        intake = self._intake
-        before, number = self.place()
+        intake = self._input_buffer
+        before, number = self.position()
         try:
-            chunk = intake.look_ahead(1)
+            chunk = intake.peek_ahead(1)
         except Exception as error:
-            self._after = _always(intake.get_state())
-            return Opened(before, number, error=error)
+            self._next_states = _constant_states(intake.get_state())
+            return OpenResult(before, number, error=error)
         if chunk is None:
-            self._after = _always(intake.get_state())
-            return Opened(before, number, is_end=True)
+            self._next_states = _constant_states(intake.get_state())
+            return OpenResult(before, number, is_end=True)
         states, index = chunk.states, intake.offset
-        row, place = chunk.rows()[index], chunk.places_of(slice(index, index + 1))
-        intake.use(1)
+        row, place = chunk.rows()[index], chunk.take_metadata(slice(index, index + 1))
+        intake.consume(1)
         self._count = number + 1
-        self._after = lambda after: states(index + 1 + after)
+        self._next_states = lambda after: states(index + 1 + after)
         origin = states if not index else lambda after: states(index + after)
         try:
-            return Opened(origin, number, inner=self._open(row, place, origin, number))
+            return OpenResult(origin, number, dataset=self._open(row, place, origin, number))
         except Exception as error:
-            return Opened(origin, number, error=error)
+            return OpenResult(origin, number, error=error)
 
-    def open_at(self, origin: State, number: int) -> Inner:
-        """Open the dataset of element `number`, whose place is `origin`."""
-        self._intake.set_state(origin)
-        chunk = self._intake.take(1)
+    def open_at(self, outer_state: State, number: int) -> OpenDataset:
+        """Open the dataset of element `number`, which is at `outer_state`."""
+        self._input_buffer.set_state(outer_state)
+        chunk = self._input_buffer.take(1)
         if chunk is None:
             raise DataLossError(
                 f"the input of {self._step} is shorter than when the state was saved; restore it "
                 "with the same data"
             )
-        return self._open(chunk.rows()[0], chunk.places, _always(origin), number)
+        return self._open(chunk.rows()[0], chunk.metadata, _constant_states(outer_state), number)
 
-    def _open(self, row: Any, place: Places | None, origin: States, number: int) -> Inner:
-        assert place is not None
+    def _open(
+        self, row: Any, outer_id: IdColumn | None, outer_states: States, number: int
+    ) -> OpenDataset:
+        assert outer_id is not None
         function = self._function
         try:
             dataset = function(row)
         except BaseException as error:
-            raise function.blame(error, number, row) from error
+            raise function.wrap_error(error, number, row) from error
         plan = getattr(dataset, "plan", None)
         if not isinstance(plan, Node):
             raise UserFunctionError(
@@ -123,223 +127,223 @@ class Outer:
                 position=number,
                 original_type="TypeError",
             )
-        if self._node.cycle_length > 1 and not self.meets_others:
-            self.meets_others = meets_others(plan)
-        numbers = numbers_in(place)
+        if self._node.cycle_length > 1 and not self.reads_coordinated_job:
+            self.reads_coordinated_job = reads_coordinated_job(plan)
+        numbers = element_numbers(outer_id)
         assert numbers is not None
         nested = self._context.nested(self._node.number or 0, int(numbers[0]))
         iterator = self._context.build(plan, nested)
-        # What all slots hold together is bounded.
-        most_bytes = min(_SLOT_BYTES, _ALL_BYTES // self._node.cycle_length)
-        pace = Pace(least=self._node.block_length, most_bytes=most_bytes)
-        return Inner(origin, number, iterator, pace, place)
+        # The total size of all slots' buffers is bounded.
+        most_bytes = min(_MAX_SLOT_BYTES, _MAX_TOTAL_BYTES // self._node.cycle_length)
+        pace = ChunkSizer(min_elements=self._node.block_length, max_bytes=most_bytes)
+        return OpenDataset(outer_states, number, iterator, pace, outer_id)
 
-    def place(self) -> tuple[States, int]:
-        """Return the place of the next element, and its number."""
-        return self._after or _always(self._intake.get_state()), self._count
+    def position(self) -> tuple[States, int]:
+        """Return the states from the next element on, and its number."""
+        return self._next_states or _constant_states(self._input_buffer.get_state()), self._count
 
     def set_state(self, state: State, number: int) -> None:
-        """Go to a place, that of element `number`."""
-        self._intake.set_state(state)
-        self._after = None
+        """Restore the state before element `number`."""
+        self._input_buffer.set_state(state)
+        self._next_states = None
         self._count = number
 
     def close(self) -> None:
         """Close the input."""
-        self._intake.close()
+        self._input_buffer.close()
 
 
-def _always(state: State) -> States:
+def _constant_states(state: State) -> States:
     return lambda index: state
 
 
-# --- The datasets that are open: one in each slot, and those that are opened ahead ----------------
+# --- The open datasets: one per slot, and those opened ahead --------------------------------------
 
 
 class OpenDatasets:
-    """Opens datasets, has them read ahead where there are threads, and closes them.
+    """Opens datasets, reads them ahead if there are threads, and closes them.
 
     Args:
         node: The step.
-        context: That of the step.
-        step: Its name, for errors.
-        outer: What opens the next one; None: the step's function.
+        context: Context of the step.
+        step: Name of the step, for errors.
+        opener: Opens the next dataset; None uses the step's function.
     """
 
     def __init__(
         self,
-        node: Interleave | Units,
+        node: Interleave | ReadSplits,
         context: Context,
         step: str,
-        outer: OpensNext | None = None,
+        opener: DatasetOpener | None = None,
     ) -> None:
-        if outer is None:
+        if opener is None:
             assert isinstance(node, Interleave)
-            outer = Outer(node, context, step)
-        self._outer: OpensNext = outer
+            opener = OuterInput(node, context, step)
+        self._opener: DatasetOpener = opener
         self._step = step
-        self._cycle = node.cycle_length
+        self._cycle_length = node.cycle_length
         calls = node.num_parallel_calls if isinstance(node, Interleave) else None
-        self.threads = 0 if calls is None else context.threads(calls)
-        self._readers: Readers | None = None
-        self.slots: list[Inner | None] = []
-        #: Opened, and in no slot yet: the next ones first.
-        self._ahead: deque[Opened] = deque()
-        self.begin()
+        self.threads = 0 if calls is None else context.resolve_parallelism(calls)
+        self._read_ahead: DatasetReadAhead | None = None
+        self.slots: list[OpenDataset | None] = []
+        #: Opened datasets without a slot, next one first.
+        self._opened_ahead: deque[OpenResult] = deque()
+        self.reset()
 
-    def begin(self) -> None:
-        """Close all datasets, and have all slots empty."""
-        self._drop()
-        self._was_free = False  # reading ahead in the dataset that ended last
-        self.slots = [None] * self._cycle
-        self.in_hand = [0] * self._cycle
-        """Elements that can be taken from each slot, or VACANT."""
+    def reset(self) -> None:
+        """Close all datasets and empty all slots."""
+        self._close_all()
+        self._could_read_ahead = False  # whether the last closed dataset could read ahead
+        self.slots = [None] * self._cycle_length
+        self.num_buffered = [0] * self._cycle_length
+        """Number of buffered elements of each slot, or CLOSED_SLOT."""
         self.has_ended = False
-        """Whether the input has, and this was found out in a turn."""
+        """Whether the end of the outer input was reached in a turn."""
 
     @property
     def reads_ahead_freely(self) -> bool:
-        """Whether reading ahead is free in all that are open."""
+        """Whether reading ahead is free in all open datasets."""
         open_ones = [slot for slot in self.slots if slot is not None]
         if not open_ones:
-            return self._was_free  # the next ones are taken to be like the last
-        return all(slot.iterator.reads_ahead_freely for slot in open_ones)
+            return self._could_read_ahead  # assume that the next datasets are like the last
+        return all(slot.iterator.can_read_ahead for slot in open_ones)
 
     @property
-    def number(self) -> int:
-        """How many slots have a dataset."""
+    def num_open(self) -> int:
+        """Number of slots with a dataset."""
         return sum([slot is not None for slot in self.slots])
 
     # --- opening --------------------------------------------------------------------------------
 
     @property
-    def has_ahead(self) -> bool:
-        """Whether it is known what the next outer element gives."""
-        return len(self._ahead) > 0
+    def has_opened_ahead(self) -> bool:
+        """Whether the next dataset, or the end, is already known."""
+        return len(self._opened_ahead) > 0
 
     @property
-    def opens_at_once(self) -> bool:
+    def can_open_immediately(self) -> bool:
         """Whether a slot can be filled without a call, a wait or an error."""
-        return self.has_ahead and self._ahead[0].error is None
+        return self.has_opened_ahead and self._opened_ahead[0].error is None
 
     def open(self, slot: int) -> bool:
-        """Put the next dataset into an empty slot; False: there is none."""
-        opened = self._ahead.popleft() if self._ahead else self._next()
+        """Open the next dataset in an empty slot; return False at the end."""
+        opened = self._opened_ahead.popleft() if self._opened_ahead else self._open_next()
         if opened.is_end:
             self.has_ended = True
-            self._set_in_hand()
+            self._update_num_buffered()
             return False
         if opened.error is not None:
             raise opened.error
-        assert opened.inner is not None
-        self.slots[slot] = opened.inner
+        assert opened.dataset is not None
+        self.slots[slot] = opened.dataset
         if self.threads:
             self.open_ahead()
-        self._set_in_hand()
+        self._update_num_buffered()
         return True
 
-    def _next(self) -> Opened:
-        opened = self._outer.next()
-        self._read_together()
+    def _open_next(self) -> OpenResult:
+        opened = self._opener.open_next()
+        self._start_coordinated_threads()
         return opened
 
-    def _read_together(self) -> None:
-        """Read on threads datasets that wait for each other: in turn they would never meet."""
-        if self._outer.meets_others and not self.threads:
-            self.threads = self._cycle
+    def _start_coordinated_threads(self) -> None:
+        """Use threads for datasets that wait for each other; sequential reads would deadlock."""
+        if self._opener.reads_coordinated_job and not self.threads:
+            self.threads = self._cycle_length
 
     def open_ahead(self) -> None:
-        """Open datasets for the slots that are empty, and one more, and have them all read."""
-        readers = self._readers
+        """Open datasets for the empty slots and one more, and start reading them."""
+        readers = self._read_ahead
         if readers is None:
-            readers = self._readers = Readers(self.threads)
-        wanted = 1 + self._cycle - self.number
-        while len(self._ahead) < wanted and not self.has_ended:
-            if self._ahead and self._ahead[-1].is_end:
+            readers = self._read_ahead = DatasetReadAhead(self.threads)
+        wanted = 1 + self._cycle_length - self.num_open
+        while len(self._opened_ahead) < wanted and not self.has_ended:
+            if self._opened_ahead and self._opened_ahead[-1].is_end:
                 break
-            self._ahead.append(self._next())
-            inner = self._ahead[-1].inner
+            self._opened_ahead.append(self._open_next())
+            inner = self._opened_ahead[-1].dataset
             if inner is not None:
                 readers.read(inner)
 
-    def vacate(self, slot: int) -> None:
+    def close_slot(self, slot: int) -> None:
         """Close the dataset in a slot, which has ended."""
         inner = self.slots[slot]
         assert inner is not None
-        self._was_free = inner.iterator.reads_ahead_freely
+        self._could_read_ahead = inner.iterator.can_read_ahead
         inner.close()
         self.slots[slot] = None
-        self._set_in_hand()
+        self._update_num_buffered()
 
-    def _set_in_hand(self) -> None:
-        """Note what is in hand in each slot, after one of them changed."""
-        empty = VACANT if self.has_ended else 0
-        self.in_hand = [empty if slot is None else slot.in_hand for slot in self.slots]
+    def _update_num_buffered(self) -> None:
+        """Update the numbers of buffered elements after a slot changed."""
+        empty = CLOSED_SLOT if self.has_ended else 0
+        self.num_buffered = [empty if slot is None else slot.num_buffered for slot in self.slots]
 
     # --- with threads ---------------------------------------------------------------------------
 
-    def receive(self, inner: Inner) -> bool:
-        """Have in hand what a thread reads of a dataset, and more read; False: it has ended."""
-        assert self._readers is not None
-        self._readers.wait_for(inner, self._step)
-        has_more = inner.receive()
+    def receive(self, dataset: OpenDataset) -> bool:
+        """Buffer a thread's result and start the next read; return False at the end."""
+        assert self._read_ahead is not None
+        self._read_ahead.wait_for(dataset, self._step)
+        has_more = dataset.receive()
         if has_more:
-            self._readers.read(inner)
+            self._read_ahead.read(dataset)
         return has_more
 
     def wait_for_any(self) -> None:
-        """Wait until something was read of one of the datasets in the slots."""
-        assert self._readers is not None
+        """Wait until one of the slots' datasets has a result."""
+        assert self._read_ahead is not None
         open_ones = [slot for slot in self.slots if slot is not None]
-        self._readers.wait_for_any(open_ones, self._step)
+        self._read_ahead.wait_for_any(open_ones, self._step)
 
     # --- state ----------------------------------------------------------------------------------
 
-    def outer_place(self) -> OuterPlace:
-        """Return where the input stands, apart from what was opened ahead."""
-        if self._ahead:
-            first = self._ahead[0]
-            return first.origin, first.number, self.has_ended
-        return (*self._outer.place(), self.has_ended)
+    def outer_position(self) -> OuterPosition:
+        """Return the position of the outer input, without datasets opened ahead."""
+        if self._opened_ahead:
+            first = self._opened_ahead[0]
+            return first.outer_states, first.number, self.has_ended
+        return (*self._opener.position(), self.has_ended)
 
-    def standing(self) -> Standing:
-        """Return where all slots and the input stand."""
+    def position(self) -> InterleavePosition:
+        """Return the position of all slots and of the outer input."""
         slots = [None if slot is None else (slot, slot.states, slot.index) for slot in self.slots]
-        return slots, self.outer_place()
+        return slots, self.outer_position()
 
     def set_state(self, state: State) -> None:
-        """Open again what was open in this state, each dataset at its place."""
-        self.begin()
+        """Reopen the datasets of a state, each at its position."""
+        self.reset()
         for slot, saved in enumerate(state["slots"]):
             if saved is None:
                 continue
-            inner = self._outer.open_at(saved["origin"], saved["number"])
+            inner = self._opener.open_at(saved["outer"], saved["number"])
             inner.set_state(saved["inner"])
             self.slots[slot] = inner
-        self._read_together()
-        self._outer.set_state(state["input"], state["numbers"])
+        self._start_coordinated_threads()
+        self._opener.set_state(state["input"], state["numbers"])
         self.has_ended = state["ended"]
-        self._set_in_hand()
+        self._update_num_buffered()
         if self.threads:
-            self._readers = Readers(self.threads)
+            self._read_ahead = DatasetReadAhead(self.threads)
             for open_one in filter(None, self.slots):
-                self._readers.read(open_one)
+                self._read_ahead.read(open_one)
 
-    def _drop(self) -> None:
-        """Close all datasets that are open."""
+    def _close_all(self) -> None:
+        """Close all open datasets."""
         inners = [slot for slot in self.slots if slot is not None]
-        inners += [opened.inner for opened in self._ahead if opened.inner is not None]
-        if self._readers is not None:
-            self._readers.close(inners, self._step)
+        inners += [opened.dataset for opened in self._opened_ahead if opened.dataset is not None]
+        if self._read_ahead is not None:
+            self._read_ahead.close(inners, self._step)
         else:
             for inner in inners:
                 inner.close()
-        # At last: an interruption before this closes them once more.
-        self._readers, self.slots, self._ahead = None, [], deque()
+        # Last: after an interruption before this line, they are closed again.
+        self._read_ahead, self.slots, self._opened_ahead = None, [], deque()
 
     def close(self) -> None:
-        """Close the datasets and the input; there are no more then."""
-        self.begin()
+        """Close the datasets and the input; the iterator has ended."""
+        self.reset()
         self.has_ended = True
-        self._set_in_hand()
-        self._outer.close()
+        self._update_num_buffered()
+        self._opener.close()

@@ -1,7 +1,7 @@
-"""Iterators of the steps that choose elements without looking at them.
+"""Iterators of the steps that select elements by position.
 
-Each works in the index part of a plan, where it is sought to a position (`seek`), and over other
-steps, where its state is a count of its own and its input's state.
+Each works within an index plan, where it can `seek` a position, and above other steps, where its
+state consists of a count and its input's state.
 """
 
 from __future__ import annotations
@@ -15,14 +15,22 @@ import numpy as np
 
 from headrace.element.chunk import Chunk, States
 from headrace.errors import FailedPreconditionError
+from headrace.execution.assigned_iterators import AssignedRepeatIterator
 from headrace.execution.context import Context
-from headrace.execution.dealt import DealtRepeat
-from headrace.execution.elements import RepeatedIndices
-from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
-from headrace.execution.stage import chosen_states, in_part, states_in
+from headrace.execution.elements import RepeatedIndicesIterator
+from headrace.execution.iterator import ElementIterator, LazyRows, State, make_iterator
+from headrace.execution.step_iterator import part_states, select_states, tag_part
 from headrace.plan.elements import FromSource, Indices
 from headrace.plan.node import Node
-from headrace.plan.ordering import SHARD_HINT, Enumerate, Repeat, Shard, ShardBlocks, Skip, Take
+from headrace.plan.ordering import (
+    SHARD_HINT,
+    Enumerate,
+    Repeat,
+    ShardBlocks,
+    ShardElements,
+    Skip,
+    Take,
+)
 from headrace.plan.traverse import cardinality, walk
 from headrace.plan.user_function import step_name
 
@@ -35,29 +43,29 @@ __all__ = [
     "TakeIterator",
 ]
 
-_MOST_EMPTY_PASSES = 10_000
-_MOST_LEFT_OUT = 1 << 16
-"""Elements that `skip` reads at once."""
+_MAX_EMPTY_EPOCHS = 10_000
+_MAX_SKIPPED_AT_ONCE = 1 << 16
+"""Maximum number of elements per read while skipping."""
 _BLOCK = 64
-"""Numbers that are made at once for single elements."""
+"""Number of numbers made at once for single rows."""
 
 
-class _Counting(ElementIterator):
-    """An iterator over one input whose own state is a number."""
+class _CountingIterator(ElementIterator):
+    """Base class of iterators over one input whose own state is a number."""
 
     def __init__(
-        self, node: Take | Skip | Shard | ShardBlocks | Enumerate, context: Context
+        self, node: Take | Skip | ShardElements | ShardBlocks | Enumerate, context: Context
     ) -> None:
         self._input = make_iterator(node.input, context)
         self._count = 0
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return self._input.reads_ahead_freely
+    def can_read_ahead(self) -> bool:
+        return self._input.can_read_ahead
 
     @property
-    def at_hand(self) -> int:
-        return self._input.at_hand
+    def preferred_limit(self) -> int:
+        return self._input.preferred_limit
 
     def get_state(self) -> State:
         return {"count": self._count, "input": self._input.get_state()}
@@ -70,20 +78,20 @@ class _Counting(ElementIterator):
         self._input.close()
 
 
-def _counted(states: States, count: int) -> States:
-    """Return the states before elements that are number `count` and following."""
+def _counted_states(states: States, count: int) -> States:
+    """Return the states before elements numbered `count` and following."""
     return lambda index: {"count": count + index, "input": states(index)}
 
 
 @make_iterator.register(Take)
-class TakeIterator(_Counting):
-    """Ends after so many elements; counts those that it gave."""
+class TakeIterator(_CountingIterator):
+    """Ends after a number of elements; counts the elements yielded."""
 
     def __init__(self, node: Take, context: Context) -> None:
         super().__init__(node, context)
         self._limit = node.count
-        self.gives_rows = self._input.gives_rows
-        #: That of the input, where the last elements were single ones: it does not stand there.
+        self.has_lazy_rows = self._input.has_lazy_rows
+        #: State of the input if the last elements were single rows: the input's own state differs.
         self._end: State = None
 
     def next_chunk(self, limit: int) -> Chunk | None:
@@ -96,16 +104,16 @@ class TakeIterator(_Counting):
         if chunk is None:
             return None
         self._count = count + chunk.size
-        return chunk.with_states(_counted(chunk.states, count))
+        return chunk.with_states(_counted_states(chunk.states, count))
 
-    def singles(self) -> Singles | None:
+    def lazy_rows(self) -> LazyRows | None:
         count = self._count
         if 0 <= self._limit <= count:
             return None
-        got = self._input.singles()
-        return None if got is None else (self._taken(*got), _counted(got[1], count))
+        got = self._input.lazy_rows()
+        return None if got is None else (self._take_rows(*got), _counted_states(got[1], count))
 
-    def _taken(self, rows: Iterator[Any], states: States) -> Iterator[Any]:
+    def _take_rows(self, rows: Iterator[Any], states: States) -> Iterator[Any]:
         first = count = self._count
         numbers = counting(first + 1) if self._limit < 0 else range(first + 1, self._limit + 1)
         try:
@@ -133,45 +141,47 @@ class TakeIterator(_Counting):
 
 
 @make_iterator.register(Skip)
-class SkipIterator(_Counting):
-    """Reads past the first elements; counts those that it left out."""
+class SkipIterator(_CountingIterator):
+    """Skips the first elements; counts the skipped elements."""
 
     def __init__(self, node: Skip, context: Context) -> None:
         super().__init__(node, context)
-        self._left_out = node.count
-        self.gives_rows = self._input.gives_rows
+        self._num_skipped = node.count
+        self.has_lazy_rows = self._input.has_lazy_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        chunk = self._input.next_chunk(limit) if self._is_past() else None
+        chunk = self._input.next_chunk(limit) if self._skip_prefix() else None
         if chunk is None:
             return None
-        return chunk.with_states(states_in("count", self._count, chunk.states))
+        return chunk.with_states(part_states("count", self._count, chunk.states))
 
-    def _is_past(self) -> bool:
-        """Read past the elements that are left out; False: there are no others."""
-        while self._left_out < 0 or self._count < self._left_out:
-            rest = _MOST_LEFT_OUT if self._left_out < 0 else self._left_out - self._count
-            chunk = self._input.next_chunk(min(rest, _MOST_LEFT_OUT))
+    def _skip_prefix(self) -> bool:
+        """Skip the first elements; return False at the end."""
+        while self._num_skipped < 0 or self._count < self._num_skipped:
+            rest = (
+                _MAX_SKIPPED_AT_ONCE if self._num_skipped < 0 else self._num_skipped - self._count
+            )
+            chunk = self._input.next_chunk(min(rest, _MAX_SKIPPED_AT_ONCE))
             if chunk is None:
                 return False
             self._count += chunk.size
         return True
 
-    def singles(self) -> Singles | None:
-        got = self._input.singles() if self._is_past() else None
-        return None if got is None else (got[0], states_in("count", self._count, got[1]))
+    def lazy_rows(self) -> LazyRows | None:
+        got = self._input.lazy_rows() if self._skip_prefix() else None
+        return None if got is None else (got[0], part_states("count", self._count, got[1]))
 
     def seek(self, position: int) -> None:
-        self._count = self._left_out
-        if self._left_out >= 0:
-            self._input.seek(self._left_out + position)
+        self._count = self._num_skipped
+        if self._num_skipped >= 0:
+            self._input.seek(self._num_skipped + position)
 
 
-@make_iterator.register(Shard)
-class ShardIterator(_Counting):
-    """Keeps every n-th element; counts those that it read."""
+@make_iterator.register(ShardElements)
+class ShardIterator(_CountingIterator):
+    """Keeps every n-th element; counts the elements read."""
 
-    def __init__(self, node: Shard, context: Context) -> None:
+    def __init__(self, node: ShardElements, context: Context) -> None:
         if node.num_shards == SHARD_HINT:
             raise FailedPreconditionError(
                 f"{step_name(node)} has SHARD_HINT in place of a number of shards, which works "
@@ -194,7 +204,7 @@ class ShardIterator(_Counting):
             self._count = count + size
             if ahead < size:
                 kept = range(ahead, size, shards)
-                states = chosen_states(_counted(chunk.states, count), kept, size)
+                states = select_states(_counted_states(chunk.states, count), kept, size)
                 return chunk.take(np.asarray(kept)).with_states(states)
 
     def seek(self, position: int) -> None:
@@ -203,14 +213,14 @@ class ShardIterator(_Counting):
 
 
 @make_iterator.register(ShardBlocks)
-class ShardBlocksIterator(_Counting):
-    """Keeps every n-th block; counts the elements that it read."""
+class ShardBlocksIterator(_CountingIterator):
+    """Keeps every n-th block; counts the elements read."""
 
     def __init__(self, node: ShardBlocks, context: Context) -> None:
         super().__init__(node, context)
-        self._block = node.block
-        self._stride = node.num_shards * node.block
-        self._first = node.index * node.block
+        self._block = node.block_size
+        self._stride = node.num_shards * node.block_size
+        self._first = node.index * node.block_size
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
@@ -223,7 +233,7 @@ class ShardBlocksIterator(_Counting):
                 return None
             self._count = count + chunk.size
             if inside:
-                return chunk.with_states(_counted(chunk.states, count))
+                return chunk.with_states(_counted_states(chunk.states, count))
 
     def seek(self, position: int) -> None:
         block, within = divmod(position, self._block)
@@ -232,13 +242,13 @@ class ShardBlocksIterator(_Counting):
 
 
 @make_iterator.register(Enumerate)
-class EnumerateIterator(_Counting):
-    """Pairs elements with their numbers; counts them."""
+class EnumerateIterator(_CountingIterator):
+    """Pairs elements with consecutive numbers."""
 
     def __init__(self, node: Enumerate, context: Context) -> None:
         super().__init__(node, context)
         self._start = node.start
-        self.gives_rows = self._input.gives_rows
+        self.has_lazy_rows = self._input.has_lazy_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
         chunk = self._input.next_chunk(limit)
@@ -246,19 +256,21 @@ class EnumerateIterator(_Counting):
             return None
         count = self._count
         self._count = count + chunk.size
-        states = _counted(chunk.states, count)
+        states = _counted_states(chunk.states, count)
         first = self._start + count
         numbers = np.arange(first, first + chunk.size, dtype=np.int64)
         if chunk.is_columnar:
-            return Chunk.of_columns((numbers, chunk.columns()), chunk.size, states, chunk.places)
-        return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)), states, chunk.places)
+            return Chunk.of_columns((numbers, chunk.columns()), chunk.size, states, chunk.metadata)
+        return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)), states, chunk.metadata)
 
-    def singles(self) -> Singles | None:
-        got = self._input.singles()
-        return None if got is None else (self._numbered(got[0]), _counted(got[1], self._count))
+    def lazy_rows(self) -> LazyRows | None:
+        got = self._input.lazy_rows()
+        return (
+            None if got is None else (self._numbered(got[0]), _counted_states(got[1], self._count))
+        )
 
     def _numbered(self, rows: Iterator[Any]) -> Iterator[Any]:
-        numbers = chain.from_iterable(_blocks(self._start + self._count))
+        numbers = chain.from_iterable(_number_blocks(self._start + self._count))
         count = 0
         try:
             for count, pair in enumerate(zip(numbers, rows, strict=False), 1):  # noqa: B007 - read after it
@@ -273,8 +285,8 @@ class EnumerateIterator(_Counting):
         self._input.seek(position)
 
 
-def _blocks(first: int) -> Iterator[list[np.int64]]:
-    """Yield the numbers from `first` on."""
+def _number_blocks(first: int) -> Iterator[list[np.int64]]:
+    """Yield blocks of the numbers from `first` on."""
     while True:
         yield list(np.arange(first, first + _BLOCK))
         first += _BLOCK
@@ -282,43 +294,45 @@ def _blocks(first: int) -> Iterator[list[np.int64]]:
 
 @make_iterator.register(Repeat)
 def _make_repeat(node: Repeat, context: Context) -> ElementIterator:
-    if context.dealer is not None:
-        return DealtRepeat(node, context, context.dealer)
+    if context.split_provider is not None:
+        return AssignedRepeatIterator(node, context, context.split_provider)
     of = node.input
-    if isinstance(of, Indices) and of.size > 0 and not context.wants_places:
-        return RepeatedIndices(of, node.count, parted=context.parts_passes)
+    if isinstance(of, Indices) and of.size > 0 and not context.wants_element_numbers:
+        return RepeatedIndicesIterator(
+            of, node.count, aligns_chunks_to_epochs=context.aligns_chunks_to_epochs
+        )
     return RepeatIterator(node, context)
 
 
 class RepeatIterator(ElementIterator):
-    """Makes its input again for each pass."""
+    """Makes its input's iterator again for each epoch."""
 
     def __init__(self, node: Repeat, context: Context) -> None:
         self._node = node
         self._context = context
-        self._begin(0)
-        self._patience = _MOST_EMPTY_PASSES if _is_shared(node.input) else 1
+        self._reset(0)
+        self._max_empty_epochs = _MAX_EMPTY_EPOCHS if _reads_shared_job(node.input) else 1
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return self._input is None or self._input.reads_ahead_freely
+    def can_read_ahead(self) -> bool:
+        return self._input is None or self._input.can_read_ahead
 
     @property
-    def at_hand(self) -> int:
-        return 1 if self._input is None else self._input.at_hand
+    def preferred_limit(self) -> int:
+        return 1 if self._input is None else self._input.preferred_limit
 
-    def _begin(self, number: int) -> None:
+    def _reset(self, number: int) -> None:
         self._count = self._node.count
-        self._empty_passes = 0  # in a row
+        self._num_empty_epochs = 0  # consecutive
         self._open(number)
 
     def _open(self, number: int) -> None:
-        self._pass = number
+        self._epoch = number
         self._input: ElementIterator | None = None
-        self._is_empty = True  # nothing came in this pass yet, and no error
+        self._is_empty = True  # no element and no error in this epoch so far
         if self._count is None or number < max(self._count, 1):
-            self._input = make_iterator(self._node.input, self._context.in_pass(number))
-            self.gives_rows = self._input.gives_rows
+            self._input = make_iterator(self._node.input, self._context.in_epoch(number))
+            self.has_lazy_rows = self._input.has_lazy_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._input is not None and self._count != 0:
@@ -329,25 +343,25 @@ class RepeatIterator(ElementIterator):
                 raise
             if chunk is not None:
                 self._is_empty = False
-                return in_part("pass", self._pass, chunk)
-            self._empty_passes = self._empty_passes + 1 if self._is_empty else 0
-            if self._count is None and self._empty_passes >= self._patience:
+                return tag_part("epoch", self._epoch, chunk)
+            self._num_empty_epochs = self._num_empty_epochs + 1 if self._is_empty else 0
+            if self._count is None and self._num_empty_epochs >= self._max_empty_epochs:
                 return None
-            was_free = self._input.reads_ahead_freely
+            was_free = self._input.can_read_ahead
             self._input.close()
-            self._open(self._pass + 1)
-            if was_free and not self.reads_ahead_freely:
-                limit = 1  # more may not have been meant, now that it may cost calls
+            self._open(self._epoch + 1)
+            if was_free and not self.can_read_ahead:
+                limit = 1  # the request assumed free reading, but an element may now cost calls
         return None
 
-    def singles(self) -> Singles | None:
-        if self._input is not None and self._input.gives_rows and self._count != 0:
-            got = self._input.singles()
+    def lazy_rows(self) -> LazyRows | None:
+        if self._input is not None and self._input.has_lazy_rows and self._count != 0:
+            got = self._input.lazy_rows()
             if got is not None:
-                return self._passed(got[0]), states_in("pass", self._pass, got[1])
-        return super().singles()
+                return self._repeat_rows(got[0]), part_states("epoch", self._epoch, got[1])
+        return super().lazy_rows()
 
-    def _passed(self, rows: Iterator[Any]) -> Iterator[Any]:
+    def _repeat_rows(self, rows: Iterator[Any]) -> Iterator[Any]:
         try:
             for row in rows:
                 self._is_empty = False
@@ -360,22 +374,22 @@ class RepeatIterator(ElementIterator):
 
     def get_state(self) -> State:
         place = None if self._input is None else self._input.get_state()
-        return {"pass": self._pass, "input": place}
+        return {"epoch": self._epoch, "input": place}
 
     def set_state(self, state: State) -> None:
         self.close()
-        self._begin(state["pass"])
+        self._reset(state["epoch"])
         if self._input is not None:
             self._input.set_state(state["input"])
-            # What was passed is not known; at worst an empty input is read once more.
+            # Earlier elements are unknown; at worst an empty input is read once more.
             self._is_empty = False
 
     def seek(self, position: int) -> None:
         size = cardinality(self._node.input)
         number, position = divmod(position, size) if size > 0 else (0, position)
-        if number != self._pass or self._input is None:
+        if number != self._epoch or self._input is None:
             self.close()
-            self._begin(number)
+            self._reset(number)
         if self._input is not None:
             self._input.seek(position)
 
@@ -385,9 +399,9 @@ class RepeatIterator(ElementIterator):
         self._input = None
 
 
-def _is_shared(plan: Node) -> bool:
-    """Say whether others may have had all of a pass: several clients read from one service.
+def _reads_shared_job(plan: Node) -> bool:
+    """Return whether an epoch may be empty because other clients of a job read all of it.
 
-    Nothing comes of any other input that was empty once, however often it is read.
+    Any other input that was empty once stays empty.
     """
     return any(isinstance(node, FromSource) for node in walk(plan))

@@ -1,4 +1,4 @@
-"""The iterator over what sources hold at indices: files, generators, whatever is read in order."""
+"""Iterator over sources that are read sequentially: files, generators and others."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from headrace.element.chunk import Chunk, States
 from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.execution.context import Context
-from headrace.execution.elements import IndicesIterator, index_part_iterator
-from headrace.execution.intake import Intake
+from headrace.execution.element_numbers import IdColumn, nest_ids
+from headrace.execution.elements import IndicesIterator, build_index_iterator
+from headrace.execution.input_buffer import InputBuffer
 from headrace.execution.iterator import (
-    MOST_FAILURES,
+    MAX_FAILURES,
     ElementIterator,
-    Singles,
+    LazyRows,
     State,
     make_iterator,
 )
-from headrace.execution.places import Places, within
-from headrace.plan.elements import FromSource, Indices, Read
+from headrace.plan.elements import FromSource, Indices, ReadIndices
 from headrace.plan.source import Position, Reader
 from headrace.plan.user_function import step_name
 
@@ -28,36 +28,38 @@ __all__ = ["ReadIterator"]
 
 
 class ReadIterator(ElementIterator):
-    """Reads what a source holds at the indices of its input, index by index.
+    """Reads the elements of a source at the indices of its input, index by index.
 
-    The state is that of the indices, how many of its elements were passed, how many errors
-    were raised between them if any were (`failed`), and a hint that only saves time: a position
-    of the reader, and how many elements were passed since.
+    The state consists of the state of the indices, the number of elements read of the current
+    index, the number of errors raised among them, if any (`failed`), and a hint that only saves
+    time: a position of the reader, and the number of elements read since.
     """
 
-    def __init__(self, node: Read | FromSource, indices: ElementIterator, open_: _Open) -> None:
+    def __init__(
+        self, node: ReadIndices | FromSource, indices: ElementIterator, open_: _Open
+    ) -> None:
         source = node.source
-        self.gives_rows = source.runs_user_code
+        self.has_lazy_rows = source.runs_user_code
         self._open = open_
         self._node = node
-        self._refusal = source.cannot_restore
-        self._intake = Intake(indices)
+        self._restore_obstacle = source.restore_obstacle
+        self._input_buffer = InputBuffer(indices)
         self._reader: Reader | None = None
-        self._rows: Iterator[Any] | None = None  # those of the reader, one by one
-        self._index_state: State = None  # of the index that the reader reads
-        self._index_place: Places | None = None  # of the index, if it is asked for
-        self._ordinal = 0  # elements of it that were passed
-        self._failed = 0  # errors of it that were raised
-        self._has_positions = True  # those of the reader tell where it goes on
-        self._pending: dict[str, Any] | None = None  # a state to go to before the next read
+        self._rows: Iterator[Any] | None = None  # rows of the reader, one by one
+        self._index_state: State = None  # state before the current index
+        self._index_id: IdColumn | None = None  # metadata of the index, if wanted
+        self._ordinal = 0  # elements read of the current index
+        self._num_failed = 0  # errors raised in the current index
+        self._has_positions = True  # whether the reader's positions are usable in states
+        self._pending: dict[str, Any] | None = None  # a state to restore before the next read
 
     @property
-    def reads_ahead_freely(self) -> bool:
-        return not self.gives_rows
+    def can_read_ahead(self) -> bool:
+        return not self.has_lazy_rows
 
     @property
-    def arrived(self) -> int:
-        return getattr(self._reader, "arrived", 0)
+    def available_elements(self) -> int:
+        return getattr(self._reader, "available_elements", 0)
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
@@ -73,111 +75,113 @@ class ReadIterator(ElementIterator):
                 raise
             if chunk is not None:
                 self._ordinal = ordinal + chunk.size
-                if self._index_place is not None:
+                if self._index_id is not None:
                     ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
-                    chunk = chunk.with_places(within(self._index_place, ordinals))
-                if chunk.has_states:  # the reader knows where it stands within the chunk
-                    at, failed = self._index_state, self._failed
-                    return chunk.with_states(_located(at, ordinal, failed, chunk.states))
+                    chunk = chunk.with_metadata(nest_ids(self._index_id, ordinals))
+                if chunk.has_states:  # the reader knows its positions within the chunk
+                    at, failed = self._index_state, self._num_failed
+                    return chunk.with_states(
+                        _states_with_positions(at, ordinal, failed, chunk.states)
+                    )
                 return chunk.with_states(self._states(reader, position, ordinal, chunk.size))
             self._close_reader()
 
-    def singles(self) -> Singles | None:
+    def lazy_rows(self) -> LazyRows | None:
         reader = self._reader or self._next_reader()
         if reader is None:
             return None
         rows = self._rows
         if rows is None:
             if not hasattr(reader, "rows"):
-                return super().singles()
+                return super().lazy_rows()
             rows = self._rows = reader.rows()
-        # A reader may have forgotten how to go back over more.
+        # A reader may not be able to go back over more rows.
         states = self._states(reader, reader.get_position(), self._ordinal, -1)
-        return self._read_on(reader, rows), states
+        return self._yield_rows(reader, rows), states
 
-    def _read_on(self, reader: Reader, rows: Iterator[Any]) -> Iterator[Any]:
+    def _yield_rows(self, reader: Reader, rows: Iterator[Any]) -> Iterator[Any]:
         count = 0
         try:
-            for count, row in zip(_PASSED_OVER, rows, strict=False):  # noqa: B007 - read after it
+            for count, row in zip(_ROWS_AT_ONCE, rows, strict=False):  # noqa: B007 - used below
                 yield row
         except Exception:
             self._rows = None
             self._ordinal += count
-            self._count_error(reader, None)  # its position is after what failed
+            self._count_error(reader, None)  # the reader's position is after the failed element
             raise
         self._ordinal += count
-        if count < _PASSED_OVER[-1]:
+        if count < _ROWS_AT_ONCE[-1]:
             self._close_reader()
 
     def _count_error(self, reader: Reader, before: Position) -> None:
-        self._failed += 1
-        # From there it would fail again. What is read elsewhere has its place, whatever failed.
-        if reader.get_position() == before and not self._node.source.has_halves:
+        self._num_failed += 1
+        # Reading from there would fail again. A remote ordered source has positions despite errors.
+        if reader.get_position() == before and not self._node.source.has_ordered_partition:
             self._has_positions = False
 
     def _states(self, reader: Reader, before: Position, ordinal: int, size: int) -> States:
-        """Return the states before `size` elements that a reader gave from position `before` on.
+        """Return the states before the elements that a reader returned from position `before` on.
 
-        -1: of those that it gives next, however many.
+        A `size` of -1 stands for any number of next elements.
         """
         if not self._has_positions:
-            at, failed = self._index_state, self._failed
+            at, failed = self._index_state, self._num_failed
             return lambda index: _state(at, ordinal + index, failed)
-        return _hinted(
-            self._index_state, ordinal, self._failed, before, size, reader.get_position()
+        return _states_with_hints(
+            self._index_state, ordinal, self._num_failed, before, size, reader.get_position()
         )
 
     def _next_reader(self) -> Reader | None:
-        """Open the next index, or go to the state that was set; None: there are no more."""
+        """Open the next index, or restore the pending state; return None at the end."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._intake.set_state(pending["index"])
-        index = self._intake.take(1)
+            self._input_buffer.set_state(pending["index"])
+        index = self._input_buffer.take(1)
         if index is None:
             return None
-        self._index_state, self._ordinal, self._failed = index.state_at(0), 0, 0
-        self._index_place = index.places
+        self._index_state, self._ordinal, self._num_failed = index.state_at(0), 0, 0
+        self._index_id = index.metadata
         self._has_positions = True
         (number,) = index.rows()
         if pending is not None:
-            self._ordinal, self._failed = pending["ordinal"], pending.get("failed", 0)
+            self._ordinal, self._num_failed = pending["ordinal"], pending.get("failed", 0)
         self._reader = self._open_at(int(number), pending or {})
         return self._reader
 
     def _open_at(self, number: int, state: dict[str, Any]) -> Reader:
-        """Open an index where its reader stood in this state."""
-        ordinal, failed = self._ordinal, self._failed
+        """Open an index at the position of its reader in a state."""
+        ordinal, failed = self._ordinal, self._num_failed
         if not ordinal and not failed:
             return self._open(number, None)
         if "hint" in state:
             position, since = state["hint"]
             reader = self._open(number, position)
-            self._pass_over(reader, number, since)
+            self._skip_elements(reader, number, since)
             return reader
         reader = self._open(number, None)
         self._has_positions = not failed
-        if not self._pass_over(reader, number, ordinal, failed):
-            # What failed does not any more, and the element after it was read.
+        if not self._skip_elements(reader, number, ordinal, failed):
+            # The element that failed before no longer fails, and the element after it was read.
             reader.close()
             reader = self._open(number, None)
-            self._pass_over(reader, number, ordinal)
+            self._skip_elements(reader, number, ordinal)
         return reader
 
-    def _pass_over(self, reader: Reader, number: int, count: int, failures: int = 0) -> bool:
-        """Read past elements and errors of an index; say whether there were as many errors.
+    def _skip_elements(self, reader: Reader, number: int, count: int, failures: int = 0) -> bool:
+        """Skip elements and errors of an index; return whether `failures` errors occurred.
 
-        Elements that fail count as none, as when they were passed before.
+        Failed elements are not counted, as when they were first read.
 
         Raises:
-            DataLossError: There are fewer elements than were passed before.
+            DataLossError: If there are fewer elements than were read before.
         """
         failed, failure = 0, None
         while count or failed < failures:
             try:
-                chunk = reader.read(min(count, _MOST_AT_ONCE) or 1)
+                chunk = reader.read(min(count, _MAX_SKIPPED_AT_ONCE) or 1)
             except Exception as error:
                 failed, failure = failed + 1, error
-                if failed > MOST_FAILURES + failures:
+                if failed > MAX_FAILURES + failures:
                     raise
                 continue
             if chunk is None:
@@ -185,7 +189,7 @@ class ReadIterator(ElementIterator):
                     return True
                 reader.close()
                 if isinstance(failure, DataLossError):
-                    raise failure  # the reader knows more of it
+                    raise failure  # the reader's error is more specific
                 raise self._too_short(number, self._ordinal - count) from failure
             if not count:
                 return False
@@ -195,7 +199,7 @@ class ReadIterator(ElementIterator):
     def _too_short(self, number: int, found: int) -> DataLossError:
         source = self._node.source
         name = f"index {number} of {step_name(self._node, type(source).__name__)}"
-        if source.index_holds == "file" and number < len(source.paths):
+        if source.index_kind == "file" and number < len(source.paths):
             name = repr(source.paths[number])
         return DataLossError(
             f"{name} has {found} elements, but {self._ordinal} were read before the state was "
@@ -206,22 +210,22 @@ class ReadIterator(ElementIterator):
         if self._pending is not None:
             return self._pending
         if self._reader is None:
-            return {"index": self._intake.get_state(), "ordinal": 0}
+            return {"index": self._input_buffer.get_state(), "ordinal": 0}
         return self._states(self._reader, self._reader.get_position(), self._ordinal, 0)(0)
 
     def set_state(self, state: State) -> None:
-        if self._refusal and state["ordinal"]:
-            raise FailedPreconditionError(self._refusal)
+        if self._restore_obstacle and state["ordinal"]:
+            raise FailedPreconditionError(self._restore_obstacle)
         self._close_reader()
         self._pending = state
 
     def close(self) -> None:
         self._close_reader()
-        self._intake.close()
+        self._input_buffer.close()
 
     def _close_reader(self) -> None:
-        # Closed before it is let go of: an interruption in between closes it once more, and one of
-        # the service goes on where it was only if it was closed.
+        # Closed before the reference is dropped: after an interruption in between it is closed
+        # again, and a data service reader resumes where it was only if it was closed.
         if self._reader is not None:
             self._reader.close()
         self._reader = self._rows = None
@@ -229,39 +233,39 @@ class ReadIterator(ElementIterator):
 
 _Open: TypeAlias = Callable[[int, Position], Reader]
 
-_PASSED_OVER = range(1, 1025)
-"""Elements that may lie between the position of a reader that is remembered and a place."""
+_ROWS_AT_ONCE = range(1, 1025)
+"""Maximum distance, in elements, of a position from the last known position of the reader."""
 
 
-@make_iterator.register(Read)
-def _make_read(node: Read, context: Context) -> ElementIterator:
-    source, passes = node.source, context.passes
+@make_iterator.register(ReadIndices)
+def _make_read(node: ReadIndices, context: Context) -> ElementIterator:
+    source, passes = node.source, context.epochs
 
     def open_(index: int, position: Position) -> Reader:
         return source.open(index, index + 1, position, pass_number=passes)
 
-    return ReadIterator(node, index_part_iterator(node.input, context), open_)
+    return ReadIterator(node, build_index_iterator(node.input, context), open_)
 
 
 @make_iterator.register(FromSource)
 def _make_source(node: FromSource, context: Context) -> ElementIterator:
-    """Read a source that cannot be read in parts: as if it had one index."""
-    source = node.source.seeded(context.seed)
+    """Read a source that cannot be read in parts, as if it had one index."""
+    source = node.source.with_seed(context.seed)
 
     def open_(index: int, position: Position) -> Reader:
-        return source.open(0, source.size, position, pass_number=context.pass_over(source))
+        return source.open(0, source.size, position, pass_number=context.source_epochs(source))
 
     return ReadIterator(node, IndicesIterator(Indices(size=1), context), open_)
 
 
-_MOST_AT_ONCE = 16
-"""Elements that are read together to be passed over: each may be large."""
+_MAX_SKIPPED_AT_ONCE = 16
+"""Number of elements to read at once while skipping; each may be large."""
 
 
-def _hinted(
+def _states_with_hints(
     at: State, ordinal: int, failed: int, before: Position, size: int, after: Position
 ) -> States:
-    """Return the states before elements that a reader gave, with its positions around them."""
+    """Return the states before a reader's elements, with the reader's positions around them."""
 
     def states(index: int) -> State:
         state = _state(at, ordinal + index, failed)
@@ -271,8 +275,8 @@ def _hinted(
     return states
 
 
-def _located(at: State, ordinal: int, failed: int, positions: States) -> States:
-    """Return the states before elements of which a reader told the positions."""
+def _states_with_positions(at: State, ordinal: int, failed: int, positions: States) -> States:
+    """Return the states before elements whose positions the reader returned."""
 
     def states(index: int) -> State:
         return {**_state(at, ordinal + index, failed), "hint": [positions(index), 0]}

@@ -1,7 +1,7 @@
-"""The iterator of `scan`: a function that has a value of its own beside each element.
+"""Iterator of `scan`: a function of a carried value and each element.
 
-The function owns what it is given, the value too: it may write to it, keep it, return it. So it
-gets a copy, and what is kept here is never written to: a state that names it is a snapshot.
+The function owns its arguments, including the value: it may modify, keep or return them. So it gets
+a copy, and the value kept here is never modified: a state that contains it is a snapshot.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headrace.element.description import (
     encode_dtype,
     encode_structure,
 )
-from headrace.element.ownership import copied, owned
+from headrace.element.ownership import copy_element, take_ownership
 from headrace.element.structure import Element, flatten, unflatten
 from headrace.errors import InvalidElementError
 from headrace.execution.context import Context
-from headrace.execution.intake import Live
-from headrace.execution.iterator import Singles, State, make_iterator
-from headrace.execution.stage import RowStage
+from headrace.execution.input_buffer import LazyRowStream
+from headrace.execution.iterator import LazyRows, State, make_iterator
+from headrace.execution.step_iterator import RowStepIterator
 from headrace.plan.elementwise import Scan
 from headrace.plan.user_function import UserFunction, step_name
 
@@ -35,28 +35,28 @@ __all__ = [
     "encode_value",
 ]
 
-_MOST_BYTES = 1 << 20
-"""What the values before the elements of one chunk may take together."""
+_MAX_STATE_BYTES = 1 << 20
+"""Maximum total bytes of the values before the elements of one chunk."""
 
 
 @make_iterator.register(Scan)
-class ScanIterator(RowStage):
-    """Hands a value from element to element; the state holds the one before the next element.
+class ScanIterator(RowStepIterator):
+    """Carries a value from element to element; the state contains the current value.
 
-    An element whose function fails leaves the value as it was.
+    If the function fails for an element, the value is unchanged.
     """
 
-    gives_rows = True
+    has_lazy_rows = True
 
     def __init__(self, node: Scan, context: Context) -> None:
         call = UserFunction(node.fn, step_name(node), context.contain_exits)
         super().__init__(make_iterator(node.input, context), call)
-        #: Before the next element. Nobody else holds it, and nothing is written into it.
+        #: Value before the next element; not shared, never modified.
         self._value = node.initial_state
 
     def step(self, row: Any) -> Any:
-        # `owned` sees that nobody holds the copy but what the function returned.
-        made = owned(self.call.fn(copied(self._value), row))
+        # `take_ownership` ensures that only the function's result refers to the copy.
+        made = take_ownership(self.call.fn(copy_element(self._value), row))
         if not isinstance(made, tuple) or len(made) != 2:
             raise InvalidElementError(
                 f"`scan_func` must return a tuple (new_state, output_element), but returned "
@@ -67,9 +67,9 @@ class ScanIterator(RowStage):
         self._value = made[0]
         return made[1]
 
-    def _go_through(self, chunk: Chunk, limit: int) -> Chunk | None:
-        start = self._intake.offset
-        room = _MOST_BYTES
+    def _apply_to_rows(self, chunk: Chunk, limit: int) -> Chunk | None:
+        start = self._input_buffer.offset
+        room = _MAX_STATE_BYTES
         results: list[Any] = []
         values = [self._value]
         try:
@@ -80,36 +80,36 @@ class ScanIterator(RowStage):
                 if room <= 0:
                     break
         except BaseException as error:
-            self._fail(error, chunk, start + len(results))
-        self._use(len(results))
+            self._defer_error(error, chunk, start + len(results))
+        self._consume(len(results))
         if not results:
             return None
         states = chunk.states
         return Chunk.of_rows(
             results,
             lambda index: _state(values[index], states(start + index)),
-            chunk.column_of(start, start + len(results)),
+            chunk.slice_compact_metadata(start, start + len(results)),
         )
 
-    def singles(self) -> Singles | None:
-        if self._failure is not None:
-            return super().singles()
-        live = self._intake.singles()
+    def lazy_rows(self) -> LazyRows | None:
+        if self._pending_error is not None:
+            return super().lazy_rows()
+        live = self._input_buffer.lazy_rows()
         if live is None:
             return None
         states, values = live.states, [self._value]
-        return self._scanned(live, values), lambda index: _state(values[index], states(index))
+        return self._scan_rows(live, values), lambda index: _state(values[index], states(index))
 
-    def _scanned(self, live: Live, values: list[Element]) -> Iterator[Any]:
-        """Yield what becomes of single elements; append the value after each to `values`."""
-        step, count, start = self.step, 0, live.taken
-        room = _MOST_BYTES
+    def _scan_rows(self, lazy_rows: LazyRowStream, values: list[Element]) -> Iterator[Any]:
+        """Yield the results for single rows; append the value after each to `values`."""
+        step, count, start = self.step, 0, lazy_rows.num_taken
+        room = _MAX_STATE_BYTES
         try:
-            for count, row in enumerate(live.rows, 1):
+            for count, row in enumerate(lazy_rows.rows, 1):
                 try:
                     made = step(row)
                 except BaseException as error:
-                    failure = self._blamed(error, live, count, row)
+                    failure = self._wrap_row_error(error, lazy_rows, count, row)
                     raise failure from failure.__cause__
                 values.append(self._value)
                 yield made
@@ -117,16 +117,16 @@ class ScanIterator(RowStage):
                 if room <= 0:
                     break
         except Exception:
-            self._break_off(live, start, count)
+            self._record_row_error(lazy_rows, start, count)
             raise
         if room > 0:
-            self._pass_over(count)
+            self._record_rows(count)
         else:
-            self._looked_at += count
-            live.taken += count
+            self._rows_seen += count
+            lazy_rows.num_taken += count
 
     def get_state(self) -> State:
-        return _state(self._value, self._intake.get_state())
+        return _state(self._value, self._input_buffer.get_state())
 
     def set_state(self, state: State) -> None:
         super().set_state(state["input"])
@@ -144,30 +144,30 @@ def _bytes_of(value: Element) -> int:
     return sum([getattr(leaf, "nbytes", 8) for leaf in flatten(value)[0]])
 
 
-# --- Values of the user's in states: elements as JSON, and back bit for bit -----------------------
+# --- User values in states: elements as JSON, restored bit for bit --------------------------------
 #
 #     [structure, [leaf, ...]]     structure as in `element.description`
 #     leaf: "text"                 str
 #           {"b": base64}          bytes
 #           {"d": dtype, "v": base64}                 a NumPy scalar
-#           {"d": dtype, "s": shape, "v": base64}     an array, in the order of C
+#           {"d": dtype, "s": shape, "v": base64}     an array in C order
 #           {"o": "b" or "t", "s": shape, "v": [...]} an array of bytes (base64) or of str
 #
-# It is a format: values that were saved once are read for ever. Nothing is pickled.
+# This is a stable format: all saved values remain readable. Nothing is pickled.
 
 
 def encode_value(value: Element) -> Any:
-    """Return a normal element as a JSON value.
+    """Return a normalized element as a JSON value.
 
     Raises:
-        InvalidElementError: It is nested too deeply, or holds Python objects.
+        InvalidElementError: If it is nested too deeply, or contains Python objects.
     """
     leaves, structure = flatten(value)
     return [encode_structure(structure), [_encode_leaf(leaf) for leaf in leaves]]
 
 
 def decode_value(saved: Any) -> Element:
-    """Return the element that `encode_value` was given, in memory of its own."""
+    """Return the element that was passed to `encode_value`, in fresh memory."""
     structure, leaves = saved
     return unflatten(decode_structure(structure), [_decode_leaf(leaf) for leaf in leaves])
 

@@ -1,4 +1,4 @@
-"""The buffer of a shuffle: which slot is drawn when, and what the slots hold."""
+"""The buffer of a shuffle: the sequence of drawn slots, and the contents of the slots."""
 
 from __future__ import annotations
 
@@ -12,28 +12,37 @@ from headrace.element.chunk import Chunk
 from headrace.element.chunk import concatenate as concatenate_chunks
 from headrace.element.structure import Structure, flatten, unflatten
 from headrace.element.transpose import map_leaves
-from headrace.execution.places import Places
+from headrace.execution.element_numbers import IdColumn
 
-__all__ = ["OWN_MEMORY", "Draws", "Exchange", "Slots", "slot_ordinals", "unpinned", "unpinned_rows"]
+__all__ = [
+    "OWN_MEMORY",
+    "SlotContents",
+    "SlotDraws",
+    "SlotExchange",
+    "slot_ordinals",
+    "unpinned",
+    "unpinned_rows",
+]
 
-# --- Arithmetic: which slot is drawn when, and what a slot holds then -----------------------------
+# --- Arithmetic of draws and slot contents --------------------------------------------------------
 #
 # A buffer of `size` slots is filled with the first inputs. Draw number t empties one slot at random
-# and refills it with input `size + t`; when the input ends, what is left comes out in random order.
+# and refills it with input `size + t`; when the input ends, the remaining elements are yielded in
+# random order.
 #
 # The draws come from Philox, a counter-based generator, so draw t is known without the draws before
-# it. What a slot holds at time t is the last draw before t that chose it; looking backwards finds
-# all slots after about `size * ln(size)` draws. So a buffer is restored at any position in a time
-# that depends on its size alone.
+# it. The content of a slot at time t comes from the last draw before t that chose it; looking
+# backwards finds all slots after about `size * ln(size)` draws. So a buffer is restored at any
+# position in a time that depends only on its size.
 
-_WORDS_PER_COUNT = 4  # Philox 4x64 makes four words each time that its counter is advanced by one.
+_WORDS_PER_COUNT = 4  # Philox 4x64 produces four words per counter increment.
 
 
-class Draws:
-    """The slots that are drawn, in order.
+class SlotDraws:
+    """The sequence of drawn slots.
 
     Args:
-        entropy: Non-negative integers that name this sequence.
+        entropy: Non-negative integers that identify the sequence.
         size: Number of slots.
     """
 
@@ -54,7 +63,7 @@ class Draws:
         self._stream.random_raw(number % _WORDS_PER_COUNT)
 
     def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return draws `start` to `stop` - 1 without moving on."""
+        """Return draws `start` to `stop` - 1 without changing the current position."""
         stream = np.random.Philox(key=self._key)
         stream.advance(start // _WORDS_PER_COUNT)
         lead = start % _WORDS_PER_COUNT
@@ -62,7 +71,7 @@ class Draws:
 
     def last_order(self, count: int) -> NDArray[np.int64]:
         """Return the order in which `count` slots are emptied once the input has ended."""
-        # A key of its own: the words of the draws are not used twice.
+        # Uses a separate key, so that the random words of the draws are not reused.
         rng = np.random.Generator(np.random.Philox(key=self._key ^ np.uint64(1)))
         return rng.permutation(count)
 
@@ -71,49 +80,49 @@ class Draws:
         return (((words >> np.uint64(32)) * self._size) >> np.uint64(32)).astype(np.int64)
 
 
-class Exchange:
-    """What a number of draws yields and leaves, apart from what the slots hold.
+class SlotExchange:
+    """Effect of several draws, independent of the slots' contents.
 
     Args:
-        slots: The slots drawn, in order.
+        slots: The drawn slots, in order.
     """
 
-    __slots__ = ("_draws", "_filled", "_later", "_source", "slots")
+    __slots__ = ("_filled", "_later", "_slot_draws", "_source", "slots")
 
     def __init__(self, slots: NDArray[np.int64]) -> None:
         self.slots = slots
         count = len(slots)
-        # Draw t yields what the latest earlier draw of the same slot put there. Sorting by
-        # (slot, t) brings these pairs side by side.
+        # Draw t yields the content that the latest earlier draw of the same slot stored. Sorting by
+        # (slot, t) makes these pairs adjacent.
         bits = (count - 1).bit_length()
         order = np.sort(slots << bits | np.arange(count))
         slot_of, draw = order >> bits, order & (1 << bits) - 1
         again = slot_of[1:] == slot_of[:-1]
-        #: Draws that yield what an earlier one of these put in, and which draw that was.
+        #: Draws that yield an element of an earlier draw in this sequence, and that draw.
         self._later, self._source = draw[1:][again], draw[:-1][again]
         last = np.append(~again, True)
-        #: The slots that were drawn, each once, and the draw that filled it last.
-        self._filled, self._draws = slot_of[last], draw[last]
+        #: The distinct drawn slots, and the last draw that filled each.
+        self._filled, self._slot_draws = slot_of[last], draw[last]
 
     def apply(self, held: NDArray[Any], incoming: NDArray[Any]) -> NDArray[Any]:
-        """Return what comes out, and leave in `held` what stays.
+        """Return the yielded contents, and update `held` in place.
 
         Args:
-            held: What each slot holds, one row a slot; changed in place.
-            incoming: What each draw puts into the slot that it emptied.
+            held: Contents of the slots, one row per slot; changed in place.
+            incoming: Content that each draw stores in the slot it emptied.
         """
         out = held[self.slots]
         out[self._later] = incoming[self._source]
-        held[self._filled] = incoming[self._draws]
+        held[self._filled] = incoming[self._slot_draws]
         return out
 
 
-def slot_ordinals(draws: Draws, drawn: int, filled: int) -> NDArray[np.int64]:
+def slot_ordinals(draws: SlotDraws, drawn: int, filled: int) -> NDArray[np.int64]:
     """Return the ordinal of the input that each slot holds after `drawn` draws.
 
     Args:
         draws: The sequence of draws.
-        drawn: How many were made.
+        drawn: Number of draws made.
         filled: Slots in use: fewer than `draws.size` when the input is shorter than the buffer.
     """
     ordinals = np.full(filled, -1, np.int64)
@@ -122,7 +131,8 @@ def slot_ordinals(draws: Draws, drawn: int, filled: int) -> NDArray[np.int64]:
     while stop > 0 and missing:
         start = max(0, stop - window)
         latest = np.full(filled, -1, np.int64)
-        latest[draws.between(start, stop)] = np.arange(start, stop)  # the last of equals stays
+        # for equal indices the last value is stored
+        latest[draws.between(start, stop)] = np.arange(start, stop)
         found = (ordinals < 0) & (latest >= 0)
         ordinals[found] = latest[found] + draws.size
         missing -= int(found.sum())
@@ -132,148 +142,150 @@ def slot_ordinals(draws: Draws, drawn: int, filled: int) -> NDArray[np.int64]:
     return ordinals
 
 
-# --- What the slots hold: columns while all elements are alike, rows else -------------------------
+# --- Contents of the slots: columns while all elements have the same layout, otherwise rows -------
 #
-# Columns are memory of the buffer's own, one row a slot, so that nothing else is kept alive. A row
-# that is a small view of a large array is copied: held for long, it would keep the whole array.
+# Columns are the buffer's own memory, one row per slot, so nothing else is kept alive. A row that
+# is a small view of a large array is copied: a long-lived view would keep the whole array alive.
 
-_MOST_PINNED = 4
-"""Times its own size that a row may keep alive before it is copied."""
+_MAX_PINNED_RATIO = 4
+"""Maximum ratio of the memory a row keeps alive to its size; above it the row is copied."""
 
 
-class Slots:
+class SlotContents:
     """The elements in the slots.
 
     Args:
-        chunks: The elements, in any number of pieces.
-        order: Which of them each slot holds; None: slot i holds element i.
+        chunks: The elements, in any number of chunks.
+        order: Index of the element of each slot; None stores element i in slot i.
     """
 
     def __init__(self, chunks: Sequence[Chunk], order: NDArray[np.int64] | None = None) -> None:
         whole = concatenate_chunks(chunks) if chunks else Chunk.of_rows([])
         self.size = whole.size
-        self._leaves: list[NDArray[Any]] | None = None
+        self._leaf_numbers: list[NDArray[Any]] | None = None
         self._structure: Structure | None = None
         self.rows: list[Any] = []
-        """What each slot holds, if `are_rows`; what is put in is to be `unpinned`."""
-        #: One more column, the places of the elements, where they are asked for; else none.
-        self._places: list[Places] = []
-        if whole.places is not None:
-            self._places = [whole.places.copy() if order is None else whole.places[order]]
+        """Contents of the slots, if `are_rows`; new rows must be `unpinned`."""
+        #: One more column with element numbers, if they are wanted; otherwise empty.
+        self._places: list[IdColumn] = []
+        if whole.metadata is not None:
+            self._places = [whole.metadata.copy() if order is None else whole.metadata[order]]
         if whole.is_columnar:
             leaves, self._structure = flatten(whole.columns())
             if order is not None:
                 leaves = [leaf[order] for leaf in leaves]
-            elif len(chunks) == 1:  # of several, `whole` is a copy already
+            elif len(chunks) == 1:  # otherwise `whole` is already a copy
                 leaves = [leaf.copy() for leaf in leaves]
-            self._leaves = leaves
+            self._leaf_numbers = leaves
         else:
-            rows = _unpinned(whole)
+            rows = _unpinned_row_list(whole)
             self.rows = rows if order is None else [rows[index] for index in order.tolist()]
 
     @property
     def bytes_each(self) -> int:
-        """How much memory a slot takes, about; 0 if that is not known."""
-        if not self._leaves or not self.size:
+        """Approximate memory per slot in bytes; 0 if unknown."""
+        if not self._leaf_numbers or not self.size:
             return 0
-        return sum([leaf.nbytes for leaf in self._leaves]) // self.size
+        return sum([leaf.nbytes for leaf in self._leaf_numbers]) // self.size
 
     def exchange(self, slots: NDArray[np.int64], incoming: Chunk) -> Chunk:
-        """Take out what each draw yields, in order, and put in the element that it read.
+        """Return the elements that the draws yield, in order, and store the incoming ones.
 
         Args:
-            slots: The slots drawn, as many as there are incoming elements.
-            incoming: The elements that fill them.
+            slots: The drawn slots, as many as there are incoming elements.
+            incoming: The elements that replace them.
         """
-        held, new = self._places, [] if incoming.places is None else [incoming.places]
-        if self._leaves is not None:
-            leaves = self._like(incoming)
+        held, new = self._places, [] if incoming.metadata is None else [incoming.metadata]
+        if self._leaf_numbers is not None:
+            leaves = self._matching_columns(incoming)
             if leaves is not None:
-                out = _exchanged(slots, [*self._leaves, *held], [*leaves, *new])
+                out = _exchange_columns(slots, [*self._leaf_numbers, *held], [*leaves, *new])
                 places = out.pop() if held else None
                 return self._chunk(out, len(slots), places)
             self._become_rows()
         rows, yielded = self.rows, []
-        for slot, row in zip(slots.tolist(), _unpinned(incoming), strict=True):
+        for slot, row in zip(slots.tolist(), _unpinned_row_list(incoming), strict=True):
             yielded.append(rows[slot])
             rows[slot] = row
-        places = _exchanged(slots, held, new)[0] if held else None
+        places = _exchange_columns(slots, held, new)[0] if held else None
         return Chunk.of_rows(yielded, None, places)
 
     @property
     def are_rows(self) -> bool:
-        """Whether elements are held in `rows`, and nothing besides."""
-        return self._leaves is None and not self._places
+        """Whether all contents are in `rows`, without metadata."""
+        return self._leaf_numbers is None and not self._places
 
-    def at(self, slots: NDArray[np.int64]) -> Chunk:
-        """Return what these slots hold."""
+    def get(self, slots: NDArray[np.int64]) -> Chunk:
+        """Return the contents of these slots."""
         places = self._places[0][slots] if self._places else None
-        if self._leaves is not None:
-            return self._chunk([leaf[slots] for leaf in self._leaves], len(slots), places)
+        if self._leaf_numbers is not None:
+            return self._chunk([leaf[slots] for leaf in self._leaf_numbers], len(slots), places)
         return Chunk.of_rows([self.rows[slot] for slot in slots.tolist()], None, places)
 
-    def _chunk(self, leaves: list[NDArray[Any]], size: int, places: Places | None = None) -> Chunk:
+    def _chunk(
+        self, leaves: list[NDArray[Any]], size: int, places: IdColumn | None = None
+    ) -> Chunk:
         assert self._structure is not None
         return Chunk.of_columns(unflatten(self._structure, leaves), size, None, places)
 
-    def _like(self, chunk: Chunk) -> list[NDArray[Any]] | None:
-        """Return the columns of a chunk if its elements are like those held."""
+    def _matching_columns(self, chunk: Chunk) -> list[NDArray[Any]] | None:
+        """Return the columns of a chunk if they match the layout of the slots, else None."""
         if not chunk.is_columnar:
             return None
-        assert self._leaves is not None
+        assert self._leaf_numbers is not None
         leaves, structure = flatten(chunk.columns())
         if structure != self._structure:
             return None
-        for held, new in zip(self._leaves, leaves, strict=True):
+        for held, new in zip(self._leaf_numbers, leaves, strict=True):
             if held.dtype != new.dtype or held.shape[1:] != new.shape[1:]:
                 return None
         return leaves
 
     def _become_rows(self) -> None:
-        assert self._leaves is not None
-        self.rows = _unpinned(self._chunk(self._leaves, self.size))
-        self._leaves = None
+        assert self._leaf_numbers is not None
+        self.rows = _unpinned_row_list(self._chunk(self._leaf_numbers, self.size))
+        self._leaf_numbers = None
 
 
-def _exchanged(
+def _exchange_columns(
     slots: NDArray[np.int64], held: Sequence[NDArray[Any]], incoming: Sequence[NDArray[Any]]
 ) -> list[NDArray[Any]]:
-    """Return what comes out of columns of the slots, and leave in them what is drawn in."""
-    if len(slots) == 1:  # nothing can be drawn twice
+    """Return the yielded values of slot columns, and store the incoming values in place."""
+    if len(slots) == 1:  # no slot is drawn twice
         out = [column[slots] for column in held]
         for column, new in zip(held, incoming, strict=True):
             column[slots] = new
         return out
-    exchange = Exchange(slots)
+    exchange = SlotExchange(slots)
     return [exchange.apply(column, new) for column, new in zip(held, incoming, strict=True)]
 
 
-def _unpinned(chunk: Chunk) -> list[Any]:
-    """Return the rows of a chunk, those copied that would keep much more memory alive."""
+def _unpinned_row_list(chunk: Chunk) -> list[Any]:
+    """Return the rows of a chunk; rows that keep much more memory alive are copied."""
     rows = chunk.rows()
-    # Rows of one chunk were made in one way: the first shows whether the others need a look.
-    if rows and (_pins(rows[0]) or (len(rows) > 1 and _pins(rows[-1]))):
+    # Rows of one chunk have the same origin: the first and last show whether to check the others.
+    if rows and (_pins_memory(rows[0]) or (len(rows) > 1 and _pins_memory(rows[-1]))):
         return [map_leaves(_unpinned_leaf, row) for row in rows]
     return list(rows)
 
 
 def unpinned_rows(chunk: Chunk) -> Chunk:
-    """Return a chunk that is to be held beside others, rows that would keep much more copied.
+    """Return a chunk to be held with others, with rows copied that keep much more memory alive.
 
-    Each chunk for itself: rows of several were made in several ways.
+    Chunks are treated separately, because their rows have different origins.
     """
     if chunk.is_columnar:
-        return chunk  # the columns of all are copied together
-    return Chunk.of_rows(_unpinned(chunk), chunk.states, chunk.places)
+        return chunk  # all columns are copied together
+    return Chunk.of_rows(_unpinned_row_list(chunk), chunk.states, chunk.metadata)
 
 
 def unpinned(row: Any) -> Any:
     """Return a row, copied if it would keep much more memory alive."""
-    return map_leaves(_unpinned_leaf, row) if _pins(row) else row
+    return map_leaves(_unpinned_leaf, row) if _pins_memory(row) else row
 
 
-def _pins(row: Any) -> bool:
-    # The commonest structures, without the general walk: this is asked for each row that is drawn.
+def _pins_memory(row: Any) -> bool:
+    # Fast path for the most common structures: this is called for each drawn row.
     cls = type(row)
     if cls in OWN_MEMORY:
         return False
@@ -281,14 +293,14 @@ def _pins(row: Any) -> bool:
         return row.base is not None and _unpinned_leaf(row) is not row
     if cls is dict or cls is tuple:
         for part in row.values() if cls is dict else row:
-            if type(part) not in OWN_MEMORY and _pins(part):
+            if type(part) not in OWN_MEMORY and _pins_memory(part):
                 return True
         return False
     return any(_unpinned_leaf(leaf) is not leaf for leaf in flatten(row)[0])
 
 
 OWN_MEMORY = frozenset({bytes, str, *np.sctypeDict.values()}) - {np.void}
-"""Types of scalars, but for those of a structured dtype, which may show a row of an array."""
+"""Scalar types, except structured ones, which may be views of an array."""
 
 
 def _unpinned_leaf(leaf: Any) -> Any:
@@ -296,4 +308,4 @@ def _unpinned_leaf(leaf: Any) -> Any:
     if base is None:
         return leaf
     size = base.nbytes if hasattr(base, "nbytes") else len(base)
-    return leaf.copy() if size > _MOST_PINNED * leaf.nbytes else leaf
+    return leaf.copy() if size > _MAX_PINNED_RATIO * leaf.nbytes else leaf

@@ -1,4 +1,4 @@
-"""Threads of a plan: one that reads an iterator ahead, several that run jobs, and waits."""
+"""Threads of a plan: a read-ahead thread, a pool that runs jobs, and waits that log warnings."""
 
 from __future__ import annotations
 
@@ -12,85 +12,93 @@ from threading import Condition
 from typing import NamedTuple, TypeAlias
 
 from headrace.element.chunk import Chunk
-from headrace.execution.intake import Pace
+from headrace.execution.input_buffer import ChunkSizer
 from headrace.execution.iterator import ElementIterator, State
 from headrace.threads import start_thread
 
-__all__ = ["PATIENCE", "Crew", "Feeder", "Item", "LongWait", "close_quietly"]
+__all__ = [
+    "JOIN_TIMEOUT_SECONDS",
+    "ReadAheadThread",
+    "ReadResult",
+    "ThreadPool",
+    "WaitWarning",
+    "close_quietly",
+]
 
-# --- A thread that reads an iterator ahead of its use ---------------------------------------------
+# --- Read-ahead thread ----------------------------------------------------------------------------
 #
-# Who may touch what. The iterator is the thread's from `start` until `stop` has returned True. All
-# else changes under `changed`, which the owner holds as well, for what it keeps of what was read.
+# Thread safety: the thread uses the iterator exclusively from `start` until `stop` has returned
+# True. Everything else changes under `changed`, including what the owner stores of the results.
 
-PATIENCE = 0.2
-"""Seconds for a thread to notice that it is not needed any more."""
-_HANDFUL = 16
-"""Slow elements that are asked for at once, at the most; each may be large."""
+JOIN_TIMEOUT_SECONDS = 0.2
+"""Seconds for a thread to notice that it has been stopped."""
+_MAX_SLOW_ELEMENTS = 16
+"""Maximum number of slow elements per read; each may be large."""
 
 _logger = logging.getLogger("headrace")
 
 
-class Item(NamedTuple):
-    """What a thread read at once: elements, an error, or, if both are None, the end."""
+class ReadResult(NamedTuple):
+    """Result of one read: elements, an error, or, if both are None, the end."""
 
     chunk: Chunk | None
     error: BaseException | None
     after: State
-    """Where the input stands after an error or at the end. Chunks know their places."""
+    """State of the input after an error or at the end; chunks contain their states."""
 
 
-class Feeder:
-    """Reads an iterator on a thread of its own, as far as there is room.
+class ReadAheadThread:
+    """Reads an iterator ahead on a separate thread, as far as there is free space.
 
-    The thread is a daemon, and nobody waits for it without bound: where a user's function or a
-    generator does not return, it is left to end by itself, and closes the iterator when it does.
+    The thread is a daemon, and joins have a timeout: if a user's function or a generator does not
+    return, the thread is abandoned, and closes the iterator when it returns.
 
     Args:
-        input_: What is read. Nobody else may use it before `stop` has returned True.
-        room: Says how many elements to ask for; 0: wait. Called with `lock` held.
-        put: Takes what was read. Called with `lock` held.
+        input_: Iterator to read. No other code may use it before `stop` has returned True.
+        free_space: Returns how many elements to read; 0 waits. Called with `lock` held.
+        store_result: Stores a result. Called with `lock` held.
         name: Name of the thread.
-        most: The most elements to ask for at once.
-        most_bytes: About the most memory that these should take.
+        max_elements: Maximum number of elements per read.
+        max_bytes: Approximate maximum size of a read.
     """
 
     def __init__(
         self,
         input_: ElementIterator,
-        room: Callable[[], int],
-        put: Callable[[Item], None],
+        free_space: Callable[[], int],
+        store_result: Callable[[ReadResult], None],
         name: str,
-        most: int = 1024,
-        most_bytes: int = 1 << 18,
+        max_elements: int = 1024,
+        max_bytes: int = 1 << 18,
     ) -> None:
         self._input = input_
-        self._room = room
-        self._put = put
-        self._pace = Pace(most=most, most_bytes=most_bytes)
-        #: Held where what `room` and `put` look at changes. It is taken as it is, not by way of the
-        #: condition: an interruption between the two would leave it locked for ever.
+        self._free_space = free_space
+        self._store_result = store_result
+        self._chunk_sizer = ChunkSizer(max_elements=max_elements, max_bytes=max_bytes)
+        #: Protects the state that `free_space` and `store_result` use. Acquired directly and not
+        #: through the condition: an interruption between the two steps would leave it locked
+        #: forever.
         self.lock = threading.RLock()
-        #: Notified when that has changed.
+        #: Notified when that state changes.
         self.changed = threading.Condition(self.lock)
         self._is_stopped = False
         self._has_returned = False
-        self._is_left = False
+        self._is_abandoned = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to read. Whoever may close what owns this knows of it by now."""
+        """Start reading. The owner must be able to close this thread by now."""
         with self.lock:
             if not self._is_stopped:
                 start_thread(self._thread)
 
     @property
     def is_reading(self) -> bool:
-        """Whether more may come: not stopped, and met neither the end nor a BaseException."""
+        """Whether more results may follow: not stopped, no end and no BaseException."""
         return not self._has_returned and not self._is_stopped
 
     def stop(self) -> bool:
-        """Have the thread stop, and wait a moment; return whether the iterator is free to use."""
+        """Stop the thread and wait briefly; return whether the iterator is free to use."""
         with self.lock:
             self._is_stopped = True
             self.changed.notify_all()
@@ -98,23 +106,23 @@ class Feeder:
                 self._has_returned = True
                 return True
         if self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE)
+            self._thread.join(JOIN_TIMEOUT_SECONDS)
         return self._has_returned
 
-    def leave(self, step: str) -> None:
-        """Leave the iterator to the thread, which did not stop: it closes it when it returns.
+    def abandon(self, step: str) -> None:
+        """Abandon a thread that did not stop; it closes the iterator when it returns.
 
         Args:
-            step: The step that is left to end by itself, for the warning.
+            step: Description of the step for the warning.
         """
         with self.lock:
             if self._has_returned:
                 return
-            self._is_left = True
-        # A wait for a peer ends when it is closed from here.
+            self._is_abandoned = True
+        # Closing the iterator from here ends its wait for a peer.
         close_quietly(self._input)
         if self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE)
+            self._thread.join(JOIN_TIMEOUT_SECONDS)
         if not self._has_returned:
             _logger.warning(
                 "%s does not return; its thread goes on until it does, and ends then", step
@@ -127,7 +135,7 @@ class Feeder:
         finally:
             with self.lock:
                 self._has_returned = True
-                is_left = self._is_left
+                is_left = self._is_abandoned
                 self.changed.notify_all()
             if is_left:
                 close_quietly(self._input)
@@ -136,21 +144,22 @@ class Feeder:
         return self._is_stopped
 
     def _read(self) -> bool:
-        """Read once; return whether to go on."""
+        """Read once; return whether to continue."""
         with self.lock:
-            while not self._is_stopped and not (room := self._room()):
+            while not self._is_stopped and not (room := self._free_space()):
                 self.changed.wait()
             if self._is_stopped:
                 return False
-        pace, input_ = self._pace, self._input
+        pace, input_ = self._chunk_sizer, self._input
         chunk: Chunk | None = None
         error: BaseException | None = None
         after: State = None
         pace.limit = min(pace.limit, room)
         try:
-            # Of what is made ahead anyway some at a time: nobody is to be woken for each of them.
-            made = 1 if input_.reads_ahead_freely else min(input_.at_hand, _HANDFUL)
-            chunk = pace.ask(input_, min(made, room))
+            # Read several elements if they are made ahead anyway, to avoid waking the consumer for
+            # each.
+            made = 1 if input_.can_read_ahead else min(input_.preferred_limit, _MAX_SLOW_ELEMENTS)
+            chunk = pace.read_chunk(input_, min(made, room))
             if chunk is None:
                 after = input_.get_state()
         except Exception as failure:
@@ -159,18 +168,18 @@ class Feeder:
             error = escape
         with self.lock:
             if self._was_stopped():
-                # What was read is read again by whoever goes on from the last state.
+                # The elements are read again from the last state.
                 return False
-            self._put(Item(chunk, error, after))
+            self._store_result(ReadResult(chunk, error, after))
             self.changed.notify_all()
         return chunk is not None or isinstance(error, Exception)
 
 
 def close_quietly(iterator: ElementIterator) -> None:
-    """Close an iterator that another thread may be in, and that nobody waits for any more.
+    """Close an abandoned iterator that another thread may be using.
 
-    What is used at this moment, a generator that runs, cannot be closed from here; an error that
-    this makes in the other thread is read by nobody.
+    An object in use, such as a running generator, cannot be closed from here. An error that the
+    close causes in the other thread is ignored.
     """
     try:
         iterator.close()
@@ -178,21 +187,21 @@ def close_quietly(iterator: ElementIterator) -> None:
         _logger.debug("an iterator could not be closed", exc_info=True)
 
 
-# --- Threads that run jobs, and are never waited for without bound --------------------------------
+# --- Thread pool without unbounded joins ----------------------------------------------------------
 #
-# Rule 1. The threads are daemons: one that is stuck in a user's function holds up neither `close`
-#         nor the end of the interpreter. It ends by itself when the function returns.
-# Rule 2. A job lets nothing escape: it hands errors, of whatever kind, to whoever waits for it.
+# Rule 1. The threads are daemons: one that is stuck in a user's function blocks neither `close` nor
+#         the exit of the interpreter. It ends when the function returns.
+# Rule 2. A job raises nothing: it passes errors of any kind to the code that waits for it.
 
 Job: TypeAlias = Callable[[], None]
 
 
-class Crew:
-    """Up to `size` threads, started as they are needed, that run jobs in turn.
+class ThreadPool:
+    """Up to `size` threads, started on demand, that run jobs in order.
 
     Args:
-        size: The most threads.
-        name: Their name.
+        size: Maximum number of threads.
+        name: Name of the threads.
     """
 
     def __init__(self, size: int, name: str) -> None:
@@ -203,47 +212,47 @@ class Crew:
         self._idle = threading.Semaphore(0)
 
     def submit(self, job: Job) -> None:
-        """Have a thread run a job, after those that were submitted before it."""
+        """Queue a job to run on a thread, after those submitted before it."""
         if len(self._threads) < self._size and not self._idle.acquire(blocking=False):
             thread = threading.Thread(
-                target=_work, args=(self._jobs, self._idle), name=self._name, daemon=True
+                target=_run_jobs, args=(self._jobs, self._idle), name=self._name, daemon=True
             )
             self._threads.append(thread)
             start_thread(thread)
         self._jobs.put(job)
 
-    def dismiss(self) -> None:
-        """Let each thread end after the jobs that were submitted; wait for none."""
+    def shutdown(self) -> None:
+        """End each thread after the submitted jobs, without waiting."""
         for _ in self._threads:
             self._jobs.put(None)
 
 
-def _work(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
+def _run_jobs(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
     while (job := jobs.get()) is not None:
         job()
         job = None  # not kept alive while this thread waits
         idle.release()
 
 
-# --- Waits that say what they wait for, once they have lasted long --------------------------------
+# --- Waits that log a warning when they last long -------------------------------------------------
 
-_SHORTEST = 0.01
-_FIRST = 10.0
-_AGAIN = 60.0
+_MIN_WAIT_SECONDS = 0.01
+_FIRST_WARNING_SECONDS = 10.0
+_REPEAT_WARNING_SECONDS = 60.0
 
 _logger = logging.getLogger("headrace")
 
 
-class LongWait:
-    """One wait without progress: after 10 s, and then each minute, a warning names its object.
+class WaitWarning:
+    """A wait without progress that logs a warning after 10 s, and then every minute.
 
     Args:
-        awaited: What is waited for, for the warning: the step and where the user wrote it.
-        clock: Gives the time in seconds.
+        awaited: Object of the wait, for the warning: the step and where the user created it.
+        clock: Returns the time in seconds.
         warn: Called with each warning.
     """
 
-    __slots__ = ("_awaited", "_clock", "_due", "_start", "_warn")
+    __slots__ = ("_awaited", "_clock", "_next_warning", "_start", "_warn")
 
     def __init__(
         self,
@@ -255,38 +264,40 @@ class LongWait:
         self._clock = clock
         self._warn = warn
         self._start = clock()
-        self._due = self._start + _FIRST
+        self._next_warning = self._start + _FIRST_WARNING_SECONDS
 
     def wait(self, changed: Condition) -> None:
-        """Wait on a condition that is held; return when it was notified, or now and then.
+        """Wait on a held condition until it is notified, or until a warning is due.
 
-        It is held afterwards whatever happens.
+        The condition is always held on return.
         """
         try:
-            changed.wait(max(0.0, self._due - self._clock()))
+            changed.wait(max(0.0, self._next_warning - self._clock()))
         except BaseException:
-            # A signal at the moment when the lock is taken again leaves it free. Whoever holds the
-            # condition would fail to release it, and hide the interruption.
+            # A signal while the lock is reacquired leaves it free. The caller would then fail to
+            # release the condition, and hide the interruption.
             with contextlib.suppress(RuntimeError):
                 changed.release()
             changed.acquire()
             raise
-        self.look()
+        self.warn_if_due()
 
-    def wait_and_look(self, changed: Condition) -> None:
-        """Wait in the same way, but return after as long as was waited so far, too.
+    def wait_with_backoff(self, changed: Condition) -> None:
+        """Wait like `wait`, but return at the latest after as long as was waited so far.
 
-        For what may be there without a notice: it is then found at most twice as late.
+        For changes without notification: they are found after at most twice the time.
         """
         now = self._clock()
-        changed.wait(max(0.0, min(self._due - now, max(now - self._start, _SHORTEST))))
-        self.look()
+        changed.wait(
+            max(0.0, min(self._next_warning - now, max(now - self._start, _MIN_WAIT_SECONDS)))
+        )
+        self.warn_if_due()
 
-    def look(self) -> None:
-        """Warn if it is time to."""
+    def warn_if_due(self) -> None:
+        """Log a warning if it is due."""
         now = self._clock()
-        if now >= self._due:
-            self._due = now + _AGAIN
+        if now >= self._next_warning:
+            self._next_warning = now + _REPEAT_WARNING_SECONDS
             self._warn(
                 f"waiting for {self._awaited}: nothing has come for {now - self._start:.0f} s"
             )

@@ -3,8 +3,8 @@
 Rule 1. A device has a name of a kind and a number, such as "cpu:0". How many there are of a kind is
         the framework's to say.
 Rule 2. An array that is `put` belongs to the framework from then on: its giver neither reads nor
-        writes it again, so that it need not be copied. One that is `kept` is copied where anybody
-        else could write into it.
+        writes it again, so that it need not be copied. One that is `copy_to_device` is copied where
+        anybody else could write into it.
 Rule 3. Values that become one are on the device of the first.
 """
 
@@ -22,13 +22,13 @@ import numpy as np
 from headrace.errors import FailedPreconditionError
 
 __all__ = [
-    "NAMES",
+    "FRAMEWORK_NAMES",
     "Array",
     "Device",
     "Exchange",
     "Framework",
     "device_names",
-    "framework_named",
+    "find_framework",
 ]
 
 Array = Any
@@ -40,7 +40,7 @@ Device = Any
 Exchange: TypeAlias = Callable[[dict[str, str]], list[dict[str, str]]]
 """Given what this worker has to say, returns what all have to say, by rank."""
 
-NAMES = ("numpy", "jax", "torch")
+FRAMEWORK_NAMES = ("numpy", "jax", "torch")
 
 _DEVICE = re.compile(r"(?:.*/)?(?:device:)?([a-z]+)(?::([0-9]+))?")
 
@@ -50,16 +50,16 @@ class Framework(ABC):
 
     Attributes:
         name: As users say it.
-        shares_host: Whether the host's arrays are the framework's own.
+        uses_host_memory: Whether the host's arrays are the framework's own.
     """
 
     name: str
-    shares_host = False
+    uses_host_memory = False
 
     # --- devices ------------------------------------------------------------------------------
 
     @abstractmethod
-    def defaults(self) -> list[str]:
+    def default_devices(self) -> list[str]:
         """Return the names of all accelerators here, or of one CPU if there are none."""
 
     @abstractmethod
@@ -70,20 +70,20 @@ class Framework(ABC):
             ValueError: There is none; the message names those that there are.
         """
 
-    def settings(self) -> Any:
+    def thread_settings(self) -> Any:
         """Return what holds for the calling thread alone, and is to hold on the replicas too."""
         return None
 
-    def on_replica(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
+    def replica_context(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
         """Return in what a replica's code is to run; None: in nothing.
 
         Args:
             device: Where arrays that are made without a device are to be.
-            settings: What `settings` returned on the thread that called `run`.
+            settings: What `thread_settings` returned on the thread that called `run`.
         """
         return None
 
-    def check_not_split(self, values: Any) -> None:  # noqa: B027 -- others split none
+    def check_not_sharded(self, values: Any) -> None:  # noqa: B027 -- others split none
         """Refuse arrays that are split over devices, where each replica has a value of its own.
 
         Raises:
@@ -92,7 +92,7 @@ class Framework(ABC):
 
     # --- arrays -------------------------------------------------------------------------------
 
-    def program(self) -> Any:
+    def replica_programs(self) -> Any:
         """Return the room that makes one program for all replicas (`jax_program`).
 
         Raises:
@@ -111,11 +111,11 @@ class Framework(ABC):
         """
 
     @abstractmethod
-    def dtype_put(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    def device_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the NumPy dtype of what `put` makes of an array of this one."""
 
     @abstractmethod
-    def array(self, value: Any, dtype: Any = None) -> Array:
+    def as_array(self, value: Any, dtype: Any = None) -> Array:
         """Return a number, or an array of any kind, as an array; not copied if it is one.
 
         Raises:
@@ -123,47 +123,47 @@ class Framework(ABC):
         """
 
     @abstractmethod
-    def kept(self, value: Any, device: Device) -> Array:
+    def copy_to_device(self, value: Any, device: Device) -> Array:
         """Return an array on a device that nobody else writes into (rule 2)."""
 
     @abstractmethod
-    def moved(self, array: Array, device: Device) -> Array:
+    def move_to_device(self, array: Array, device: Device) -> Array:
         """Return an array on a device, which it may be on already."""
 
     @abstractmethod
-    def copies(self, value: Any, devices: Sequence[Device]) -> list[Any]:
+    def replicate(self, value: Any, devices: Sequence[Device]) -> list[Any]:
         """Return an array for each device; what is written into one is not seen in others."""
 
     @abstractmethod
-    def numpy(self, array: Array) -> Any:
+    def to_numpy(self, array: Array) -> Any:
         """Return an array as one of NumPy, in the same memory where that is possible."""
 
     @abstractmethod
-    def kind(self, dtype: Any) -> str:
+    def dtype_kind(self, dtype: Any) -> str:
         """Return a dtype's kind as NumPy says it: b, i, u, f or c."""
 
     @abstractmethod
     def can_cast(self, dtype: Any, to: Any) -> bool:
         """Say whether a cast keeps the kind of number ("same_kind")."""
 
-    def dtype(self, dtype: Any) -> Any:
+    def as_dtype(self, dtype: Any) -> Any:
         """Return the framework's own dtype for one that a user names in any way."""
         return np.dtype(dtype)
 
-    def plain(self, array: Array) -> Any:
+    def to_user_value(self, array: Array) -> Any:
         """Return what users see of an array."""
         return array
 
-    def own(self, value: Any) -> Any:
+    def from_numpy(self, value: Any) -> Any:
         """Return a number or an array of NumPy as an array; others as they are.
 
         What the user's operators then do is the framework's own.
         """
-        return self.array(value) if isinstance(value, np.ndarray | np.generic) else value
+        return self.as_array(value) if isinstance(value, np.ndarray | np.generic) else value
 
     # --- gradients ----------------------------------------------------------------------------
 
-    def traced(self, values: Sequence[Any]) -> tuple[int, ...]:
+    def traced_indices(self, values: Sequence[Any]) -> tuple[int, ...]:
         """Return the indices of the values whose gradients are recorded.
 
         Raises:
@@ -182,17 +182,17 @@ class Framework(ABC):
 
         Args:
             forward: Called with values that are not traced; returns as many arrays.
-            backward: Called with the upstream gradients of the results at `traced`; returns those
-                of the values there. It may be differentiated itself.
+            backward: Called with the upstream gradients of the results at `traced_indices`; returns
+                those of the values there. It may be differentiated itself.
             values: Arrays and numbers.
-            traced: What `traced` returned for them.
+            traced: What `traced_indices` returned for them.
         """
         raise NotImplementedError
 
     # --- values that become one ---------------------------------------------------------------
 
     @abstractmethod
-    def countable(self, value: Any) -> Array:
+    def as_summable(self, value: Any) -> Array:
         """Return a value as an array that can be added up: of no bool, which would stay one.
 
         Raises:
@@ -200,15 +200,15 @@ class Framework(ABC):
         """
 
     @abstractmethod
-    def total(self, arrays: Sequence[Array]) -> Array:
+    def sum_arrays(self, arrays: Sequence[Array]) -> Array:
         """Return the sum of arrays of one shape, in fresh memory."""
 
     @abstractmethod
-    def within(self, array: Array, axes: tuple[int, ...]) -> Array:
+    def sum_axes(self, array: Array, axes: tuple[int, ...]) -> Array:
         """Return the sum over axes, in the dtype of the array."""
 
     @abstractmethod
-    def divided(self, array: Array, count: int) -> Array:
+    def divide(self, array: Array, count: int) -> Array:
         """Return the true quotient; by 0 it is nan or infinite."""
 
     def join_workers(
@@ -216,7 +216,7 @@ class Framework(ABC):
     ) -> bool:
         """Make this process one with those of the other workers, where the framework has that.
 
-        All workers call it, before they ask for devices. See `sums_of_workers` for the arguments.
+        All workers call it, before they ask for devices. See `worker_all_reduce` for the arguments.
 
         Returns:
             Whether the framework's own ways between workers may be used: by what was agreed with
@@ -224,7 +224,7 @@ class Framework(ABC):
         """
         return host is not None
 
-    def sums_of_workers(
+    def worker_all_reduce(
         self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
     ) -> Any:
         """Return what adds up large arrays of several workers; None: the framework has nothing.
@@ -243,20 +243,20 @@ class Framework(ABC):
         return None
 
     @abstractmethod
-    def joined(self, arrays: Sequence[Array], axis: int) -> Array:
+    def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
         """Return arrays one after another along an axis, in fresh memory."""
 
 
-def framework_named(name: Any) -> Framework:
+def find_framework(name: Any) -> Framework:
     """Return a framework by its name; None is NumPy.
 
     Raises:
         ValueError: There is none of that name.
         FailedPreconditionError: It is not installed.
     """
-    if name is not None and name not in NAMES:
+    if name is not None and name not in FRAMEWORK_NAMES:
         raise ValueError(
-            f"`framework` must be one of {', '.join(map(repr, NAMES))}, but got {name!r}"
+            f"`framework` must be one of {', '.join(map(repr, FRAMEWORK_NAMES))}, but got {name!r}"
         )
     wanted = name or "numpy"
     try:
@@ -283,7 +283,7 @@ def device_names(devices: Any, framework: Framework) -> list[str]:
         raise TypeError(
             f'`devices` must be a list of names, such as ["cpu:0", "cpu:1"], but got {devices!r}'
         )
-    names = [_canonical(device) for device in devices or framework.defaults()]
+    names = [_canonical_name(device) for device in devices or framework.default_devices()]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(
@@ -295,7 +295,7 @@ def device_names(devices: Any, framework: Framework) -> list[str]:
     return names
 
 
-def _canonical(device: Any) -> str:
+def _canonical_name(device: Any) -> str:
     if not isinstance(device, str):
         raise TypeError(f'a device must be a name, such as "cpu:0", but got {device!r}')
     found = _DEVICE.fullmatch(device.lower())

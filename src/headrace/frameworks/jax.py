@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.frameworks import jax_program
+from headrace.frameworks import jax_replica_program
 from headrace.frameworks.framework import Array, Device, Exchange, Framework
-from headrace.frameworks.jax_arrays import narrowed, narrowed_dtype
+from headrace.frameworks.jax_global_arrays import jax_dtype, to_jax_dtype
 
 __all__ = ["FRAMEWORK", "JaxFramework"]
 
 _PLATFORMS = ("gpu", "tpu", "cpu")
 _RANKS = {kind: rank for rank, kind in enumerate("buifc")}
 _TEXT = (bytes, str)
-_OF_GRADIENTS = ("JVPTracer", "LinearizeTracer")
+_GRADIENT_TRACERS = ("JVPTracer", "LinearizeTracer")
 """Tracers of `jax.grad`, `jax.vjp` and `jax.linearize`; JAX has no public names for them."""
 
 
@@ -33,7 +33,7 @@ class JaxFramework(Framework):
 
     # --- devices ------------------------------------------------------------------------------
 
-    def defaults(self) -> list[str]:
+    def default_devices(self) -> list[str]:
         """JAX's default platform; of CPUs one, for all are the same cores."""
         platform = jax.default_backend()
         if platform == "cpu":
@@ -55,11 +55,11 @@ class JaxFramework(Framework):
             )
         raise ValueError(words)
 
-    def settings(self) -> Any:
+    def thread_settings(self) -> Any:
         """Whether numbers have 64 bits: `jax.enable_x64` holds for a thread."""
         return jax.config.jax_enable_x64
 
-    def check_not_split(self, values: Any) -> None:
+    def check_not_sharded(self, values: Any) -> None:
         """Each replica would get all of it, and sums would count it once for each."""
         for leaf in jax.tree.leaves(values):
             if isinstance(leaf, jax.Array) and not leaf.sharding.is_fully_replicated:
@@ -70,7 +70,7 @@ class JaxFramework(Framework):
                     "without `global_arrays`"
                 )
 
-    def on_replica(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
+    def replica_context(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
         """Make arrays on the replica's device."""
         there: AbstractContextManager[Any] = jax.default_device(device)
         if jax.config.jax_enable_x64 == settings:
@@ -85,13 +85,13 @@ class JaxFramework(Framework):
     ) -> bool:
         """By `jax.distributed`."""
         workers = importlib.import_module("headrace.frameworks.jax_workers")
-        return bool(workers.join(rank, size, host, timeout, exchange))
+        return bool(workers.join_workers(rank, size, host, timeout, exchange))
 
     # --- arrays -------------------------------------------------------------------------------
 
-    def program(self) -> Any:
+    def replica_programs(self) -> Any:
         """It has them."""
-        return jax_program
+        return jax_replica_program
 
     def put(self, values: Sequence[Any], devices: Sequence[Device]) -> list[Array]:
         """All in one call: each costs."""
@@ -102,33 +102,33 @@ class JaxFramework(Framework):
             if not isinstance(value, _TEXT) and value.dtype.kind not in "OSU"
         ]
         arrays = jax.device_put(
-            [narrowed(np.asarray(values[index])) for index in numbers],
+            [to_jax_dtype(np.asarray(values[index])) for index in numbers],
             [devices[index] for index in numbers],
         )
         for index, array in zip(numbers, arrays, strict=True):
             made[index] = array
         return made
 
-    def dtype_put(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    def device_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Of 64 bits only 32 are left, unless JAX was told otherwise."""
-        return dtype if dtype.kind in "OSU" else narrowed_dtype(dtype)
+        return dtype if dtype.kind in "OSU" else jax_dtype(dtype)
 
-    def array(self, value: Any, dtype: Any = None) -> Array:
+    def as_array(self, value: Any, dtype: Any = None) -> Array:
         """Others' memory is copied: JAX may read it later than now."""
         if isinstance(value, jax.Array):
             return value if dtype is None else value.astype(dtype)
         try:
-            return jnp.array(value, None if dtype is None else self.dtype(dtype))
+            return jnp.array(value, None if dtype is None else self.as_dtype(dtype))
         except TypeError as error:
             raise InvalidArgumentError(
                 f"{value!r:.80} of type {type(value).__name__} cannot be an array of JAX: {error}"
             ) from error
 
-    def dtype(self, dtype: Any) -> Any:
+    def as_dtype(self, dtype: Any) -> Any:
         """As JAX has it: float64 is float32, unless 64 bits are enabled."""
-        return self.dtype_put(np.dtype(dtype))
+        return self.device_dtype(np.dtype(dtype))
 
-    def kept(self, value: Any, device: Device) -> Array:
+    def copy_to_device(self, value: Any, device: Device) -> Array:
         """Arrays of JAX do not change."""
         if isinstance(value, jax.core.Tracer):
             raise FailedPreconditionError(
@@ -137,21 +137,21 @@ class JaxFramework(Framework):
             )
         return jax.device_put(value if isinstance(value, jax.Array) else np.array(value), device)
 
-    def moved(self, array: Array, device: Device) -> Array:
+    def move_to_device(self, array: Array, device: Device) -> Array:
         """By JAX."""
         return jax.device_put(array, device)
 
-    def copies(self, value: Any, devices: Sequence[Device]) -> list[Any]:
+    def replicate(self, value: Any, devices: Sequence[Device]) -> list[Any]:
         """One array on each device."""
         if not isinstance(value, jax.Array):
             return [value] * len(devices)
         return [jax.device_put(value, device) for device in devices]
 
-    def numpy(self, array: Array) -> Any:
+    def to_numpy(self, array: Array) -> Any:
         """On the CPU a view that cannot be written into."""
         return np.asarray(array)
 
-    def kind(self, dtype: Any) -> str:
+    def dtype_kind(self, dtype: Any) -> str:
         """Of the extended floats, too."""
         if dtype == jnp.bool_:
             return "b"
@@ -168,11 +168,11 @@ class JaxFramework(Framework):
 
     def can_cast(self, dtype: Any, to: Any) -> bool:
         """By kinds alone."""
-        return _RANKS.get(self.kind(dtype), 9) <= _RANKS.get(self.kind(to), -1)
+        return _RANKS.get(self.dtype_kind(dtype), 9) <= _RANKS.get(self.dtype_kind(to), -1)
 
     # --- gradients ----------------------------------------------------------------------------
 
-    def traced(self, values: Sequence[Any]) -> tuple[int, ...]:
+    def traced_indices(self, values: Sequence[Any]) -> tuple[int, ...]:
         """Those of `jax.grad` and its kin; others have no value while they are traced."""
         found = [
             (index, type(value).__name__)
@@ -180,7 +180,7 @@ class JaxFramework(Framework):
             if isinstance(value, jax.core.Tracer)
         ]
         for _, kind in found:
-            if kind not in _OF_GRADIENTS:
+            if kind not in _GRADIENT_TRACERS:
                 raise FailedPreconditionError(
                     f"a value that JAX traces ({kind}: in jax.jit, jax.vmap or the like) cannot be "
                     "reduced or gathered in strategy.run, where replicas exchange values: make "
@@ -202,7 +202,7 @@ class JaxFramework(Framework):
             made = list(values)
             for index, value in zip(traced, given, strict=True):
                 made[index] = value
-            if self.traced(given):  # in a gradient of a gradient
+            if self.traced_indices(given):  # in a gradient of a gradient
                 return self.with_gradient(forward, backward, made, traced)
             return forward(made)
 
@@ -228,40 +228,40 @@ class JaxFramework(Framework):
 
     # --- values that become one ---------------------------------------------------------------
 
-    def countable(self, value: Any) -> Array:
+    def as_summable(self, value: Any) -> Array:
         """Numbers; True counts as 1."""
         if isinstance(value, _TEXT) or (hasattr(value, "dtype") and value.dtype == object):
             raise InvalidArgumentError(
                 f"values such as {value!r:.40} cannot be added up; take them with local_results"
             )
-        array = self.array(value)
+        array = self.as_array(value)
         return array.astype(int) if array.dtype == jnp.bool_ else array
 
-    def total(self, arrays: Sequence[Array]) -> Array:
+    def sum_arrays(self, arrays: Sequence[Array]) -> Array:
         """On the first one's device."""
-        first, *others = _together(arrays)
+        first, *others = _on_one_device(arrays)
         for other in others:
             first = first + other
         return first
 
-    def within(self, array: Array, axes: tuple[int, ...]) -> Array:
+    def sum_axes(self, array: Array, axes: tuple[int, ...]) -> Array:
         """JAX's sum."""
         return jnp.sum(array, axis=axes, dtype=array.dtype)
 
-    def divided(self, array: Array, count: int) -> Array:
+    def divide(self, array: Array, count: int) -> Array:
         """JAX's quotient."""
         return array / count
 
-    def sums_of_workers(
+    def worker_all_reduce(
         self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
     ) -> Any:
         """A collective over a device of each."""
         workers = importlib.import_module("headrace.frameworks.jax_workers")
-        return workers.SumsOfWorkers(device, exchange)
+        return workers.JaxAllReduce(device, exchange)
 
-    def joined(self, arrays: Sequence[Array], axis: int) -> Array:
+    def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
         """JAX's concatenation."""
-        return jnp.concatenate(_together(arrays), axis=axis)
+        return jnp.concatenate(_on_one_device(arrays), axis=axis)
 
 
 def _devices_of(kind: str) -> list[Device]:
@@ -271,7 +271,7 @@ def _devices_of(kind: str) -> list[Device]:
     return []
 
 
-def _together(arrays: Sequence[Array]) -> list[Array]:
+def _on_one_device(arrays: Sequence[Array]) -> list[Array]:
     """Return arrays on the device of the first."""
     first, *others = arrays
     return (

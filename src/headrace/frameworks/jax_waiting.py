@@ -15,21 +15,21 @@ import jax
 
 from headrace.frameworks.framework import Array
 
-__all__ = ["wait_for"]
+__all__ = ["wait_until_ready"]
 
-_LOOK_SECONDS = 0.2
+_CHECK_SECONDS = 0.2
 _SHORTEST, _LONGEST = 50e-6, 5e-3
 _FRACTION = 16
 """Of the time that it took so far, how much later than it is there a result may be seen."""
 
 
-def wait_for(arrays: Sequence[Array], look: Callable[[], object]) -> None:
+def wait_until_ready(arrays: Sequence[Array], check_peers: Callable[[], object]) -> None:
     """Wait until results of a program are there.
 
     Args:
         arrays: The results of one program: each device has all of its own at the same time, so the
             first is looked at.
-        look: Called now and then; what it raises ends the wait.
+        check_peers: Called now and then; what it raises ends the wait.
 
     Raises:
         JaxRuntimeError: The program failed here.
@@ -41,8 +41,8 @@ def wait_for(arrays: Sequence[Array], look: Callable[[], object]) -> None:
             if part.is_ready():
                 part.block_until_ready()
         now = time.monotonic()
-        if now - looked > _LOOK_SECONDS:
-            look()
+        if now - looked > _CHECK_SECONDS:
+            check_peers()
             looked = now
         time.sleep(min(max((now - began) / _FRACTION, _SHORTEST), _LONGEST))
     jax.block_until_ready(arrays)

@@ -28,25 +28,27 @@ from jax.extend.backend import register_backend_factory
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from headrace.frameworks import jax_coordination
+from headrace.frameworks import jax_coordinator
 from headrace.frameworks.framework import Array, Device, Exchange
-from headrace.frameworks.jax_program import devices_named, is_loss, names_of
-from headrace.frameworks.jax_waiting import wait_for
+from headrace.frameworks.jax_replica_program import device_keys, find_devices, is_peer_loss
+from headrace.frameworks.jax_waiting import wait_until_ready
 
-__all__ = ["SumsOfWorkers", "join"]
+__all__ = ["JaxAllReduce", "join_workers"]
 
 _log = logging.getLogger("headrace")
 
 _AXIS = "worker"
-_LIMIT = "xla_cpu_collective_timeout_seconds"
+_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 _SHUTDOWN_SECONDS = 5
-_LONGEST_SECONDS = 10**6
+_MAX_TIMEOUT_SECONDS = 10**6
 
 
 # --- becoming one ---------------------------------------------------------------------------------
 
 
-def join(rank: int, size: int, host: str | None, timeout: float, exchange: Exchange) -> bool:
+def join_workers(
+    rank: int, size: int, host: str | None, timeout: float, exchange: Exchange
+) -> bool:
     """Make the workers' processes one, unless they are; return whether they are now.
 
     All workers call it, before they ask JAX for devices.
@@ -58,29 +60,29 @@ def join(rank: int, size: int, host: str | None, timeout: float, exchange: Excha
         timeout: Seconds that others are waited for, now and in each collective on CPUs.
         exchange: Given what this worker has to say, returns what all have to say, by rank.
     """
-    own = {**_own_state(host), "workers": str(size)}
+    own = {**_process_state(host), "workers": str(size)}
     if own["state"] == "free" and rank == 0:
         assert host is not None
-        own["address"], own["hold"] = jax_coordination.start(size, host)
+        own["address"], own["hold"] = jax_coordinator.start_coordinator(size, host)
     said = exchange(own)
     states = {each["state"] for each in said}
     if {each["workers"] for each in said} != {str(size)}:
         return False  # which those who compare the workers refuse
     if states == {"free"}:
         assert host is not None
-        jax_coordination.hold(said[0]["hold"])
+        jax_coordinator.keep_alive(said[0]["hold"])
         _initialize(rank, size, host, said[0]["address"], timeout)
-    elif not _are_one(said):
+    elif not _form_one_program(said):
         if states != {"keys"}:
-            _say_why_not(said)
+            _warn_not_joined(said)
         return False
     if not xla_bridge.backends_are_initialized():
-        with _limited(timeout):
+        with _collective_timeout(timeout):
             jax.local_devices()
     return True
 
 
-def _own_state(host: str | None) -> dict[str, str]:
+def _process_state(host: str | None) -> dict[str, str]:
     """Return what this process has to say of itself."""
     state = distributed.global_state
     if state.client is not None:
@@ -91,12 +93,14 @@ def _own_state(host: str | None) -> dict[str, str]:
     return {"state": "keys" if host is None else "free"}
 
 
-def _are_one(said: Sequence[dict[str, str]]) -> bool:
+def _form_one_program(states: Sequence[dict[str, str]]) -> bool:
     """Whether the workers are all processes of one program, each another one of it."""
-    if any(each["state"] != "joined" for each in said):
+    if any(each["state"] != "joined" for each in states):
         return False
-    numbers = sorted(int(each["number"]) for each in said)
-    return numbers == list(range(len(said))) and all(int(e["count"]) == len(said) for e in said)
+    numbers = sorted(int(each["number"]) for each in states)
+    return numbers == list(range(len(states))) and all(
+        int(e["count"]) == len(states) for e in states
+    )
 
 
 _REASONS = {
@@ -107,8 +111,8 @@ _REASONS = {
 }
 
 
-def _say_why_not(said: Sequence[dict[str, str]]) -> None:
-    words = [f"worker {n}: {_REASONS[e['state']].format(**e)}" for n, e in enumerate(said)]
+def _warn_not_joined(states: Sequence[dict[str, str]]) -> None:
+    words = [f"worker {n}: {_REASONS[e['state']].format(**e)}" for n, e in enumerate(states)]
     _log.warning(
         "the workers' processes are not one program of JAX (%s), so what they reduce goes by way "
         "of the first worker, and there are no programs over all: make the strategy before JAX is "
@@ -123,9 +127,9 @@ def _initialize(rank: int, size: int, host: str, address: str, timeout: float) -
     state.client = _jax.get_distributed_runtime_client(
         address,
         rank,
-        init_timeout=max(1, int(min(timeout, _LONGEST_SECONDS))),
+        init_timeout=max(1, int(min(timeout, _MAX_TIMEOUT_SECONDS))),
         shutdown_timeout=_SHUTDOWN_SECONDS,
-        heartbeat_timeout=jax_coordination.HEARTBEAT_SECONDS,
+        heartbeat_timeout=jax_coordinator.HEARTBEAT_SECONDS,
         shutdown_on_destruction=False,
         use_compression=True,
     )
@@ -139,14 +143,14 @@ def _initialize(rank: int, size: int, host: str, address: str, timeout: float) -
 
 
 @contextmanager
-def _limited(timeout: float) -> Iterator[None]:
+def _collective_timeout(timeout: float) -> Iterator[None]:
     """Have collectives on CPUs end after so many seconds, if JAX's CPUs are first used here."""
     before = os.environ.get("XLA_FLAGS")
-    if before is not None and _LIMIT in before:
+    if before is not None and _TIMEOUT_FLAG in before:
         yield
         return
-    limit = max(1, int(min(timeout, _LONGEST_SECONDS)))
-    os.environ["XLA_FLAGS"] = f"{before or ''} --{_LIMIT}={limit}".strip()
+    limit = max(1, int(min(timeout, _MAX_TIMEOUT_SECONDS)))
+    os.environ["XLA_FLAGS"] = f"{before or ''} --{_TIMEOUT_FLAG}={limit}".strip()
     try:
         yield
     finally:
@@ -159,17 +163,17 @@ def _limited(timeout: float) -> Iterator[None]:
 # --- sums -----------------------------------------------------------------------------------------
 
 
-class SumsOfWorkers:
+class JaxAllReduce:
     """Adds up arrays of all workers, each on one device.
 
     Args:
         device: Where this worker's arrays are.
-        exchange: As of `join`.
+        exchange: As of `join_workers`.
     """
 
     def __init__(self, device: Device, exchange: Exchange) -> None:
-        said = exchange({"device": names_of([device])[0]})
-        mesh = Mesh(np.array(devices_named([each["device"] for each in said])), (_AXIS,))
+        said = exchange({"device": device_keys([device])[0]})
+        mesh = Mesh(np.array(find_devices([each["device"] for each in said])), (_AXIS,))
         self._device = device
         self._size = len(said)
         self._sharding = NamedSharding(mesh, P(_AXIS))
@@ -184,17 +188,18 @@ class SumsOfWorkers:
         )
 
     @staticmethod
-    def adds(array: Array) -> bool:
+    def supports(array: Array) -> bool:
         """Say whether it can add up such arrays: the same on all workers."""
         # Not where it is: what JAX was told no device for is where the last replica came from.
         return bool(array.is_fully_addressable)
 
-    def sums(self, arrays: Sequence[Array], look: Callable[[], object]) -> list[Array]:
+    def all_reduce(self, arrays: Sequence[Array], check_peers: Callable[[], object]) -> list[Array]:
         """Return the sums over all workers, the same on all.
 
         Args:
             arrays: Of this worker.
-            look: Called now and then while others are waited for; what it raises ends the wait.
+            check_peers: Called now and then while others are waited for; what it raises ends the
+                wait.
 
         Raises:
             RuntimeError: A worker is gone, or does not take part in time.
@@ -207,9 +212,9 @@ class SumsOfWorkers:
         ]
         try:
             made = self._program(given)
-            wait_for(made, look)
+            wait_until_ready(made, check_peers)
         except ValueError as error:
-            if is_loss(error):
+            if is_peer_loss(error):
                 raise RuntimeError(str(error)) from error
             raise
         return [each.addressable_data(0) for each in made]

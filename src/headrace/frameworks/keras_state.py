@@ -7,9 +7,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LINKED", "WHAT_WORKS", "is_keras_3", "is_linked", "keras_state", "share_with", "shared"]
+__all__ = [
+    "LINKED_ATTRIBUTE",
+    "SUPPORTED_KERAS_USE",
+    "is_keras_3",
+    "is_linked",
+    "keras_state",
+    "reduce_keras_object",
+    "set_keras_reducer",
+]
 
-WHAT_WORKS = (
+SUPPORTED_KERAS_USE = (
     "What works: model.fit, evaluate and predict, and functions that a coordinator schedules, with "
     "a model that is made in the scope of this ParameterServerStrategy or given to "
     "hr.keras.distribute(model, strategy); and model.fit(hr.keras.dataset(dataset)) of a model "
@@ -44,22 +52,22 @@ def keras_state(value: Any) -> str | None:
 
 def is_linked(value: Any) -> bool:
     """Return whether this is a Keras variable whose value is on parameter servers."""
-    return hasattr(type(value), LINKED)
+    return hasattr(type(value), LINKED_ATTRIBUTE)
 
 
-LINKED = "headrace_local_class"
+LINKED_ATTRIBUTE = "headrace_local_class"
 """Attribute of classes of such variables: the class that Keras gave them."""
 
 _reduce: Callable[[Any], Any] | None = None
 
 
-def share_with(reduce: Callable[[Any], Any]) -> None:
-    """Say how Keras objects with state are pickled for workers: the argument of `shared`."""
+def set_keras_reducer(reduce: Callable[[Any], Any]) -> None:
+    """Set the function that pickles Keras objects with state for workers."""
     global _reduce
     _reduce = reduce
 
 
-def shared(value: Any) -> Any:
+def reduce_keras_object(value: Any) -> Any:
     """Return how a Keras object with state is pickled for workers; None: it is not.
 
     Args:

@@ -18,9 +18,9 @@ class NumpyFramework(Framework):
     """Arrays on the host (`Framework`)."""
 
     name = "numpy"
-    shares_host = True
+    uses_host_memory = True
 
-    def defaults(self) -> list[str]:
+    def default_devices(self) -> list[str]:
         """One CPU."""
         return ["cpu:0"]
 
@@ -37,15 +37,15 @@ class NumpyFramework(Framework):
         """They are there already."""
         return list(values)
 
-    def dtype_put(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    def device_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """It stays."""
         return dtype
 
-    def array(self, value: Any, dtype: Any = None) -> NDArray[Any]:
+    def as_array(self, value: Any, dtype: Any = None) -> NDArray[Any]:
         """Whatever NumPy takes for an array."""
         return np.asarray(value, dtype)
 
-    def kept(self, value: Any, device: Device) -> NDArray[Any]:
+    def copy_to_device(self, value: Any, device: Device) -> NDArray[Any]:
         """One that nobody can write into."""
         if not isinstance(value, np.ndarray) or value.flags.writeable:
             value = np.array(value)
@@ -53,20 +53,20 @@ class NumpyFramework(Framework):
         kept: NDArray[Any] = value
         return kept
 
-    def moved(self, array: Any, device: Device) -> Any:
+    def move_to_device(self, array: Any, device: Device) -> Any:
         """It is there already."""
         return array
 
-    def copies(self, value: Any, devices: Sequence[Device]) -> list[Any]:
+    def replicate(self, value: Any, devices: Sequence[Device]) -> list[Any]:
         """Copies of arrays; scalars do not change, and the first may have it as it is."""
         is_array = isinstance(value, np.ndarray)
         return [value, *(value.copy() if is_array else value for _ in devices[1:])]
 
-    def numpy(self, array: Any) -> Any:
+    def to_numpy(self, array: Any) -> Any:
         """It is one."""
         return array
 
-    def kind(self, dtype: Any) -> str:
+    def dtype_kind(self, dtype: Any) -> str:
         """NumPy's own; of what other packages add, that of its name."""
         found = np.dtype(dtype)
         kind: str = found.kind
@@ -78,15 +78,15 @@ class NumpyFramework(Framework):
         """NumPy's own rule."""
         return np.can_cast(dtype, to, "same_kind")
 
-    def plain(self, array: Any) -> Any:
+    def to_user_value(self, array: Any) -> Any:
         """A scalar of what has no axes."""
         return array[()]
 
-    def own(self, value: Any) -> Any:
+    def from_numpy(self, value: Any) -> Any:
         """As it is: NumPy takes anything."""
         return value
 
-    def countable(self, value: Any) -> NDArray[Any]:
+    def as_summable(self, value: Any) -> NDArray[Any]:
         """Numbers; True counts as 1."""
         array = np.asarray(value)
         if array.dtype.kind == "b":  # else True + True were True
@@ -97,7 +97,7 @@ class NumpyFramework(Framework):
             )
         return array
 
-    def total(self, arrays: Sequence[NDArray[Any]]) -> Any:
+    def sum_arrays(self, arrays: Sequence[NDArray[Any]]) -> Any:
         """One after another, in the first one's copy where it holds the others."""
         total: Any = arrays[0].copy()
         for array in arrays[1:]:
@@ -107,16 +107,16 @@ class NumpyFramework(Framework):
                 total = np.asarray(total + array)
         return total
 
-    def within(self, array: NDArray[Any], axes: tuple[int, ...]) -> Any:
+    def sum_axes(self, array: NDArray[Any], axes: tuple[int, ...]) -> Any:
         """NumPy's sum."""
         return np.asarray(array.sum(axis=axes, dtype=array.dtype))
 
-    def divided(self, array: NDArray[Any], count: int) -> Any:
+    def divide(self, array: NDArray[Any], count: int) -> Any:
         """NumPy's quotient."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.true_divide(array, count)
 
-    def joined(self, arrays: Sequence[NDArray[Any]], axis: int) -> Any:
+    def concatenate(self, arrays: Sequence[NDArray[Any]], axis: int) -> Any:
         """NumPy's concatenation."""
         return np.concatenate(arrays, axis=axis)
 

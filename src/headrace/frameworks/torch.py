@@ -39,7 +39,7 @@ class TorchFramework(Framework):
 
     # --- devices ------------------------------------------------------------------------------
 
-    def defaults(self) -> list[str]:
+    def default_devices(self) -> list[str]:
         """All GPUs, else one CPU."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return [f"gpu:{number}" for number in range(count)] or ["cpu:0"]
@@ -60,7 +60,7 @@ class TorchFramework(Framework):
             "(cpu:0, cpu:1, ...)"
         )
 
-    def settings(self) -> Any:
+    def thread_settings(self) -> Any:
         """Whether gradients are recorded, and in which dtype things are computed."""
         kinds = [
             (kind, torch.get_autocast_dtype(kind))
@@ -69,9 +69,9 @@ class TorchFramework(Framework):
         ]
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), kinds
 
-    def on_replica(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
+    def replica_context(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
         """Have what holds for the caller's thread hold here."""
-        if device.type == "cpu" and settings == self.settings():
+        if device.type == "cpu" and settings == self.thread_settings():
             return None
         gradients, inference, kinds = settings
         stack = ExitStack()
@@ -89,11 +89,11 @@ class TorchFramework(Framework):
         """On the CPU in the same memory."""
         return [_put(value, device) for value, device in zip(values, devices, strict=True)]
 
-    def dtype_put(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    def device_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """It stays."""
         return dtype
 
-    def array(self, value: Any, dtype: Any = None) -> Array:
+    def as_array(self, value: Any, dtype: Any = None) -> Array:
         """Shares the memory of an array of NumPy."""
         if isinstance(value, torch.Tensor):
             return value if dtype is None else value.to(dtype)
@@ -108,30 +108,30 @@ class TorchFramework(Framework):
                 f"{error}"
             ) from error
 
-    def dtype(self, dtype: Any) -> Any:
+    def as_dtype(self, dtype: Any) -> Any:
         """One of PyTorch, or what NumPy calls it."""
         if isinstance(dtype, torch.dtype):
             return dtype
         return _tensor_of(np.empty(0, dtype)).dtype
 
-    def kept(self, value: Any, device: Device) -> Array:
+    def copy_to_device(self, value: Any, device: Device) -> Array:
         """A copy without a history of gradients."""
         if isinstance(value, torch.Tensor):
             return value.detach().to(device, copy=True)
-        return self.array(value).to(device, copy=True)
+        return self.as_array(value).to(device, copy=True)
 
-    def moved(self, array: Array, device: Device) -> Array:
+    def move_to_device(self, array: Array, device: Device) -> Array:
         """By PyTorch."""
         return array.to(device)
 
-    def copies(self, value: Any, devices: Sequence[Device]) -> list[Any]:
+    def replicate(self, value: Any, devices: Sequence[Device]) -> list[Any]:
         """Copies, through which gradients flow."""
         if not isinstance(value, torch.Tensor):
             return [value] * len(devices)
         first, *others = devices
         return [value.to(first), *(value.to(device, copy=True) for device in others)]
 
-    def numpy(self, array: Array) -> Any:
+    def to_numpy(self, array: Array) -> Any:
         """On the CPU in the same memory; bfloat16 as float32 where ml_dtypes is not installed."""
         tensor = array.detach().cpu().resolve_conj().resolve_neg()
         name = _NAMES.get(tensor.dtype)
@@ -143,7 +143,7 @@ class TorchFramework(Framework):
             return tensor.to(torch.float32).numpy()
         return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
 
-    def kind(self, dtype: Any) -> str:
+    def dtype_kind(self, dtype: Any) -> str:
         """As PyTorch sorts them."""
         if dtype == torch.bool:
             return "b"
@@ -160,7 +160,7 @@ class TorchFramework(Framework):
 
     # --- gradients ----------------------------------------------------------------------------
 
-    def traced(self, values: Sequence[Any]) -> tuple[int, ...]:
+    def traced_indices(self, values: Sequence[Any]) -> tuple[int, ...]:
         """Those that require a gradient, where one is recorded."""
         if not torch.is_grad_enabled():
             return ()
@@ -182,7 +182,7 @@ class TorchFramework(Framework):
 
     # --- values that become one ---------------------------------------------------------------
 
-    def countable(self, value: Any) -> Array:
+    def as_summable(self, value: Any) -> Array:
         """Numbers; True counts as 1, and unsigned ones, which PyTorch does not add, are int64."""
         if isinstance(value, _TEXT) or (
             isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
@@ -190,11 +190,11 @@ class TorchFramework(Framework):
             raise InvalidArgumentError(
                 f"values such as {value!r:.40} cannot be added up; take them with local_results"
             )
-        tensor = self.array(value)
+        tensor = self.as_array(value)
         narrow = tensor.dtype == torch.bool or tensor.dtype in _UNSIGNED
         return tensor.to(torch.int64) if narrow else tensor
 
-    def total(self, arrays: Sequence[Array]) -> Array:
+    def sum_arrays(self, arrays: Sequence[Array]) -> Array:
         """On the first one's device."""
         first, *others = arrays
         if not others:
@@ -203,24 +203,24 @@ class TorchFramework(Framework):
             first = first + other.to(first.device)
         return first
 
-    def within(self, array: Array, axes: tuple[int, ...]) -> Array:
+    def sum_axes(self, array: Array, axes: tuple[int, ...]) -> Array:
         """PyTorch's sum, for which no axes are all axes."""
         return array.sum(dim=axes, dtype=array.dtype) if axes else array
 
-    def divided(self, array: Array, count: int) -> Array:
+    def divide(self, array: Array, count: int) -> Array:
         """PyTorch's quotient."""
         return torch.true_divide(array, count)
 
-    def sums_of_workers(
+    def worker_all_reduce(
         self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
     ) -> Any:
         """Gloo, where PyTorch was built with it."""
         if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
             return None
         workers = importlib.import_module("headrace.frameworks.torch_workers")
-        return workers.Gloo(rank, size, host, timeout, exchange)
+        return workers.GlooAllReduce(rank, size, host, timeout, exchange)
 
-    def joined(self, arrays: Sequence[Array], axis: int) -> Array:
+    def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
         """PyTorch's concatenation."""
         return torch.cat([array.to(arrays[0].device) for array in arrays], dim=axis)
 

@@ -16,12 +16,12 @@ import torch.distributed as dist
 
 from headrace.frameworks.framework import Exchange
 
-__all__ = ["Gloo"]
+__all__ = ["GlooAllReduce"]
 
 _KINDS = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
-class Gloo:
+class GlooAllReduce:
     """Adds up tensors of all workers.
 
     Args:
@@ -48,16 +48,16 @@ class Gloo:
         self._group = dist.ProcessGroupGloo(self._store, rank, size, options)
 
     @staticmethod
-    def adds(tensor: Any) -> bool:
+    def supports(tensor: Any) -> bool:
         """Say whether it can add up such tensors."""
         return tensor.dtype in _KINDS and tensor.device.type == "cpu"
 
-    def sums(self, tensors: Sequence[Any], look: Callable[[], object]) -> list[Any]:
+    def all_reduce(self, tensors: Sequence[Any], check_peers: Callable[[], object]) -> list[Any]:
         """Return the sums over all workers, the same on all, in fresh memory.
 
         Args:
             tensors: Of this worker.
-            look: Is not called: nobody can leave a wait of Gloo's.
+            check_peers: Is not called: nobody can leave a wait of Gloo's.
 
         Raises:
             RuntimeError: A worker is gone, or does not take part in time.
@@ -74,20 +74,20 @@ class _Store(dist.Store):  # type: ignore[misc]
     def __init__(self, exchange: Exchange) -> None:
         super().__init__()
         self._exchange = exchange
-        self._own: dict[str, str] = {}
-        self._all: dict[str, str] = {}
+        self._own_entries: dict[str, str] = {}
+        self._entries: dict[str, str] = {}
 
     def set(self, key: str, value: Any) -> None:
         """Set a key."""
         data = value.encode("latin-1") if isinstance(value, str) else bytes(value)
-        self._own[key] = self._all[key] = data.hex()
+        self._own_entries[key] = self._entries[key] = data.hex()
 
     def get(self, key: str) -> bytes:
         """Return what a worker has set a key to; it waits for all workers."""
-        while key not in self._all:
-            for each in self._exchange(self._own):
-                self._all.update(each)
-        return bytes.fromhex(self._all[key])
+        while key not in self._entries:
+            for each in self._exchange(self._own_entries):
+                self._entries.update(each)
+        return bytes.fromhex(self._entries[key])
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
         """Wait until all keys are set."""

@@ -1,4 +1,4 @@
-"""One shard of a variable: its value, the slots beside it, and what can be done to them."""
+"""One shard of a variable: its value, its slots, and the operations on them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.pooling import check_rows
-from headrace.distribute.scattering import is_floating
+from headrace.distribute.bag_combiner import check_row_indices
+from headrace.distribute.row_access import is_floating
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.parameter_server.gradients import sum_rows
 from headrace.parameter_server.rules import (
@@ -44,26 +44,26 @@ Array = NDArray[Any]
 
 
 class ArrayShard:
-    """A run of a variable's rows, in one piece of memory.
+    """Consecutive rows of a variable, in contiguous memory.
 
     Args:
-        spec: What it is.
-        value: Of the spec's shape and dtype; it belongs to the shard from now on.
-        period: Which period of marks this is.
+        spec: Spec of the shard.
+        value: Array of the spec's shape and dtype; owned by the shard from now on.
+        period: Current period of marks.
     """
 
     def __init__(self, spec: ShardSpec, value: Array, period: int) -> None:
         self.spec = spec
         self.value = value
-        #: By "optimizer/name"; each has as many rows as the value, in the working dtype.
+        #: Slots by "optimizer/name", with the number of rows of the value, in the working dtype.
         self.slots: dict[str, Array] = {}
-        #: What their elements begin with.
+        #: Initial value of their elements.
         self.slot_firsts: dict[str, float] = {}
         self.dirty_rows = DirtyRows(period)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the value, the slots, and what is kept for increments."""
+        """Bytes of the value, the slots, and the dirty rows."""
         slots = sum(slot.nbytes for slot in self.slots.values())
         return self.value.nbytes + slots + self.dirty_rows.nbytes
 
@@ -77,7 +77,7 @@ class ArrayShard:
         self.dirty_rows.mark_all()
 
     def assign_slot(self, name: str, first: float, value: Array) -> None:
-        """Set a slot with an element for each of the value; `first` is what it begins with."""
+        """Set a slot of the value's shape; `first` is the initial value of its elements."""
         if value.shape != self.value.shape:
             raise InvalidArgumentError(
                 f"the slot {name!r} of shard {self.spec.index} of the variable "
@@ -88,7 +88,7 @@ class ArrayShard:
         self.dirty_rows.mark_all()
 
     def gather(self, rows: Array, allocate: Callable[..., Array]) -> Array:
-        """Return rows, in the order in which they are named."""
+        """Return rows, in the given order."""
         local = self._to_local_rows(rows)
         answer = allocate((*local.shape, *self.value.shape[1:]), self.value.dtype)
         if answer.size:
@@ -96,7 +96,7 @@ class ArrayShard:
         return answer
 
     def scatter(self, mode: str, rows: Array, values: Array) -> None:
-        """Change some rows; one that is named twice is changed twice."""
+        """Change some rows; a repeated row is changed each time."""
         change = _named("how", mode, _SCATTER_MODES)
         local = self._to_local_rows(rows, one_dimension=True)
         self._check(values, (len(local), *self.value.shape[1:]), "values")
@@ -128,9 +128,9 @@ class ArrayShard:
     def apply(
         self, optimizer: str, rule: OptimizerRule, step: StepParameters, arrays: list[Array]
     ) -> None:
-        """Take one step of an optimizer: by a gradient, or by rows and their gradients.
+        """Apply one step of an optimizer, by a gradient, or by rows and their gradients.
 
-        Which gradient each row has may come as a third array.
+        A third array may contain the index of each row's gradient.
         """
         if not is_floating(self.value.dtype):
             raise InvalidArgumentError(
@@ -161,14 +161,14 @@ class ArrayShard:
         self.dirty_rows.mark_rows(local, len(self.value))
 
     def get_or_create_slots(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
-        """Return the slots of an optimizer, by name; those that are missing are made."""
+        """Return the slots of an optimizer, by name; missing ones are created."""
         return {slot.name: self._slot(optimizer, slot) for slot in slots_for_rule(rule)}
 
     def read_slot(self, name: str) -> Array:
         """Return a slot, by "optimizer/name".
 
         Raises:
-            NotFoundError: No step has made it.
+            NotFoundError: If no step has created it.
         """
         if name not in self.slots:
             raise NotFoundError(
@@ -186,7 +186,7 @@ class ArrayShard:
         return self.slots[key]
 
     def _to_local_rows(self, rows: Array, *, one_dimension: bool = False) -> NDArray[np.int64]:
-        """Return rows as the shard numbers them."""
+        """Return row indices relative to the shard."""
         spec = self.spec
         if not self.value.ndim:
             raise InvalidArgumentError(
@@ -199,12 +199,12 @@ class ArrayShard:
             )
         whole = spec.variable_shape[0], f"the variable {spec.variable}"
         if rows.dtype.kind not in "iu":
-            rows = check_rows(rows, *whole)
+            rows = check_row_indices(rows, *whole)
         found = rows.astype(np.int64, copy=False)
         if spec.row:
             found = found - spec.row
         if found.size and (found.min() < 0 or found.max() >= len(self.value)):
-            check_rows(rows, *whole)  # what is in no shard is named as such
+            check_row_indices(rows, *whole)  # names ids that are in no shard
             flat = found.reshape(-1)
             wrong = flat[(flat < 0) | (flat >= len(self.value))][0] + spec.row
             raise InvalidArgumentError(
@@ -241,15 +241,15 @@ class ArrayShard:
 
 
 def is_strictly_increasing(rows: NDArray[np.int64]) -> bool:
-    """Whether each row is there once, in order: as clients send them."""
+    """Return whether the rows are sorted and distinct, as clients send them."""
     return len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
 
 
 def check_gradient(gradient: Array, whose: str) -> None:
-    """Refuse a gradient that is of no floating dtype.
+    """Check that a gradient has a floating dtype.
 
     Raises:
-        InvalidArgumentError: It is not.
+        InvalidArgumentError: If it does not.
     """
     if not is_floating(gradient.dtype):
         raise InvalidArgumentError(
@@ -260,10 +260,10 @@ def check_gradient(gradient: Array, whose: str) -> None:
 def check_value_indices(
     value_indices: Array | None, rows: Array, values: Array, whose: str
 ) -> None:
-    """Refuse what does not say which of the values each row has.
+    """Check that value indices are valid for rows and values.
 
     Raises:
-        InvalidArgumentError: It does not.
+        InvalidArgumentError: If they are not.
     """
     if value_indices is None:
         return
@@ -283,10 +283,10 @@ def check_value_indices(
 
 
 def check_row_range(spec: ShardSpec) -> None:
-    """Refuse a shard that is no run of the rows of its variable.
+    """Check that a shard consists of consecutive rows of its variable.
 
     Raises:
-        InvalidArgumentError: It is not.
+        InvalidArgumentError: If it does not.
     """
     shape, whole = spec.shape, spec.variable_shape
     fits = len(shape) == len(whole) and min((*shape, *whole, spec.row), default=0) >= 0
@@ -300,10 +300,10 @@ def check_row_range(spec: ShardSpec) -> None:
 
 
 def check_value(spec: ShardSpec, value: Array) -> None:
-    """Refuse a value that is not of the spec's shape and dtype.
+    """Check that a value has the spec's shape and dtype.
 
     Raises:
-        InvalidArgumentError: It is not.
+        InvalidArgumentError: If it does not.
     """
     dtype = parse_dtype(spec.dtype)
     if value.shape != spec.shape or value.dtype != dtype:

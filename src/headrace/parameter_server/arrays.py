@@ -1,6 +1,6 @@
-"""Arrays of any framework as those of NumPy, and whether a framework is tracing now.
+"""Conversion of arrays of any framework to NumPy, and detection of tracing.
 
-No framework is imported here: one whose arrays come along has been.
+No framework is imported here: if a value is an array of one, it has been imported already.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.pooling import are_large_integers
+from headrace.distribute.bag_combiner import are_large_integers
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.specs import parse_dtype
 
@@ -21,10 +21,10 @@ __all__ = ["IndexedSlices", "as_array", "is_framework_array", "raise_if_tracing"
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Return a number, or an array of NumPy, JAX or PyTorch, as one of NumPy; shared if it can be.
+    """Return a number or framework array as a NumPy array, without a copy if possible.
 
     Raises:
-        FailedPreconditionError: It is a value that JAX traces, and has no numbers yet.
+        FailedPreconditionError: If JAX is tracing the value, so that it has no numbers yet.
     """
     if type(value) is np.ndarray:
         return value
@@ -50,7 +50,7 @@ def _from_tensor(tensor: Any, torch: Any) -> NDArray[Any]:
 
 
 def is_framework_array(value: Any) -> bool:
-    """Whether a value is an array of a framework."""
+    """Return whether a value is an array of a framework."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     return (torch is not None and isinstance(value, torch.Tensor)) or (
         jax is not None and isinstance(value, jax.Array)
@@ -58,14 +58,14 @@ def is_framework_array(value: Any) -> bool:
 
 
 def raise_if_tracing(what: str, instead: str = "read it outside and pass the array") -> None:
-    """Raise while JAX traces a function: a value read now would stand in it for ever.
+    """Raise if JAX is tracing a function: a value read now would become a constant in it.
 
     Args:
-        what: What is read.
+        what: Description of the object that is read.
         instead: What to do instead.
 
     Raises:
-        FailedPreconditionError: It does.
+        FailedPreconditionError: If JAX is tracing.
     """
     core = sys.modules.get("jax._src.core")
     is_clean = getattr(core, "trace_state_clean", None)
@@ -76,11 +76,11 @@ def raise_if_tracing(what: str, instead: str = "read it outside and pass the arr
         )
 
 
-# --- sparse gradients: rows of a variable or table, and a value for each --------------------------
+# --- sparse gradients: rows of a variable or table, with a value for each -------------------------
 
 
 class IndexedSlices:
-    """Values for some rows of an array; a row that stands there twice counts twice.
+    """Values for some rows of an array; a repeated row counts each time.
 
     >>> import headrace as hr
     >>> import numpy as np
@@ -89,14 +89,14 @@ class IndexedSlices:
 
     Args:
         values: A value for each index: an array of NumPy, JAX or PyTorch. Its first axes are those
-            of `indices`, the others those of a row. What is broadcast along one of the first
-            (`np.broadcast_to`, `expand`) is sent once.
+            of `indices`, the others those of a row. Values broadcast along one of the first axes
+            (`np.broadcast_to`, `expand`) are sent once.
         indices: Integers.
-        dense_shape: Of the whole array; None: that of the variable.
+        dense_shape: Shape of the whole array; None means that of the variable.
 
     Raises:
-        TypeError: The indices are no integers.
-        InvalidArgumentError: There are more or fewer values than indices.
+        TypeError: If the indices are not integers.
+        InvalidArgumentError: If the axes of the values do not begin with those of the indices.
     """
 
     __slots__ = ("_axes", "_given", "_values", "dense_shape", "indices")
@@ -120,7 +120,7 @@ class IndexedSlices:
                 + "; broadcast what the ids of a bag share: np.broadcast_to(values[..., None, :], "
                 "(*ids.shape, dim))" * is_of_bags
             )
-        #: With the axes of the indices, along which it may be broadcast.
+        #: Has the axes of the indices, along which it may be broadcast.
         self._given = found
         self._axes = rows.shape
         self._values: NDArray[Any] | None = None
@@ -129,7 +129,7 @@ class IndexedSlices:
 
     @property
     def values(self) -> NDArray[Any]:
-        """A value for each of `indices`."""
+        """Values, one for each of `indices`."""
         if self._values is None:
             self._values = self._given.reshape(
                 len(self.indices), *self._given.shape[len(self._axes) :]
@@ -137,10 +137,10 @@ class IndexedSlices:
         return self._values
 
     def shared_values(self) -> tuple[NDArray[Any], NDArray[np.intp] | None]:
-        """Return values, and which of them each index has; None: each has its own.
+        """Return values, and the index of each one's value; None if each index has its own.
 
-        Where the values were broadcast along an axis of the indices, as the gradient of a mean over
-        ids is, they are there once.
+        If the values were broadcast along an axis of the indices, like the gradient of a mean over
+        ids, they are returned once.
         """
         axes = len(self._axes)
         strides = zip(self._given.strides[:axes], self._axes, strict=True)

@@ -1,16 +1,16 @@
-"""What a checkpoint is on disk, format 1: files of tensors, and a manifest that names them.
+"""Checkpoint files, format 1: files of tensors, and a manifest that names them.
 
-    ckpt-3.json                        the manifest: written last, in one step
-    ckpt-3.TOKEN.0-0.safetensors       what server 0 wrote, in files of some 64 MB
-    ckpt-3.TOKEN.local.safetensors     arrays of the program that saved
+    ckpt-3.json                        the manifest: written last, atomically
+    ckpt-3.TOKEN.0-0.safetensors       shards of server 0, in files of about 64 MB
+    ckpt-3.TOKEN.local.safetensors     arrays of the saving program
 
-Rule 1. There is a checkpoint when there is a manifest. Files that no manifest names are leftovers
-        of a save that did not end.
-Rule 2. A manifest says all: of what is in the files, nothing has to be guessed.
-Rule 3. A *piece* is a part of one shard at one time. Pieces are applied in their order, and the
-        later one counts; one that `begins` replaces all earlier ones of its shard.
-Rule 4. An increment, `ckpt-3+2`, has what was written since `ckpt-3+1`; its manifest names those
-        that it continues.
+Rule 1. A checkpoint exists if its manifest exists. Files that no manifest names are left over from
+        a save that was interrupted.
+Rule 2. The manifest describes all contents of the files; readers need to guess nothing.
+Rule 3. A *piece* is a part of one shard at one time. Pieces are applied in order, and later ones
+        take precedence; a piece with `begins` replaces all earlier ones of its shard.
+Rule 4. An increment, `ckpt-3+2`, has the changes since `ckpt-3+1`; its manifest names the
+        checkpoints that it continues.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ __all__ = [
 
 FORMAT = 1
 
-#: Before the rest of a manifest, of which it is the checksum; older ones have none.
+#: Checksum of the rest of the manifest, which follows it; older manifests have none.
 _CHECKSUM_HEADER = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
 
 _FILE = re.compile(r"(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.[0-9a-z-]+\.safetensors")
@@ -76,22 +76,22 @@ _FILE = re.compile(r"(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.[0-9a-z-]+\.safetenso
 class ShardPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of one shard, of a variable or a table.
 
-    Its tensors are `key/value`, `key/OPTIMIZER/SLOT` ...; of a table also `key/ids`, `key/seen`,
-    `key/touched`, and where it has them `key/removed` and `key/waiting_ids` ...
+    Its tensors are `key/value`, `key/OPTIMIZER/SLOT` ...; those of a table also `key/ids`,
+    `key/seen`, `key/touched`, and optionally `key/removed` and `key/waiting_ids` ...
 
     Attributes:
         kind: "shard" or "table".
-        shard: Its name.
+        shard: Name of the shard.
         owner: Name of the variable or table.
-        file: In which file.
-        key: What the names of its tensors begin with.
-        row: Of a variable: the first row, as the whole variable numbers them. None: the tensor
-            `key/rows` names them.
-        begins: Whether what was saved of the shard before is not needed.
-        slot_firsts: What the elements of each slot begin with.
-        step: Of a table: the highest step that an optimizer had reached.
-        rows: Of a variable: how many rows there are from `row` on.
-        checksum: Of its tensors; None, as of `rows`: it is of a time when none was written.
+        file: Name of the file.
+        key: Prefix of the names of its tensors.
+        row: For a variable: first row, in the numbering of the whole variable. None if the tensor
+            `key/rows` has the row numbers.
+        begins: Whether the piece replaces all earlier pieces of the shard.
+        slot_firsts: Initial value of the elements of each slot.
+        step: For a table: highest step that an optimizer had reached.
+        rows: For a variable: number of rows starting at `row`. None in old checkpoints.
+        checksum: Checksum of its tensors. None in old checkpoints.
     """
 
     kind: str
@@ -124,7 +124,7 @@ class TableEntry(msgspec.Struct, frozen=True, tag="table"):
 
 
 class OptimizerEntry(msgspec.Struct, frozen=True, tag="optimizer"):
-    """An optimizer: whose slots are its, and how many steps it took."""
+    """An optimizer: the owner of slots, and its number of steps."""
 
     name: str
     kind: str
@@ -132,7 +132,7 @@ class OptimizerEntry(msgspec.Struct, frozen=True, tag="optimizer"):
 
 
 class ArrayEntry(msgspec.Struct, frozen=True, tag="array"):
-    """An array, or a variable of the program that saved; `key` is its tensor's name."""
+    """An array, or a local variable of the saving program; `key` is the name of its tensor."""
 
     key: str
     shape: tuple[int, ...]
@@ -141,25 +141,25 @@ class ArrayEntry(msgspec.Struct, frozen=True, tag="array"):
 
 
 class ValueEntry(msgspec.Struct, frozen=True, tag="value"):
-    """A number, a string, a flag, or nothing."""
+    """A number, a string, a bool, or None."""
 
     value: int | float | str | bool | None
 
 
 class StateEntry(msgspec.Struct, frozen=True, tag="state"):
-    """What `get_state` returned: a value of JSON."""
+    """The result of `get_state`: a JSON value."""
 
     state: Any
 
 
 class StateDictEntry(msgspec.Struct, frozen=True, tag="state_dict"):
-    """What `state_dict` returned.
+    """The result of `state_dict`.
 
     Attributes:
-        state: A value of JSON, see `checkpoint_tree.encode_state`.
-        checksums: Of the arrays in it, by their tensors' names.
-        kind: Name of the class; "", as of `parameters`: it is of a time when none was written.
-        parameters: Of an optimizer: dtype and shape of each parameter.
+        state: A JSON value, see `checkpoint_tree.encode_state`.
+        checksums: Checksums of its arrays, by tensor name.
+        kind: Class name. "" in old checkpoints.
+        parameters: For an optimizer: dtype and shape of each parameter. Empty in old checkpoints.
     """
 
     state: Any
@@ -178,23 +178,23 @@ Entry: TypeAlias = (
     | StateDictEntry
 )
 
-#: Writes that were carried out: closure, number, answer; by what was written ("shard weights").
+#: Executed writes as (closure, write number, answer), by target ("shard weights").
 Answers: TypeAlias = dict[str, tuple[tuple[int, int, RecordedAnswer], ...]]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint.
+    """The manifest of a checkpoint.
 
     Attributes:
         format: 1.
-        entries: What was saved, by path ("model/weights").
-        pieces: Of variables and tables, in their order.
-        local: The file with arrays of the program; "": none.
-        continues: Names of the checkpoints that this one needs, the first one first.
-        counters: What the servers counted.
-        coordinator_term: Of the coordinator whose writes `answers` are.
-        answers: Writes of closures that had not settled, each as it was when its shard was saved.
-        holders: What had variables of its own, by path ("model"): "Dense of 2 variables".
+        entries: Saved objects, by path ("model/weights").
+        pieces: Pieces of variables and tables, in order.
+        local: File with arrays of the saving program; "" if there is none.
+        continues: Names of the checkpoints that this one needs, oldest first.
+        counters: Counters of the servers.
+        coordinator_term: Term of the coordinator whose writes `answers` holds.
+        answers: Writes of unfinished closures, as of the moment when each shard was saved.
+        holders: Objects with variables of their own, by path ("model"): "Dense of 2 variables".
     """
 
     format: int = FORMAT
@@ -208,13 +208,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     holders: dict[str, str] = {}
 
     def files(self) -> set[str]:
-        """Return the names of the files that it needs itself."""
+        """Return the names of the files that this checkpoint itself needs."""
         own = {piece.file for piece in self.pieces}
         return own | {self.local} if self.local else own
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return a manifest as it is written."""
+    """Return the bytes of a manifest file."""
     try:
         body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     except TypeError as error:
@@ -225,11 +225,11 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Manifest:
-    """Return a manifest that was read.
+    """Return the manifest that a file holds.
 
     Raises:
-        DataLossError: It is damaged.
-        FailedPreconditionError: It is of a later version.
+        DataLossError: If it is damaged.
+        FailedPreconditionError: If it was written by a later version.
     """
     checked = _CHECKSUM_HEADER.match(data)
     if checked and int(checked[1], 16) != zlib.crc32(data[checked.end() :]):
@@ -256,13 +256,13 @@ class _FormatVersion(msgspec.Struct):
 
 
 def parse_tensor_file(file: str) -> tuple[str, str] | None:
-    """Return the checkpoint and the attempt that a file of tensors belongs to; None: it is none."""
+    """Return the checkpoint name and save token of a tensor file; None for other files."""
     found = _FILE.fullmatch(file)
     return None if found is None else (found["name"], found["token"])
 
 
 def current_pieces(pieces: Iterable[ShardPiece]) -> Sequence[ShardPiece]:
-    """Return the pieces that count: of each shard, those from the last one that begins it."""
+    """Return the current pieces: for each shard, those from the last one that begins it."""
     kept: dict[str, list[ShardPiece]] = {}
     for piece in pieces:
         if piece.begins or piece.shard not in kept:
@@ -271,11 +271,11 @@ def current_pieces(pieces: Iterable[ShardPiece]) -> Sequence[ShardPiece]:
     return [piece for each in kept.values() for piece in each]
 
 
-# --- files of tensors, as `safetensors` writes them: a header of JSON, then the bytes of each -----
+# --- tensor files as written by `safetensors`: a JSON header, then the bytes of each tensor -------
 
-# What is written is known beforehand but for its bytes, so arrays are written one after another and
-# never copied together. Dtypes that the format has no name for are written as bytes (U8), with the
-# dtype's name in the header's metadata.
+# The layout is known before the bytes are, so arrays are written one after another and never copied
+# into one buffer. Dtypes without a name in the format are written as bytes (U8), with the dtype's
+# name in the header's metadata.
 
 _DTYPE_NAMES = {
     "bool": "BOOL",
@@ -301,10 +301,10 @@ _BLOCK = 16 << 20
 
 
 def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]) -> int:
-    """Write a file, and return its bytes; others see it when it is whole.
+    """Write a file, and return its size in bytes; it becomes visible when it is complete.
 
     Raises:
-        FailedPreconditionError: There is no room for it.
+        FailedPreconditionError: If the disk is full.
     """
     header: dict[str, Any] = {}
     others: dict[str, str] = {}
@@ -336,7 +336,7 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
         folder.publish(name, name)
     except Exception as error:
         with contextlib.suppress(Exception):
-            folder.remove(name)  # others want the room
+            folder.remove(name)  # free the space
         cause = error if isinstance(error, OSError) and error.errno else error.__cause__
         if isinstance(cause, OSError) and cause.errno in _DISK_FULL_ERRORS:
             raise FailedPreconditionError(
@@ -347,7 +347,7 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
 
 
 def compute_checksum(tensors: Mapping[str, NDArray[Any]]) -> int:
-    """Return a checksum (CRC-32) of names, dtypes, shapes and bytes, whatever their order."""
+    """Return a checksum (CRC-32) of names, dtypes, shapes and bytes, independent of their order."""
     found = 0
     for name, array in sorted(tensors.items()):
         found = zlib.crc32(f"{name} {name_of(array.dtype)} {array.shape}".encode(), found)
@@ -362,7 +362,7 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def _write(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all of it: an unbuffered file may take less at a time."""
+    """Write all bytes: an unbuffered file may accept fewer at a time."""
     rest = memoryview(data)
     while rest.nbytes:
         taken = file.write(rest)
@@ -370,18 +370,18 @@ def _write(file: BinaryIO, data: bytes | memoryview) -> None:
 
 
 class TensorFile:
-    """A file that was written; its arrays show its memory and are not to be written to.
+    """A tensor file opened for reading; its arrays are read-only views of its memory.
 
     Args:
-        folder: Where it is.
-        name: Its name there.
+        folder: Directory of the file.
+        name: Name of the file.
 
     Raises:
-        DataLossError: It is missing, or damaged.
+        DataLossError: If the file is missing or damaged.
     """
 
     def __init__(self, folder: Folder, name: str) -> None:
-        self._path = folder.path(folder.found_as(name, name))
+        self._path = folder.path(folder.find_name(name, name))
         self._bytes = self._read(folder)
         head = int.from_bytes(self._bytes[:8].tobytes(), "little")
         if not 2 <= head <= min(_MAX_HEADER_BYTES, len(self._bytes) - 8):
@@ -396,7 +396,7 @@ class TensorFile:
         self._first = 8 + head
 
     def names(self) -> list[str]:
-        """Return the names of its tensors."""
+        """Return the names of the tensors."""
         return list(self._header)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -425,12 +425,11 @@ class TensorFile:
         """Return the tensors whose names begin with `key/`, by the rest of their names.
 
         Args:
-            key: Of a piece.
-            checksum: What `compute_checksum` returned when they were written; None: it is not
-                known.
+            key: Key of a piece.
+            checksum: Result of `compute_checksum` when they were written; None skips the check.
 
         Raises:
-            DataLossError: They are others now.
+            DataLossError: If the checksum differs.
         """
         start = f"{key}/"
         found = {name[len(start) :]: self[name] for name in self._header if name.startswith(start)}
@@ -438,7 +437,7 @@ class TensorFile:
         return found
 
     def check(self, what: str, tensors: Mapping[str, NDArray[Any]], checksum: int | None) -> None:
-        """Raise DataLossError if tensors are not those that were written."""
+        """Raise DataLossError if tensors do not match the checksum of what was written."""
         if checksum is not None and compute_checksum(tensors) != checksum:
             raise self._damaged_error(f"the checksum of {what!r} is not that of what was written")
 
@@ -462,7 +461,7 @@ class TensorFile:
 
 
 # --------------------------------------------------------------------------------------------------
-# The checkpoints in a folder: found, read, deleted, and what is left of saves that did not end
+# Checkpoints in a directory: list, read, delete, and clean up after interrupted saves
 
 _MANIFEST = ".json"
 _NUMBERED = re.compile(r"-(\d+)$")
@@ -470,13 +469,13 @@ _INCREMENT = re.compile(r"(?P<full>.+)\+(?P<number>\d+)$")
 
 
 class LoadedCheckpoint:
-    """A checkpoint that was read: its manifest, and the pieces of those that it continues.
+    """A checkpoint that was read: its manifest, and all pieces, with those that it continues.
 
     Args:
-        folder: Where it is.
-        name: Its name there.
-        manifest: Of it.
-        pieces: Of all, in their order.
+        folder: Directory of the checkpoint.
+        name: Name of the checkpoint.
+        manifest: Manifest of the checkpoint.
+        pieces: All pieces, in order.
     """
 
     def __init__(
@@ -489,11 +488,11 @@ class LoadedCheckpoint:
 
     @property
     def path(self) -> str:
-        """Its path or URL."""
+        """Path or URL."""
         return self.folder.path(self.name)
 
     def exists(self) -> bool:
-        """Whether it is still there."""
+        """Return whether the checkpoint still exists."""
         try:
             self.folder.read(self.name + _MANIFEST)
         except NotFoundError:
@@ -502,7 +501,7 @@ class LoadedCheckpoint:
 
 
 def split_path(path: FileName) -> tuple[Folder, str]:
-    """Return the folder of a checkpoint and its name there."""
+    """Return the directory and the name of a checkpoint."""
     (given,) = as_names("path", [path])
     given = given.removeprefix("file://")
     directory, _, name = given.rpartition("/")
@@ -515,11 +514,11 @@ def split_path(path: FileName) -> tuple[Folder, str]:
 
 
 def read_checkpoint(folder: Folder, name: str) -> LoadedCheckpoint:
-    """Return a checkpoint.
+    """Read a checkpoint.
 
     Raises:
-        NotFoundError: There is none, or it was deleted meanwhile.
-        DataLossError: Its manifest is damaged.
+        NotFoundError: If it does not exist, or was deleted during the read.
+        DataLossError: If its manifest is damaged.
     """
     manifest = _manifest(folder, name)
     pieces: list[ShardPiece] = []
@@ -544,7 +543,7 @@ def _manifest(folder: Folder, name: str) -> Manifest:
 
 
 def list_checkpoints(folder: Folder, prefix: str | None = None) -> list[str]:
-    """Return the names of full checkpoints, by their number."""
+    """Return the names of full checkpoints, sorted by number."""
     found = []
     for file in _list_files(folder):
         name = file.removesuffix(_MANIFEST)
@@ -555,7 +554,7 @@ def list_checkpoints(folder: Folder, prefix: str | None = None) -> list[str]:
 
 
 def list_increments(folder: Folder, full: str) -> list[str]:
-    """Return the names of the increments of a checkpoint, in their order."""
+    """Return the names of the increments of a checkpoint, in order."""
     found = []
     for file in _list_files(folder):
         match = _INCREMENT.fullmatch(file.removesuffix(_MANIFEST))
@@ -565,7 +564,7 @@ def list_increments(folder: Folder, full: str) -> list[str]:
 
 
 def list_up_to(folder: Folder, prefix: str, last: str) -> list[str]:
-    """Return the names of full checkpoints and increments up to one, in their order."""
+    """Return the names of full checkpoints and increments up to `last`, in order."""
     names = []
     for full in list_checkpoints(folder, prefix):
         for name in (full, *list_increments(folder, full)):
@@ -576,7 +575,7 @@ def list_up_to(folder: Folder, prefix: str, last: str) -> list[str]:
 
 
 def delete_checkpoint(folder: Folder, full: str) -> None:
-    """Delete a checkpoint with its increments: the manifests first."""
+    """Delete a checkpoint with its increments, manifests first."""
     names = [full, *list_increments(folder, full)]
     for name in reversed(names):
         folder.remove(name + _MANIFEST)
@@ -584,11 +583,11 @@ def delete_checkpoint(folder: Folder, full: str) -> None:
 
 
 def delete_unfinished(folder: Folder, is_deletable: Callable[[str], bool]) -> None:
-    """Delete the files of saves that did not end.
+    """Delete the files of interrupted saves.
 
     Args:
-        folder: Where they are.
-        is_deletable: Says of the name of a checkpoint whether its files may be deleted.
+        folder: Directory of the files.
+        is_deletable: Returns whether the files of a checkpoint name may be deleted.
     """
     left: dict[str, list[str]] = {}
     for file in _list_files(folder):
@@ -606,7 +605,7 @@ def delete_unfinished(folder: Folder, is_deletable: Callable[[str], bool]) -> No
 
 
 def _list_files(folder: Folder) -> list[str]:
-    left = set(folder.leftovers())
-    if folder.is_local:  # where they are of files that are not whole
+    left = set(folder.list_unpublished())
+    if folder.is_local:  # unpublished manifests in a local directory are incomplete
         left = {name for name in left if not name.endswith(_MANIFEST)}
-    return sorted(left.union(folder.names()))
+    return sorted(left.union(folder.list_published()))

@@ -1,7 +1,7 @@
-"""Saving and restoring many objects: what servers do of it, and what is done here.
+"""Saving and restoring of the objects of a checkpoint, on servers and in this process.
 
-1. every server writes its shards; arrays of this process are written here
-2. the manifest is written: now there is a checkpoint
+1. Every server writes its shards; this process writes its own arrays.
+2. The manifest is written; from then on the checkpoint exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.current import get_strategy
+from headrace.distribute.current_strategy import get_strategy
 from headrace.distribute.variable import Variable
 from headrace.errors import (
     DataLossError,
@@ -99,7 +99,7 @@ __all__ = [
 
 
 class SavedUpTo(NamedTuple):
-    """Up to where a server was saved: in which life, at which mark, after how many writes."""
+    """State that was saved of a server: state id, mark, and number of writes."""
 
     state_id: str
     mark: int
@@ -107,7 +107,7 @@ class SavedUpTo(NamedTuple):
 
 
 class SaveResult(NamedTuple):
-    """What one save has done: up to where the servers were saved, and the bytes that they wrote."""
+    """Result of a save: what was saved of each server, and the bytes that the servers wrote."""
 
     marks: dict[int, SavedUpTo]
     bytes: int
@@ -122,14 +122,15 @@ def save_objects(
     continues: tuple[str, ...] = (),
     forget_earlier_marks: bool = False,
 ) -> SaveResult:
-    """Save objects under a name, all or what changed since marks; the manifest is written last.
+    """Save objects, completely or the changes since marks; the manifest is written last.
 
-    Nothing is written where `is_checkpoint_writer` is false.
+    Nothing is written if `is_checkpoint_writer` is false.
     """
     found = list_leaves(objects)
     stem = f"{name}.{secrets.token_hex(4)}"
     cluster, on_servers = find_server_objects(found.values())
-    # Before the servers save: what others read and write meanwhile may come twice, and is not lost.
+    # Before the servers save, so that data read and written during the save may be duplicated but
+    # not lost.
     states = {path: describe(leaf, {}) for path, leaf in found.items() if has_state(leaf)}
     arrays: dict[str, NDArray[Any]] = {}
     for path, leaf in found.items():
@@ -198,20 +199,21 @@ def save_objects(
 
 
 def is_checkpoint_writer(found: Iterable[Leaf]) -> bool:
-    """Return whether this process writes a checkpoint: of several workers, the first one does.
+    """Return whether this process writes a checkpoint: of several workers, only the first does.
 
-    The others only read their variables, in which they take part where replicas have their own.
+    The others only read their variables, a collective operation for variables with a copy on each
+    replica.
     """
     strategies = [
         get_strategy(),
-        # Variables on parameter servers have none.
+        # Variables on parameter servers have no strategy.
         *(getattr(leaf.value, "strategy", None) for leaf in found),
     ]
     return all(getattr(each, "first_replica", 0) == 0 for each in strategies)
 
 
 def _shard_names_on(server: int, found: Iterable[Leaf], kind: Any) -> tuple[str, ...]:
-    """Return the names of the shards that a server has, each once."""
+    """Return the distinct names of the shards on a server."""
     return tuple(
         dict.fromkeys(
             part.spec.name
@@ -224,12 +226,12 @@ def _shard_names_on(server: int, found: Iterable[Leaf], kind: Any) -> tuple[str,
 
 
 def _check_files(folder: Folder, manifest: Manifest, answers: Mapping[int, ShardsSaved]) -> None:
-    """Refuse what servers have written elsewhere: to disks of their own, for one.
+    """Reject files that servers wrote elsewhere, for example to their own disks.
 
     Raises:
-        InvalidArgumentError: A file is not there.
+        InvalidArgumentError: If a file is missing.
     """
-    there = set(folder.names())
+    there = set(folder.list_published())
     for server, answer in answers.items():
         for piece in answer.pieces:
             if piece.file not in there:
@@ -240,9 +242,9 @@ def _check_files(folder: Folder, manifest: Manifest, answers: Mapping[int, Shard
 
 
 def find_server_objects(found: Iterable[Leaf]) -> tuple[ServerCluster | None, list[Leaf]]:
-    """Return the variables and tables that are on servers, and their cluster.
+    """Return the variables and tables on parameter servers, and their cluster.
 
-    Optimizers have their names in that cluster from now on.
+    Optimizers are named in that cluster.
     """
     found = list(found)
     mine = [leaf for leaf in found if isinstance(leaf.value, ServerVariable | EmbeddingTable)]
@@ -263,17 +265,17 @@ def find_server_objects(found: Iterable[Leaf]) -> tuple[ServerCluster | None, li
 def restore_objects(
     read: LoadedCheckpoint, found: Mapping[str, Leaf], paths: list[Leaf], restored: dict[str, str]
 ) -> None:
-    """Restore those of the objects that are due.
+    """Restore some of the objects.
 
     Args:
         read: The checkpoint.
-        found: All objects that are here.
-        paths: Those that are restored now.
-        restored: Names of optimizers here, by their names in the checkpoint, whose slots were
-            restored from it before.
+        found: All objects of the `Checkpoint`.
+        paths: Objects to restore now.
+        restored: Current names of optimizers whose slots were already restored, by their saved
+            names.
     """
     entries = read.manifest.entries
-    # What is restored here is read and checked before anything is changed.
+    # All values of this process are read and checked before anything is changed.
     local = TensorFile(read.folder, read.manifest.local) if read.manifest.local else None
     ready = [
         change
@@ -285,7 +287,7 @@ def restore_objects(
     if cluster is None:
         with apply_restores(ready):
             return
-    # Noted when all went well.
+    # Copied back only after success.
     now = dict(restored)
     placed = [
         (leaf, entry)
@@ -312,33 +314,33 @@ def restore_on_servers(
     answers: Answers | None = None,
     meanwhile: AbstractContextManager[None] | None = None,
 ) -> None:
-    """Have the servers read what they are to hold.
+    """Make the servers read the contents that they should have.
 
     Args:
-        cluster: Whose servers.
-        read: What from.
-        placed_shards: Variables and tables, and what they were saved as.
+        cluster: Cluster of the servers.
+        read: The checkpoint.
+        placed_shards: Variables and tables, each with its entry in the checkpoint.
         optimizer_renames: New names of optimizers.
-        counters: What server 0 is to count on from.
-        only: Ask this server alone, which has nothing yet; and see to no other life of it.
-        answers: Keys of writes that were carried out.
-        meanwhile: What is changed here between reading and committing, and taken back if the
-            servers fail to commit.
+        counters: Values for the counters of server 0.
+        only: Restore only this server, which is empty, and do not react to another restart of it.
+        answers: Answers by write key of executed writes.
+        meanwhile: Changes objects of this process between the servers' prepare and commit, and
+            undoes that if the commit fails.
 
     Raises:
-        DataLossError: A part is missing or damaged. Nothing was changed on any server.
+        DataLossError: If a part is missing or damaged. Nothing was changed on any server.
     """
     token = secrets.token_hex(8)
     shards: dict[int, list[tuple[ShardSpec, str]]] = {}
     tables: dict[int, list[tuple[TableSpec, str]]] = {}
     for leaf, entry in placed_shards:
-        # A handle's record says where its shards are.
+        # The record of a handle says where its shards are.
         for part in leaf.value.placed:
             where: Any = shards if isinstance(entry, VariableEntry) else tables
             where.setdefault(part.server, []).append((part.spec, entry.name))
     which = {*shards, *tables, *({COUNTING_SERVER} if counters else ())}
     if only is not None:
-        which = {only}  # also one that gets nothing: it is to know that there was nothing
+        which = {only}  # even if it gets nothing, so that it counts as restored
 
     def ask(phase: RestorePhase, server: int, life: str) -> RestoreShards:
         mine, theirs = tuple(shards.get(server, ())), tuple(tables.get(server, ()))
@@ -371,7 +373,7 @@ def restore_on_servers(
             ask_all("prepare")
         except (DataLossError, NotFoundError):
             with contextlib.suppress(HeadraceError):
-                ask_all("discard")  # others keep what they have read
+                ask_all("discard")  # frees the contents that other servers have read
             raise
     with contextlib.ExitStack() as stack:
         if meanwhile is not None:
@@ -386,12 +388,12 @@ def restore_on_servers(
 
 
 def _piece_kind(entry: VariableEntry | TableEntry) -> str:
-    """Return what pieces of it are called."""
+    """Return the kind of the pieces of an entry."""
     return "shard" if isinstance(entry, VariableEntry) else "table"
 
 
 def answers_for_server(server: int, placed_shards: Iterable[Any], answers: Answers) -> Answers:
-    """Return the keys of writes to the shards of a server, and to its counters."""
+    """Return the answers of writes to the shards and counters of a server."""
     own = {
         f"{_piece_kind(entry)} {part.spec.name}"
         for leaf, entry in placed_shards
@@ -405,22 +407,22 @@ def answers_for_server(server: int, placed_shards: Iterable[Any], answers: Answe
     }
 
 
-# --- restoring the objects of this process: all of them, or none ----------------------------------
+# --- restore of the objects of this process: all or nothing ---------------------------------------
 
-# 1. what was saved is read, and compared with the object (`prepare_restore`): an error changes
-#    nothing
-# 2. the objects get their values one after the other (`apply_restores`); if one refuses its value,
-#    those before it get back what they had
-# 3. the servers, which have read theirs, put them in place; if they fail, 2 is taken back as well
+# 1. Saved values are read and compared with the objects (`prepare_restore`); an error changes
+# nothing.
+# 2. The objects get their values one by one (`apply_restores`); if one rejects its value, those
+# before it get their previous values back.
+# 3. The servers, which have read their contents, install them; if that fails, 2 is undone as well.
 #
-# Not taken back: objects with a `set_state` (iterators), which come last in 2, and what one server
-# has put in place when another one fails in 3.
+# Not undone: objects with a `set_state` (iterators), which come last in 2, and contents that one
+# server has installed when another one fails in 3.
 
 _log = logging.getLogger(__name__)
 
 
 class LeafRestore(NamedTuple):
-    """An object, and what gives it the value that was saved."""
+    """An object, and the function that restores its saved value."""
 
     leaf: Leaf
     apply: Callable[[], object]
@@ -428,7 +430,7 @@ class LeafRestore(NamedTuple):
 
 @contextlib.contextmanager
 def apply_restores(restores: Iterable[LeafRestore]) -> Iterator[None]:
-    """Carry out changes, and take them back where one of them or the block fails."""
+    """Apply changes; undo them if one of them or the body fails."""
     with contextlib.ExitStack() as back:
         for change in sorted(restores, key=lambda change: has_state(change.leaf)):
             back.callback(_undo_restores, change.leaf.path, _build_undo(change.leaf))
@@ -440,17 +442,17 @@ def apply_restores(restores: Iterable[LeafRestore]) -> Iterator[None]:
 def _undo_restores(path: str, undo: Callable[[], object]) -> None:
     try:
         undo()
-    except Exception as error:  # the others are put back all the same, and the first is raised
+    except Exception as error:  # undo the others all the same, and raise the first error
         _log.warning(
             "%r could not be put back after a restore that failed: %s", path, describe_error(error)
         )
 
 
 def _build_undo(leaf: Leaf) -> Callable[[], object]:
-    """Return what gives an object back the value that it has now."""
+    """Return a function that restores the current value of an object."""
     value = leaf.value
     if has_state(leaf):
-        # Distributed iterators would wait for the other workers here.
+        # For a distributed iterator, this would wait for the other workers.
         return lambda: None
     if is_state_dict(leaf):
         arrays: dict[str, NDArray[Any]] = {}
@@ -462,11 +464,11 @@ def _build_undo(leaf: Leaf) -> Callable[[], object]:
 
         try:
             state = encode_state(leaf.path, value.state_dict(), add)
-        except TypeError:  # it has now what a checkpoint does not save
+        except TypeError:  # the current state has values that a checkpoint cannot save
             return functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict()))
         return lambda: value.load_state_dict(decode_state(state, arrays.__getitem__))
     if isinstance(value, Variable):
-        before = copy.copy(value)  # its copies are never written into
+        before = copy.copy(value)  # copies are never written to
         return lambda: vars(value).update(vars(before))
     if isinstance(value, ServerVariable):
         return functools.partial(value.assign, np.array(value.read()))
@@ -480,11 +482,13 @@ def _build_undo(leaf: Leaf) -> Callable[[], object]:
 def prepare_restore(
     leaf: Leaf, entry: Entry, read: LoadedCheckpoint, local: TensorFile | None
 ) -> LeafRestore | None:
-    """Return what restores an object, for which everything was read and checked; None: servers do.
+    """Return the change that restores an object, with its value read and checked.
+
+    None is returned for objects that the servers restore.
 
     Raises:
-        DataLossError: What was saved is damaged.
-        InvalidArgumentError: It does not fit the object.
+        DataLossError: If the saved value is damaged.
+        InvalidArgumentError: If it does not fit the object.
     """
     value = leaf.value
     refused = write_mismatch(value)
@@ -526,7 +530,7 @@ def prepare_restore(
 
 
 def _assign_array(leaf: Leaf, array: NDArray[Any]) -> None:
-    """Make an array the value of what is there."""
+    """Assign an array as the value of an object."""
     value = leaf.value
     if isinstance(value, ServerVariable | Variable):
         value.assign(array)
@@ -542,7 +546,7 @@ def _assign_array(leaf: Leaf, array: NDArray[Any]) -> None:
 
 
 def _read_variable(read: LoadedCheckpoint, entry: VariableEntry) -> NDArray[Any]:
-    """Return a variable that was on servers."""
+    """Return the value of a variable that was saved from servers."""
     spec = ShardSpec(
         name=entry.name,
         variable=entry.name,
@@ -559,15 +563,15 @@ def _read_variable(read: LoadedCheckpoint, entry: VariableEntry) -> NDArray[Any]
 
 
 # --------------------------------------------------------------------------------------------------
-# Optimizers of a checkpoint: slots are saved with variables, and counts of steps with the slots
+# Optimizers of a checkpoint: slots are saved with variables, step counters with the slots
 
-# An optimizer need not be in the `Checkpoint`: its slots are restored with the variables, so its
-# count is as well. What differs is the name: only one that is in the `Checkpoint` may have another
-# name than when it was saved.
+# An optimizer need not be in the `Checkpoint`: its slots are restored with the variables, and so is
+# its step counter. The difference is the name: only an optimizer in the `Checkpoint` may have
+# another name than when it was saved.
 
 
 def find_optimizer_renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the names of optimizers here, by those that they had when they were saved."""
+    """Return the current names of optimizers, by their saved names."""
     return {
         entry.name: leaf.value.name
         for leaf in found
@@ -586,12 +590,13 @@ def _check_renames(
 
     Args:
         read: The checkpoint.
-        pieces: Those that are restored now.
-        optimizer_renames: Names of optimizers here, by their names in the checkpoint.
-        restored: The same, for slots that were restored from this checkpoint before.
+        pieces: Pieces to restore now.
+        optimizer_renames: Current names of optimizers, by their saved names.
+        restored: The same, for slots already restored from this checkpoint.
 
     Raises:
-        InvalidArgumentError: They would be, or an optimizer came after its slots.
+        InvalidArgumentError: If they would be, or an optimizer was added after its slots were
+            restored.
     """
     saved = _optimizers_with_slots(pieces)
     for old, new in optimizer_renames.items():
@@ -617,16 +622,16 @@ def _restore_counters(
     optimizer_renames: Mapping[str, str],
     restored: dict[str, str],
 ) -> dict[str, int]:
-    """Return what the servers must count on from; optimizers ask them from now on.
+    """Return the values for the servers' counters, and record that optimizers were restored.
 
     Args:
-        cluster: Of the servers.
+        cluster: Cluster of the servers.
         read: The checkpoint.
-        due: Objects that are restored now.
-        pieces: Those that are restored now.
-        optimizer_renames: Names of optimizers here, by their names in the checkpoint.
-        restored: Optimizers whose count was restored from this checkpoint before, likewise; those
-            of now are added.
+        due: Objects to restore now.
+        pieces: Pieces to restore now.
+        optimizer_renames: Current names of optimizers, by their saved names.
+        restored: The same, for optimizers whose counters were already restored from this
+            checkpoint; those restored now are added.
     """
     saved = step_counts(read.manifest.counters)
     counts = {}
@@ -646,7 +651,7 @@ def _restore_counters(
 def rename_counters(
     counters: Mapping[str, int], optimizer_renames: Mapping[str, str]
 ) -> dict[str, int]:
-    """Return the counters of a checkpoint under the names that optimizers have here."""
+    """Return the counters of a checkpoint under the current names of the optimizers."""
     counts = step_counts(counters)
     kept = {name: count for name, count in counts.items() if name not in optimizer_renames}
     moved = {

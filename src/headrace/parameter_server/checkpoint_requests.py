@@ -1,4 +1,4 @@
-"""Asking servers to save and restore: what takes long, and may be asked again."""
+"""Save and restore requests to servers, which take long and may be repeated."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def request_files(
     *,
     handles_restart: bool = True,
 ) -> dict[int, Any]:
-    """Ask servers to save or restore, all at a time; return their answers.
+    """Ask servers to save or restore, in parallel; return their replies.
 
     Args:
-        servers: Those of the cluster.
-        server_indices: Their numbers.
-        build: Takes a server and its life, and returns what to ask.
-        handles_restart: Whether a server that was started again is seen to first, and then asked
-            again.
+        servers: Client of the cluster's servers.
+        server_indices: Indices of the servers.
+        build: Returns the request for a server and its state id.
+        handles_restart: Whether the request is repeated after a restarted server has been
+            recovered.
 
     Raises:
-        UnavailableError: A server could not be reached in time.
-        AbortedError: One was started again, and `handles_restart` is false.
-        HeadraceError: What a server answered with.
+        UnavailableError: If a server was unreachable for too long.
+        AbortedError: If a server was restarted, and `handles_restart` is false.
+        HeadraceError: If a server replied with an error.
     """
     wait_for_steps(
         current_pending_steps()
-    )  # what is sent here does not come after what is sent on a thread's lines
+    )  # these requests are not ordered after those on the thread's connections
     calls: dict[int, _FileCall] = {}
     try:
         for server in server_indices:
@@ -62,7 +62,7 @@ def request_files(
 
 
 class _FileCall:
-    """What one server is asked, at its address, or at that of another that has the same."""
+    """Request to one server, or to the other replica of its store."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class _FileCall:
         self.target_server = -1
 
     def send(self) -> None:
-        """Send it, to whoever is to be asked now."""
+        """Send the request to the server that is expected to lead the store."""
         servers, asked = self._servers, self._servers.leaders.find_server(self.server)
         if self._channel is None or asked != self.target_server:
             self.close()
@@ -88,7 +88,7 @@ class _FileCall:
         self._channel.send(servers.leaders.address_message(message, self.server, seen))
 
     def receive(self) -> Any:
-        """Return what arrives in a while; None: nothing did."""
+        """Return the next message, or None if none arrived in 1 s."""
         assert self._channel is not None
         reply = self._channel.receive(_POLL_SECONDS)
         return None if reply is None else reply.message

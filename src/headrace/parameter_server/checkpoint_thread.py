@@ -37,9 +37,9 @@ class CheckpointThread:
     """Writes a store to files, and reads it back.
 
     Args:
-        store: Touched between two operations only.
-        executor: Carries them out, and brings requests here.
-        during_restore: Entered for as long as the store is restored.
+        store: Store, accessed only between two operations.
+        executor: Executes operations, and passes save and restore requests to this object.
+        during_restore: Context that is active during a restore.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CheckpointThread:
         self._store = store
         self._executor = executor
         self._during_restore = during_restore
-        #: Shards that were read and not put in place yet, and the token of their restore.
+        #: Token of a prepared restore, and the shards read for it.
         self._prepared: tuple[str, RestoredShards] = ("", [])
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(
@@ -60,17 +60,17 @@ class CheckpointThread:
         executor.on_file_request = self._requests.put
 
     def start(self) -> None:
-        """Begin with what `applying` brings."""
+        """Start handling requests."""
         self._thread.start()
 
     def close(self) -> None:
-        """Save nothing more; wait for what is under way, but not for long."""
+        """Stop; wait up to 0.8 s for the current request."""
         self._requests.put(None)
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
     def _restore(self, message: RestoreShards, parts: RestoredShards | None) -> None:
-        """Put shards in place, which are read now if they were not before."""
+        """Install shards; read them first if they were not prepared."""
         with self._during_restore():
             put_shards(
                 self._store,
@@ -111,7 +111,7 @@ class CheckpointThread:
             request.reply(
                 ShardsSaved(
                     state_id=applying.state_id,
-                    # Of those until now, some may have come after the moment of their shard.
+                    # Some of these writes may be newer than the saved state of their shard.
                     writes=applying.writes,
                     position=applying.position,
                     **written._asdict(),

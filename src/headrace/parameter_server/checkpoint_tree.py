@@ -1,17 +1,18 @@
 """The objects of a checkpoint, by path: "model/layers/0/weights".
 
-A dict, list or tuple, another `Checkpoint`, and whatever has `variables` (a metric, a model of
-Keras) is looked into; everything else is saved as one of the kinds of `_KINDS`.
+Dicts, lists, tuples, other `Checkpoint` objects, and objects with `variables` (metrics, Keras
+models) are traversed; everything else is saved as one of the kinds of `_KINDS`.
 
-What can be saved can be restored: an object that changes in place may be anywhere, a number, string
-or other value that is replaced must be in a dict, a list or a `Checkpoint`. Objects of frameworks:
+All saved objects can be restored: an object that is changed in place may be anywhere; a number,
+string or other value that is replaced must be in a dict, a list or a `Checkpoint`. Objects of
+frameworks:
 
-    Keras variables, tensors of PyTorch               restored in place
+    Keras variables, PyTorch tensors                  restored in place
     Keras models, layers, optimizers and metrics      by their variables
-    modules and optimizers of PyTorch, schedulers     by `state_dict` and `load_state_dict`
-    arrays of JAX                                     replaced in the dict or list that holds them
+    PyTorch modules, optimizers and schedulers        by `state_dict` and `load_state_dict`
+    JAX arrays                                        replaced in the dict or list with them
 
-No framework is imported here: one whose objects come along has been.
+No framework is imported here: if an object of one occurs, it has been imported already.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ __all__ = [
 
 
 class Leaf(NamedTuple):
-    """One object, and how another takes its place.
+    """One object, and how to replace it.
 
     Attributes:
-        path: Where it is.
+        path: Path of the object.
         value: The object.
-        replace: Puts another value there; raises TypeError where that cannot be.
+        replace: Replaces the object; raises TypeError if that is impossible.
     """
 
     path: str
@@ -82,11 +83,11 @@ class Leaf(NamedTuple):
 
 
 def list_leaves(objects: dict[str, Any]) -> dict[str, Leaf]:
-    """Return all objects by their paths.
+    """Return all objects by path.
 
     Raises:
-        TypeError: One is of a kind that is not saved.
-        ValueError: A dict has two keys that are alike as strings, such as 1 and "1".
+        TypeError: If an object cannot be saved.
+        ValueError: If a dict has two keys that are equal as strings, such as 1 and "1".
     """
     found: dict[str, Leaf] = {}
     for leaf in _walk("", objects, (), {}):
@@ -95,9 +96,9 @@ def list_leaves(objects: dict[str, Any]) -> dict[str, Leaf]:
 
 
 def describe_holders(objects: dict[str, Any]) -> dict[str, str]:
-    """Return the class and the number of variables of all that is saved by its variables, by path.
+    """Return class and number of variables of all objects saved by their variables, by path.
 
-    Variables are matched by position, so those of another class would be taken for its own.
+    Variables are matched by position, so those of another class would be mistaken for its own.
     """
     found: dict[str, str] = {}
     for _ in _walk("", objects, (), found):
@@ -134,7 +135,7 @@ def _walk(
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return what is in a container by its keys; None: it is none."""
+    """Return the children of a container with their keys; None for other objects."""
     inside = getattr(value, "checkpoint_objects", None)
     if isinstance(inside, dict):
         return list(inside.items())
@@ -191,7 +192,7 @@ def _check_kind(path: str, value: Any, container: Any) -> None:
 
 
 def is_restored_in_place(value: Any) -> bool:
-    """Return whether a value is restored without another one in its place."""
+    """Return whether a value is restored without being replaced."""
     return (
         isinstance(value, ServerVariable | Variable | EmbeddingTable | Optimizer)
         or (isinstance(value, np.ndarray) and value.flags.writeable)
@@ -202,7 +203,7 @@ def is_restored_in_place(value: Any) -> bool:
 
 
 def as_local_array(value: Any) -> NDArray[Any] | None:
-    """Return what is saved of an object as an array here; None: it is saved otherwise."""
+    """Return the array that this process saves for an object; None if it is saved otherwise."""
     if isinstance(value, ServerVariable | EmbeddingTable | Optimizer):
         return None
     if isinstance(value, Variable):
@@ -221,13 +222,13 @@ def as_local_array(value: Any) -> NDArray[Any] | None:
 
 
 def describe_state_dict(leaf: Leaf) -> tuple[StateDictEntry, dict[str, NDArray[Any]]]:
-    """Return what a manifest says of an object with a `state_dict`, and the arrays in it."""
+    """Return the manifest entry of an object with a `state_dict`, and the arrays in it."""
     arrays: dict[str, NDArray[Any]] = {}
 
     def add(array: NDArray[Any]) -> str:
         key = f"{leaf.path}//{len(arrays)}"
         name_of(array.dtype)
-        arrays[key] = np.array(array)  # training may go on while it is written
+        arrays[key] = np.array(array)  # training may continue while it is written
         return key
 
     state = encode_state(leaf.path, leaf.value.state_dict(), add)
@@ -239,7 +240,7 @@ def describe_state_dict(leaf: Leaf) -> tuple[StateDictEntry, dict[str, NDArray[A
 
 
 def describe(leaf: Leaf, counters: dict[str, int]) -> Entry:
-    """Return what a manifest says of an object."""
+    """Return the manifest entry of an object."""
     value = leaf.value
     match value:
         case ServerVariable():
@@ -258,22 +259,22 @@ def describe(leaf: Leaf, counters: dict[str, int]) -> Entry:
 
 
 def is_object(leaf: Leaf) -> bool:
-    """Whether it stays the same object while its value changes: no number and no array."""
+    """Return whether it stays the same object while its value changes: not a number or an array."""
     return _kind(leaf.value) != _ARRAY
 
 
 def has_state(leaf: Leaf) -> bool:
-    """Whether it is saved by its `get_state`."""
+    """Return whether it is saved by its `get_state`."""
     return _kind(leaf.value) == _STATE
 
 
 def is_state_dict(leaf: Leaf) -> bool:
-    """Whether it is saved by its `state_dict`."""
+    """Return whether it is saved by its `state_dict`."""
     return _kind(leaf.value) == _STATE_DICT
 
 
 def mismatch_reason(leaf: Leaf, entry: Entry) -> str:
-    """Return why an object cannot be restored from what was saved; "": it can."""
+    """Return why an object cannot be restored from its entry; "" if it can."""
     value = leaf.value
     here, saved = _kind(value), _KINDS[type(entry)]
     if here != saved and {here, saved} not in _CONVERTIBLE:
@@ -339,7 +340,7 @@ _WIDE_INTEGER = 2**63
 
 
 def _is_instance_of(value: Any, module: str, *names: str) -> bool:
-    """Return whether a value is of one of the classes of a module, if that is loaded."""
+    """Return whether a value is an instance of a class of a module, if that is loaded."""
     found: Any = sys.modules.get(module)
     kinds = tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type))
     return isinstance(value, kinds)
@@ -351,7 +352,7 @@ def is_variable(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array of a framework that cannot be changed."""
+    """Return whether a value is an immutable array of a framework."""
     return _is_instance_of(value, "jax", "Array")
 
 
@@ -366,10 +367,10 @@ def has_state_dict(value: Any) -> bool:
 
 
 def owned_variables(value: Any) -> Sequence[Any] | None:
-    """Return the variables of a Keras model, layer, optimizer or metric; None: it is none.
+    """Return the variables of a Keras model, layer, optimizer or metric; None for other objects.
 
     Raises:
-        ValueError: It does not have all of its variables yet.
+        ValueError: If it does not have all of its variables yet.
     """
     is_optimizer = _is_instance_of(value, "keras.optimizers", "Optimizer")
     if not is_optimizer and not _is_instance_of(value, "keras", "Layer", "Metric"):
@@ -401,12 +402,12 @@ def _dtype_of(value: Any) -> Any:
 
 
 def to_array(value: Any) -> NDArray[Any]:
-    """Return the numbers of an array or variable of any framework."""
+    """Return the NumPy array of an array or variable of any framework."""
     return as_array(value.value if _is_instance_of(value, "keras", "Variable") else value)
 
 
 def assign(value: Any, array: NDArray[Any]) -> None:
-    """Change a variable of a framework in place."""
+    """Assign a value to a variable of a framework, in place."""
     if _is_instance_of(value, "keras", "Variable"):
         value.assign(array)
         return
@@ -416,7 +417,7 @@ def assign(value: Any, array: NDArray[Any]) -> None:
 
 
 def write_mismatch(value: Any) -> str:
-    """Return why a tensor of PyTorch cannot be written into; "": it can, or is none."""
+    """Return why a PyTorch tensor cannot be written to; "" if it can, or is not a tensor."""
     if not _is_instance_of(value, "torch", "Tensor"):
         return ""
     torch: Any = sys.modules["torch"]
@@ -433,7 +434,7 @@ def write_mismatch(value: Any) -> str:
 
 
 def to_array_like(value: Any, array: NDArray[Any]) -> Any:
-    """Return an array of JAX on the devices of another one."""
+    """Return a JAX array on the devices of another one."""
     return sys.modules["jax"].device_put(np.array(array), value.sharding)
 
 
@@ -449,15 +450,15 @@ def _tensor(array: NDArray[Any]) -> Any:
 
 
 def encode_state(path: str, value: Any, add: Callable[[NDArray[Any]], str]) -> Any:
-    """Return a state as a value of JSON.
+    """Return a state as a JSON value.
 
     Args:
-        path: Of the object, for errors.
-        value: What `state_dict` returned.
-        add: Keeps an array; returns its key.
+        path: Path of the object, for errors.
+        value: Result of `state_dict`.
+        add: Stores an array; returns its key.
 
     Raises:
-        TypeError: It holds what is not saved.
+        TypeError: If it contains a value that cannot be saved.
     """
     if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
         items = value.items()
@@ -474,7 +475,7 @@ def encode_state(path: str, value: Any, add: Callable[[NDArray[Any]], str]) -> A
     if isinstance(value, int) and -_WIDE_INTEGER <= value < _WIDE_INTEGER:
         return {"value": value}
     if isinstance(value, float):
-        # JSON has no form for what is not finite.
+        # JSON does not support non-finite numbers.
         return {"value": value} if math.isfinite(value) else {"number": repr(value)}
     raise TypeError(
         f"the state_dict holds a {type(value).__name__} at {path!r}, which a checkpoint does not "
@@ -483,10 +484,10 @@ def encode_state(path: str, value: Any, add: Callable[[NDArray[Any]], str]) -> A
 
 
 def decode_state(saved: Any, array: Callable[[str], NDArray[Any]]) -> Any:
-    """Return a state that `encode_state` made a value of JSON.
+    """Return the state that `encode_state` converted to a JSON value.
 
     Args:
-        saved: The value.
+        saved: The JSON value.
         array: Returns the array of a key.
     """
     ((kind, inside),) = saved.items()
@@ -516,7 +517,7 @@ def state_class_name(value: Any) -> str:
 
 
 def describe_parameters(value: Any) -> tuple[str, ...]:
-    """Return dtype and shape of each parameter that an optimizer of PyTorch changes."""
+    """Return dtype and shape of each parameter of a PyTorch optimizer."""
     if not _is_instance_of(value, "torch.optim", "Optimizer"):
         return ()
     return tuple(_form_text(each) for group in value.param_groups for each in group["params"])
@@ -528,13 +529,13 @@ def _form_text(value: Any) -> str:
 
 
 def state_mismatch(value: Any, state: Any, kind: str, parameters: Sequence[str]) -> str:
-    """Return why a state does not fit an object of PyTorch; "": it does, as far as is known.
+    """Return why a state does not fit a PyTorch object; "" if it fits, as far as is known.
 
     Args:
         value: The object.
-        state: What was saved.
-        kind: What `state_class_name` returned when it was saved; "": it is not known.
-        parameters: Likewise of `describe_parameters`; empty: they are not known.
+        state: The saved state.
+        kind: Saved result of `state_class_name`; "" if unknown.
+        parameters: Saved result of `describe_parameters`; empty if unknown.
     """
     if _is_instance_of(value, "torch.nn", "Module"):
         return _module_mismatch(value.state_dict(), state)

@@ -1,15 +1,15 @@
 """Checkpoints: objects saved and restored together (`Checkpoint`), and a series of them.
 
-`CheckpointManager` numbers the checkpoints of a program while it trains, keeps a few of them, and
+`CheckpointManager` numbers the checkpoints of a program while it trains, keeps the latest, and
 restores servers from them:
 
     save()        ckpt-1, ckpt-2 ...: everything
-    increments    ckpt-2+1, ckpt-2+2 ...: what was written since, every so many seconds
-    a server came back empty      it reads its shards from the newest of both
+    increments    ckpt-2+1, ckpt-2+2 ...: changes since then, at a fixed interval
+    a server restarts empty       it reads its shards from the newest of both
 
-What is promised when a server is lost: each shard is as it was in the newest checkpoint or
-increment, bit for bit; what was written to it after that is lost, and counted; writes that wait are
-carried out when it is restored. Shards of other servers lose nothing.
+Guarantee after the loss of a server: each of its shards is as it was in the newest checkpoint or
+increment, bit for bit. Later writes to it are lost, and counted; waiting writes are executed after
+the restore. Shards of other servers lose nothing.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class Checkpoint:
 
     Args:
         **objects: Variables, tables, optimizers, iterators, metrics, arrays, numbers and strings,
-            objects of Keras and PyTorch, arrays of JAX, and dicts and lists of them; another
-            `Checkpoint` as well. Each is an attribute under its name, and more may be set later.
+            objects of Keras and PyTorch, arrays of JAX, dicts and lists of them, and other
+            `Checkpoint` objects. Each becomes an attribute; more may be set later.
 
     Raises:
-        TypeError: An object is of a kind that is not saved, or one that cannot be changed is in a
-            tuple, where it could not be restored.
-        ValueError: An object of Keras is not built, or a dict has keys that are alike as strings,
+        TypeError: If an object cannot be saved, or an immutable one is in a tuple, where it could
+            not be restored.
+        ValueError: If a Keras object is not built, or a dict has keys that are equal as strings,
             such as 1 and "1".
     """
 
@@ -122,23 +122,23 @@ class Checkpoint:
             status.restore_new()
 
     def save(self, path: FileName) -> str:
-        """Save all objects under a path or URL that all servers reach; return it.
+        """Save all objects under a path or URL that all servers can reach; return the path.
 
-        While others write, each shard is of one moment, and different shards of different ones.
-        What was saved under the path before is replaced when all is written.
+        Each shard is saved as of one moment; while others write, that moment differs between
+        shards. An earlier checkpoint of the same path is replaced after all has been written.
 
-        All workers of a `MultiWorkerMirroredStrategy` call it with the same path: the first one
-        writes, and the others return without waiting for that.
+        All workers of a `MultiWorkerMirroredStrategy` call this with the same path: the first one
+        writes, and the others return without waiting for it.
 
         Raises:
-            TypeError: An object is of a kind that is not saved.
-            UnavailableError: A server, or the place to save to, cannot be reached.
+            TypeError: If an object cannot be saved.
+            UnavailableError: If a server or the storage is unreachable.
         """
         folder, name = split_path(path)
         try:
             save_objects(self.checkpoint_objects, folder, name)
         finally:
-            # Also after one that failed, which else would take the room of the next.
+            # Also after a failure, whose files would use up the space of the next save.
             if is_checkpoint_writer(list_leaves(self.checkpoint_objects).values()):
                 delete_unfinished(folder, lambda of: of == name)
         return folder.path(name)
@@ -146,18 +146,18 @@ class Checkpoint:
     write = save
 
     def restore(self, path: FileName) -> CheckpointStatus:
-        """Restore all objects that are here and were saved; others follow when they are set.
+        """Restore all objects that were saved; objects set later are restored then.
 
-        Shards are cut and dealt as the variables here are, whatever they were when they were saved.
+        The shards may be partitioned differently from when they were saved.
 
         Raises:
-            NotFoundError: There is no such checkpoint, or it was deleted while it was read.
-            InvalidArgumentError: It is of another model: an object has another kind, class, shape
-                or dtype; or a tensor cannot be written. Nothing was changed.
-            DataLossError: A part of it is missing or damaged. Nothing was changed.
+            NotFoundError: If the checkpoint does not exist, or was deleted while it was read.
+            InvalidArgumentError: If it is of another model: an object has another kind, class,
+                shape or dtype, or a tensor cannot be written. Nothing was changed.
+            DataLossError: If a part of it is missing or damaged. Nothing was changed.
 
-        Where an object raises another error when it is given its value, the others get back what
-        they had, except iterators that came before it.
+        If an object raises another error when it gets its value, the others get their previous
+        values back, except iterators restored before it.
         """
         status = CheckpointStatus(self, read_checkpoint(*split_path(path)))
         status.restore_new()
@@ -171,22 +171,22 @@ class Checkpoint:
 
 
 class CheckpointStatus:
-    """What a restore has done so far.
+    """Progress of a restore, and checks of what was matched.
 
     Args:
-        checkpoint: Whose objects are restored.
-        read: From what.
+        checkpoint: Checkpoint whose objects are restored.
+        read: Checkpoint that was read.
     """
 
     def __init__(self, checkpoint: Checkpoint, read: LoadedCheckpoint) -> None:
         self._checkpoint = checkpoint
         self._loaded = read
         self._restored_paths: dict[str, Any] = {}
-        #: Names of optimizers here, by those in the checkpoint, whose slots were restored.
+        #: Current names of optimizers whose slots were restored, by their saved names.
         self._restored_optimizers: dict[str, str] = {}
 
     def restore_new(self) -> None:
-        """Restore what has come since the last time."""
+        """Restore objects added since the last call."""
         found = list_leaves(self._checkpoint.checkpoint_objects)
         entries = self._loaded.manifest.entries
         if found and entries and not self._restored_paths and not found.keys() & entries.keys():
@@ -206,7 +206,7 @@ class CheckpointStatus:
             leaf
             for path, leaf in found.items()
             if path in entries
-            # A number or an array that a program has set since is its own.
+            # A number or array that the program has set since then is kept.
             and (
                 path not in self._restored_paths
                 or (is_object(leaf) and self._restored_paths[path] is not leaf.value)
@@ -231,10 +231,10 @@ class CheckpointStatus:
                 self._restored_paths[path] = leaf.value
 
     def assert_existing_objects_matched(self) -> CheckpointStatus:
-        """Check that each object that is here was restored.
+        """Check that each object of the `Checkpoint` was restored.
 
         Raises:
-            AssertionError: One was not saved.
+            AssertionError: If an object was not saved.
         """
         self.restore_new()
         missing = (
@@ -247,10 +247,10 @@ class CheckpointStatus:
         return self
 
     def assert_consumed(self) -> CheckpointStatus:
-        """Check that each object was restored, and everything that was saved was used.
+        """Check that each object was restored, and that all saved values were used.
 
         Raises:
-            AssertionError: One was not saved, or is not here.
+            AssertionError: If an object was not saved, or a saved value has no object.
         """
         self.assert_existing_objects_matched()
         unused = self._loaded.manifest.entries.keys() - self._restored_paths.keys()
@@ -263,10 +263,10 @@ class CheckpointStatus:
         return self
 
     def assert_nontrivial_match(self) -> CheckpointStatus:
-        """Check that anything was restored.
+        """Check that at least one object was restored.
 
         Raises:
-            AssertionError: Nothing was.
+            AssertionError: If no object was restored.
         """
         self.restore_new()
         if not self._restored_paths:
@@ -274,7 +274,7 @@ class CheckpointStatus:
         return self
 
     def expect_partial(self) -> CheckpointStatus:
-        """Say that some of it will not be used, or not be found; it is not complained about."""
+        """Accept that some objects or saved values are not matched."""
         return self
 
     def __repr__(self) -> str:
@@ -288,10 +288,10 @@ def _format_names(names: Iterable[str]) -> str:
 
 
 class CheckpointManager:
-    """Saves a checkpoint under numbered names, and restores servers that were lost from them.
+    """Saves numbered checkpoints, and restores lost servers from them.
 
-    Made in the program that has the strategy, it is attached to the strategy's servers: one that
-    was started again at its address gets its shards back before anybody here asks it for anything.
+    Created in the program that has the strategy, it watches the strategy's servers: a server
+    restarted at its address gets its shards back before this program sends it any other request.
 
     >>> import tempfile
     >>> import headrace as hr
@@ -302,14 +302,14 @@ class CheckpointManager:
     ('ckpt-1', True)
 
     Args:
-        checkpoint: What is saved.
-        directory: A folder by path or URL, for this manager alone.
-        max_to_keep: The oldest beyond so many are deleted; None: none is.
-        checkpoint_name: What names begin with.
-        incremental_seconds: Save everything now if nothing was, and then every so many seconds what
-            was written since; None: never.
-        save_on_sigterm: Save once when this process is told to end (SIGTERM), and then end. To be
-            made in the main thread.
+        checkpoint: Objects to save.
+        directory: Path or URL of a directory used by this manager only.
+        max_to_keep: Number of checkpoints to keep; older ones are deleted. None keeps all.
+        checkpoint_name: Prefix of the checkpoint names.
+        incremental_seconds: Interval in seconds for saving changes; everything is saved first if no
+            checkpoint exists. None disables increments.
+        save_on_sigterm: Whether to save once when this process receives SIGTERM, before it ends.
+            The manager must then be created on the main thread.
     """
 
     def __init__(
@@ -336,23 +336,23 @@ class CheckpointManager:
         self._incremental_seconds = incremental_seconds
         #: Held while files are written or deleted.
         self._lock = threading.RLock()
-        #: What a lost server is restored from; "": nothing was saved or restored yet.
+        #: Name of the checkpoint used to restore lost servers; "" before the first one.
         self._newest = ""
         self._full = ""
         self._full_bytes = 0
         self._increments: list[str] = []
         self._increment_bytes = 0
         self._marks: dict[int, SavedUpTo] = {}
-        #: How many writes of each server are in the newest.
+        #: Writes of each server contained in the newest checkpoint.
         self._saved_writes: dict[int, int] = {}
         self._unrestored_servers: set[int] = set()
-        #: What this program saved, and what it was restored from: how many writes of each server
-        #: are in it. The newest is the last.
+        #: Writes of each server contained in each checkpoint that this program saved or was
+        #: restored from. The newest is the last.
         self._writes_in: dict[str, dict[int, int]] = {}
         #: Whether the newest was found damaged, so that no increment may continue it.
         self._is_damaged = False
         self.lost_updates = 0
-        """How many writes servers had carried out that were lost with them, as far as is known."""
+        """Number of server writes known to be lost with their servers."""
         self._closed = threading.Event()
         self._cluster: ServerCluster | None = None
         self._thread: threading.Thread | None = None
@@ -365,35 +365,36 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """Where it saves."""
+        """Directory of the checkpoints."""
         return self._folder.url
 
     @property
     def checkpoints(self) -> list[str]:
-        """Paths of the full checkpoints that are there, the oldest first."""
+        """Paths of the existing full checkpoints, oldest first."""
         return [self._folder.path(name) for name in list_checkpoints(self._folder, self._prefix)]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """Path of the newest full checkpoint; None: there is none."""
+        """Path of the newest full checkpoint, or None."""
         names = list_checkpoints(self._folder, self._prefix)
         return self._folder.path(names[-1]) if names else None
 
     @property
     def latest_increment(self) -> str | None:
-        """Path of the newest increment of the newest checkpoint, to restore; None: it has none."""
+        """Path of the newest increment of the newest checkpoint, or None; it can be restored."""
         names = list_checkpoints(self._folder, self._prefix)
         increments = list_increments(self._folder, names[-1]) if names else []
         return self._folder.path(increments[-1]) if increments else None
 
     def save(self, checkpoint_number: int | None = None) -> str:
-        """Save everything under the next number, or this one; return its path.
+        """Save everything under the next number or a given one; return the path.
 
-        All workers of a `MultiWorkerMirroredStrategy` call it; the first one writes, and numbers.
-        The others return a path without waiting: give `checkpoint_number` for them to agree on it.
+        All workers of a `MultiWorkerMirroredStrategy` call this; the first one chooses the number
+        and writes. The others return a path without waiting; pass `checkpoint_number` to make them
+        agree on it.
 
         Raises:
-            UnavailableError: A server, or the place to save to, cannot be reached.
+            UnavailableError: If a server or the storage is unreachable.
         """
         if checkpoint_number is not None:
             check_int("checkpoint_number", checkpoint_number, minimum=0)
@@ -404,8 +405,8 @@ class CheckpointManager:
             if number is None:
                 number = 1 + (int(names[-1].rpartition("-")[2]) if names else 0)
             name = f"{self._prefix}-{number}"
-            # What was removed from tables before is forgotten by servers: no increment goes on
-            # from an earlier checkpoint, even if this one comes to nothing.
+            # Servers forget earlier removals from tables, so no increment may continue an earlier
+            # checkpoint, even if this save fails.
             self._marks = {}
             writes = is_checkpoint_writer(list_leaves(self.checkpoint.checkpoint_objects).values())
             for old in list_increments(self._folder, name) if writes else []:
@@ -415,17 +416,18 @@ class CheckpointManager:
             self._is_damaged = False
             self._full = self._newest = name
             self._full_bytes, self._increment_bytes, self._increments = saved.bytes, 0, []
-            # All servers had what they hold, whoever brought it: what is written from now on stays.
+            # All servers had their contents, whichever program restored them, so later writes must
+            # not be replaced.
             self._unrestored_servers.clear()
             if writes:
                 self._prune()
         return self._folder.path(name)
 
     def save_increment(self) -> str:
-        """Save what was written since the last time; everything, if nothing was saved yet.
+        """Save the changes since the last save, or everything if nothing was saved yet.
 
         Returns:
-            The path of what was saved: "ckpt-2+1" continues "ckpt-2".
+            Path of the increment, such as "ckpt-2+1" after "ckpt-2", or of a full checkpoint.
         """
         with self._lock:
             if not self._marks or self._is_damaged or self._increment_bytes > self._full_bytes:
@@ -448,7 +450,7 @@ class CheckpointManager:
                 if is_checkpoint_writer(list_leaves(objects).values()):
                     delete_unfinished(
                         self._folder, lambda of: of == name
-                    )  # it takes the room of the next
+                    )  # frees the space for the next save
             raise
 
     def _record_saved(self, name: str, saved: SaveResult) -> None:
@@ -471,13 +473,15 @@ class CheckpointManager:
     # --- restoring ----------------------------------------------------------------------------
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the newest checkpoint with its increments; return its path, or None.
+        """Restore the newest checkpoint with its increments; return its path.
 
-        None: there is none, and everything is as it was made. One that is damaged is left out: the
-        one before it is restored, and the log says so.
+        A damaged one is skipped: the one before it is restored, and the error is logged.
+
+        Returns:
+            The path, or None if there is no checkpoint; all objects then keep their initial values.
 
         Raises:
-            DataLossError: All of them are damaged.
+            DataLossError: If all checkpoints are damaged.
         """
         self._watch_servers()
         path = self.latest_increment or self.latest_checkpoint
@@ -493,11 +497,11 @@ class CheckpointManager:
         return self._folder.path(name)
 
     def _restore_newest_intact(self, names: Sequence[str], restore: Callable[[str], object]) -> str:
-        """Restore from the last of several checkpoints that is not damaged; return its name.
+        """Restore the last checkpoint that is not damaged; return its name.
 
         Raises:
-            DataLossError: All of them are damaged.
-            NotFoundError: The last one is not there, and none of the others can be restored.
+            DataLossError: If all are damaged.
+            NotFoundError: If the last one does not exist, and no other can be restored.
         """
         first: HeadraceError | None = None
         for name in reversed(names):
@@ -516,11 +520,11 @@ class CheckpointManager:
         raise first
 
     def _recover_server(self, server: int, writes: int) -> None:
-        """Give a server that was started again what it had."""
+        """Restore the contents of a restarted server."""
         self._unrestored_servers.add(server)
         saved = self._saved_writes.get(server, 0)
         lost = max(0, writes - saved)
-        self._saved_writes[server] = 0  # it counts from the beginning
+        self._saved_writes[server] = 0  # its count starts again from 0
         self.lost_updates += lost
         name = self._restore_server(server)
         if name != self._newest:
@@ -538,7 +542,7 @@ class CheckpointManager:
         )
 
     def _restore_server(self, server: int) -> str:
-        """Restore a server from the newest checkpoint that is not damaged; return its name."""
+        """Restore a server from the newest intact checkpoint; return its name."""
         if not self._newest:
             raise NotFoundError(
                 "this CheckpointManager has saved and restored nothing yet: call save() when the "
@@ -573,10 +577,10 @@ class CheckpointManager:
             answers=answers_for_server(server, placed, read.manifest.answers),
         )
 
-    # --- while the program trains -------------------------------------------------------------
+    # --- during training --------------------------------------------------------------------------
 
     def _watch_servers(self) -> None:
-        """Watch the servers of the checkpoint's variables, once it has any."""
+        """Register for recovery of the servers of the checkpoint's variables, once it has any."""
         if self._cluster is not None or self._closed.is_set():
             return
         found = list_leaves(self.checkpoint.checkpoint_objects)
@@ -592,9 +596,10 @@ class CheckpointManager:
             self._thread.start()
 
     def _watch(self) -> None:
-        """Find out which servers came back, and save increments."""
+        """Detect restarted servers, and save increments."""
         due, again = time.monotonic(), 0.0
-        #: What the last save failed with: messages of the same kind differ by names of files.
+        #: Error type of the last save. Errors of one type are logged once a minute: their texts
+        #: differ in file names only.
         failed: type[Exception] | None = None
         pause = (
             _CHECK_SECONDS
@@ -610,7 +615,8 @@ class CheckpointManager:
                         for server in list(self._unrestored_servers):
                             self._restore_server(server)
                 if self._incremental_seconds is not None and time.monotonic() >= due:
-                    # Also after one that failed, as for want of room: it is not tried at once.
+                    # Set before the save, so that a failure, such as a full disk, is not retried at
+                    # once.
                     due = time.monotonic() + self._incremental_seconds
                     self.save_increment()
                     failed = None
@@ -629,7 +635,7 @@ class CheckpointManager:
                 _log.log(level, "checkpoints of %s: %s; trying again", self._folder.url, words)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
-        # A second one ends the process at once.
+        # A second signal ends the process at once.
         signal.signal(signal.SIGTERM, self._before_sigterm)
         threading.Thread(target=self._save_and_end, name="headrace-last-checkpoint").start()
 
@@ -643,7 +649,7 @@ class CheckpointManager:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """Save nothing more, and watch the servers no more. May be called twice."""
+        """Stop saving and watching servers. Idempotent."""
         self._closed.set()
         if self._cluster is not None:
             self._cluster.servers.states.clear_recovery(self._recover_server)
@@ -666,10 +672,10 @@ def checkpoints_iterator(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[str]:
-    """Yield the newest checkpoint of a directory, again and again: each time there is a new one.
+    """Yield the newest checkpoint of a directory whenever there is a new one.
 
-    Those that were overtaken meanwhile are left out. One may be deleted while it is read: restoring
-    it raises NotFoundError, and the next one is as good.
+    Superseded checkpoints are skipped. A checkpoint may be deleted while it is read:
+    restoring it raises NotFoundError, and the next one can be used instead.
 
     >>> import tempfile
     >>> import headrace as hr
@@ -679,10 +685,10 @@ def checkpoints_iterator(
     ['ckpt-1']
 
     Args:
-        directory: A path or URL, which need not exist yet.
-        timeout: Stop when there was no new one for so many seconds; None: wait for ever, with a
-            warning after ten seconds.
-        clock: Seconds since some moment.
+        directory: Path or URL, which need not exist yet.
+        timeout: Seconds without a new checkpoint after which the iterator ends; None waits forever,
+            with a warning after 10 s.
+        clock: Returns the time in seconds.
     """
     if timeout is not None:
         check_seconds("timeout", timeout)

@@ -1,13 +1,13 @@
-"""The clusters that this process takes part in, and the handles that resolve to them.
+"""Clusters that this process takes part in, and the handles that resolve to them.
 
 A variable, table, optimizer or strategy pickles as a handle: the id of its cluster, and its name
-there. The coordinator enters a cluster when it makes a strategy, a worker when a coordinator greets
-it (`register_cluster`). In a process that is both, handles resolve to what was entered first, so
-that a variable is one object there.
+there. The coordinator registers a cluster when it creates a strategy, a worker when a coordinator
+connects to it (`register_cluster`). In a process that does both, handles resolve to the cluster
+registered first, so that a variable is one object there.
 
-A `ServerCluster` has the connection to its servers, a background thread (`BackgroundThread`), and
-the names of its optimizers (`OptimizerNames`): "Adam", "Adam_1" ... for handles without a name, in
-order of creation; "Adam_in_functions" in functions, where each call makes the handle again.
+A `ServerCluster` has the client of its servers, a background thread (`BackgroundThread`), and the
+names of its optimizers (`OptimizerNames`): "Adam", "Adam_1" ... for unnamed handles, in order of
+creation; "Adam_in_functions" in functions, where each call creates the handle again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from headrace.errors import FailedPreconditionError
-from headrace.forks import stays_with_parent
+from headrace.forks import register_fork_sensitive
 from headrace.parameter_server.server_requests import ParameterServerClient
 
 __all__ = [
@@ -48,10 +48,10 @@ _FORKED_MESSAGE = (
 
 
 class BackgroundTask(Generic[T]):
-    """What was submitted; whoever waits for it in a forked child, which has no thread, is refused.
+    """A submitted task; waiting for it in a forked child, which lacks the thread, raises an error.
 
     Args:
-        future: What comes of it.
+        future: Future of the task.
     """
 
     def __init__(self, future: Future[T]) -> None:
@@ -59,15 +59,15 @@ class BackgroundTask(Generic[T]):
         self._process = os.getpid()
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the task has ended."""
         return self._check_process().done()
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the task has ended."""
         self._check_process().exception()
 
     def result(self) -> T:
-        """Return what came of it, once it has ended; raises what it failed with."""
+        """Return the result once the task has ended, or raise its error."""
         return self._check_process().result()
 
     def _check_process(self) -> Future[T]:
@@ -77,34 +77,34 @@ class BackgroundTask(Generic[T]):
 
 
 class BackgroundThread:
-    """A thread that begins with the first work it gets, and ends when it is closed."""
+    """A thread that starts with its first task and ends when it is closed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
-        stays_with_parent(self)
+        register_fork_sensitive(self)
 
     def submit(self, function: Callable[[], T]) -> BackgroundTask[T]:
-        """Do some work after all that was submitted before."""
+        """Run a function after all tasks submitted before."""
         with self._lock:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "headrace-parameter-servers")
             return BackgroundTask(self._thread.submit(function))
 
     def close(self) -> None:
-        """Finish what was submitted."""
+        """Wait for all submitted tasks, and end the thread."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()
 
     def leave_to_parent(self) -> None:
-        """Begin again in a forked child, which does not have the thread."""
+        """Reset in a forked child, which does not have the thread."""
         self._lock, self._thread = threading.Lock(), None
 
 
 def number_name(name: str, taken: Container[str]) -> str:
-    """Return a name that is not taken: this one, or with a number behind it."""
+    """Return a free name: this one, or the same with a number appended."""
     free, number = name, 0
     while free in taken:
         number += 1
@@ -113,35 +113,35 @@ def number_name(name: str, taken: Container[str]) -> str:
 
 
 class OptimizerNames:
-    """The names of optimizers in one cluster, as one process sees them.
+    """The names of optimizers in one cluster, as one process knows them.
 
     Attributes:
-        assigns_numbers: Whether handles without a name are numbered here, as in the program that
-            has the strategy.
+        assigns_numbers: Whether unnamed handles are numbered in this process, which has the
+            strategy.
     """
 
     def __init__(self) -> None:
         self.assigns_numbers = False
         self._lock = threading.Lock()
-        #: By name: the class of the optimizer.
+        #: Class of the optimizer, by name.
         self._classes: dict[str, str] = {}
-        #: By name: how many steps the servers had counted before this program.
+        #: Step counts that the servers had before this program, by name.
         self._earlier_counts: dict[str, int] = {}
-        #: By class: what optimizers that functions made without a name have trained.
+        #: Variables trained by unnamed optimizers created in functions, by class.
         self._trained: dict[str, set[str]] = {}
 
     def assign_name(self, kind: str) -> str:
-        """Return a name that no other optimizer has: the class, with a number from the second."""
+        """Return an unused name: the class, with a number from the second one on."""
         with self._lock:
             name = number_name(kind, self._classes)
             self._classes[name] = kind
             return name
 
     def claim_name(self, name: str, kind: str) -> None:
-        """Record a name that a user gave; several handles may have it, of one class.
+        """Record a name given by the user; several handles of one class may share it.
 
         Raises:
-            ValueError: An optimizer of another class has it.
+            ValueError: If an optimizer of another class has it.
         """
         found = self._classes.get(name)
         if found is None:
@@ -154,15 +154,15 @@ class OptimizerNames:
             )
 
     def check_in_function(self, kind: str, trains: Iterable[str], is_first: bool) -> None:
-        """Check that an optimizer a function made without a name is not mistaken for another.
+        """Check that an unnamed optimizer created in a function is not mistaken for another.
 
         Args:
-            kind: Its class, by which functions share the count of steps.
+            kind: Class, whose instances in functions share the step counter.
             trains: Names of the variables and tables of this step.
             is_first: Whether it is the first step of its handle.
 
         Raises:
-            FailedPreconditionError: Its class has trained other variables only.
+            FailedPreconditionError: If its class has trained only other variables.
         """
         names = set(trains)
         with self._lock:
@@ -176,18 +176,18 @@ class OptimizerNames:
                 )
             seen |= names
 
-    # --- counts that servers had before this program ------------------------------------------
+    # --- step counts that servers had before this program -----------------------------------------
 
     def record_earlier_counts(self, counters: Mapping[str, int]) -> None:
-        """Record what the servers had counted before this program."""
+        """Record the counters that the servers had before this program."""
         self._earlier_counts = {name: count for name, count in counters.items() if count}
 
     def record_restored(self, name: str) -> None:
-        """Record that the count of an optimizer was restored: it is expected to go on."""
+        """Record that a step counter was restored, so that continuing it is expected."""
         self._earlier_counts.pop(name, None)
 
     def warn_of_earlier_steps(self, name: str) -> None:
-        """Warn once if an optimizer goes on with a count of an earlier program."""
+        """Warn once if an optimizer continues the step count of an earlier program."""
         if not self._earlier_counts:
             return
         count = self._earlier_counts.pop(name, 0)
@@ -205,15 +205,15 @@ class ServerCluster:
     """A cluster as one process sees it.
 
     Args:
-        cluster_id: Names it in handles.
-        servers: Leads to its parameter servers.
+        cluster_id: Id of the cluster in handles.
+        servers: Client of its parameter servers.
     """
 
     def __init__(self, cluster_id: str, servers: ParameterServerClient) -> None:
         self.cluster_id = cluster_id
         self.servers = servers
         self.background = BackgroundThread()
-        #: What counters were at when they were last asked: they only grow, unless they are lost.
+        #: Last known values of counters: they only grow, unless they are lost.
         self.counters: dict[str, int] = {}
         self.optimizers = OptimizerNames()
         self.is_closed = False
@@ -223,7 +223,7 @@ class ServerCluster:
         )
 
     def resolve(self, kind: str, name: str, make: Callable[[], T]) -> T:
-        """Return the one object of this process for a handle; `make` makes the first."""
+        """Return the object of this process for a handle; the first call creates it with `make`."""
         with self._lock:
             found: T | None = self._objects.get((kind, name))
             if found is None:
@@ -231,12 +231,12 @@ class ServerCluster:
             return found
 
     def register(self, kind: str, name: str, target: object) -> None:
-        """Have later handles of this name resolve to `target`, as long as it lives."""
+        """Make later handles of this name resolve to `target`, as long as it is alive."""
         with self._lock:
             self._objects[kind, name] = target
 
     def close(self) -> None:
-        """Ask the servers nothing more, and resolve nothing more; what is under way is finished."""
+        """Stop requests to the servers and resolving handles, after pending tasks have finished."""
         self.is_closed = True
         unregister_cluster(self)
         self.background.close()
@@ -249,13 +249,13 @@ _lock = threading.Lock()
 
 
 def register_cluster(cluster: ServerCluster) -> None:
-    """Resolve handles of a cluster from now on, until it is closed."""
+    """Resolve handles of a cluster until it is closed."""
     with _lock:
         _clusters.setdefault(cluster.cluster_id, []).append(cluster)
 
 
 def unregister_cluster(cluster: ServerCluster) -> None:
-    """Resolve no more handles of a cluster."""
+    """Stop resolving handles of a cluster."""
     with _lock:
         entered = _clusters.get(cluster.cluster_id, [])
         if cluster in entered:
@@ -271,7 +271,7 @@ def registered_cluster_ids() -> list[str]:
 
 
 def naming_clusters() -> list[ServerCluster]:
-    """Return the clusters in which this process numbers optimizers: whose strategy it made."""
+    """Return the clusters in which this process numbers optimizers: those of its strategies."""
     with _lock:
         return [
             cluster
@@ -285,11 +285,11 @@ def find_cluster(cluster_id: str, what: str) -> ServerCluster:
     """Return the cluster of a handle.
 
     Args:
-        cluster_id: Stands in the handle.
-        what: Which handle it is, for the error.
+        cluster_id: Id of the cluster in the handle.
+        what: Description of the handle, for the error.
 
     Raises:
-        FailedPreconditionError: This process takes part in no such cluster.
+        FailedPreconditionError: If this process does not take part in the cluster.
     """
     with _lock:
         entered = list(_clusters.get(cluster_id, ()))
@@ -302,11 +302,11 @@ def find_cluster(cluster_id: str, what: str) -> ServerCluster:
     return entered[0]
 
 
-# --- handles: what stands in a program for a variable or a table that is on parameter servers -----
+# --- handles of variables and tables on parameter servers -----------------------------------------
 
 
 class _Record(Protocol):
-    """What a handle knows of its thing; the name is unique among those of its kind."""
+    """Record of a handle; its name is unique among those of its kind."""
 
     @property
     def name(self) -> str: ...
@@ -319,14 +319,14 @@ R = TypeVar("R", bound=_Record)
 
 
 class Handle(Generic[R]):
-    """A thing on servers, one object in each process that takes part in its cluster.
+    """An object on servers; one Python object in each process that takes part in its cluster.
 
-    It pickles as the cluster's id and its record, and means the same thing wherever the cluster is
+    It pickles as the cluster's id and its record, and has the same meaning wherever the cluster is
     known.
 
     Attributes:
-        kind: What messages call it.
-        name: Unique among those of its kind in the cluster.
+        kind: Kind, for messages.
+        name: Name, unique among those of its kind in the cluster.
     """
 
     kind: ClassVar[str]
@@ -343,19 +343,19 @@ class Handle(Generic[R]):
 
     @classmethod
     def of(cls, cluster: ServerCluster, record: R) -> Self:
-        """Return what a record names."""
+        """Return the object of a record."""
         made = cls.__new__(cls)
         made._become(cluster, record)
         return made
 
     @property
     def cluster(self) -> ServerCluster:
-        """The cluster that it is in."""
+        """Cluster of the object."""
         return self._cluster
 
     @property
     def placed(self) -> tuple[Any, ...]:
-        """Its shards as servers know them: each has a `spec`, and a `server`."""
+        """Shards as servers know them: each has a `spec` and a `server`."""
         return self._record.shards
 
     def __reduce__(self) -> tuple[Any, ...]:

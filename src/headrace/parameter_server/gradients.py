@@ -1,7 +1,7 @@
-"""What is done to gradients before they are sent: the look for what is not finite, and clipping.
+"""Preparation of gradients before they are sent: checks for non-finite values, and clipping.
 
-Both need the whole gradient, of all variables: so they are the client's. Rows of a sparse gradient
-have been summed before.
+Both need the whole gradient of all variables, so the client does them. Duplicate rows of a sparse
+gradient have already been summed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.pooling import are_large_integers, pool_rows
+from headrace.distribute.bag_combiner import are_large_integers, combine_bags
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.rules import put_rows
 from headrace.parameter_server.specs import adding_dtype, working_dtype
@@ -38,12 +38,12 @@ __all__ = [
 
 
 NonFinite = Literal["raise", "skip", "apply"]
-"""What to do when a gradient has a NaN or an infinity."""
+"""What to do when a gradient contains a NaN or an infinity."""
 
 
 def is_finite(values: NDArray[Any]) -> bool:
-    """Whether there is neither a NaN nor an infinity."""
-    # One pass without a mask; only where it overflows is each element looked at.
+    """Return whether the values contain neither NaN nor infinity."""
+    # One pass without a mask; only after an overflow is each element checked.
     return math.isfinite(_sum_of_squares(values)) or bool(np.isfinite(values).all())
 
 
@@ -51,7 +51,8 @@ def refuse_non_finite(names: Sequence[str], gradients: Sequence[NDArray[Any]]) -
     """Raise unless all gradients are finite.
 
     Raises:
-        InvalidArgumentError: One is not; it names the variable and the place.
+        InvalidArgumentError: If a gradient is not finite; the message names the variable and the
+            index.
     """
     for name, gradient in zip(names, gradients, strict=True):
         if not is_finite(gradient):
@@ -70,9 +71,9 @@ def global_norm(gradients: Sequence[NDArray[Any]]) -> float:
 
 
 def clip_by_norm(gradients: Sequence[NDArray[Any]], max_norm: float) -> list[NDArray[Any]]:
-    """Return gradients scaled so that their norm, all together, is at most `max_norm`.
+    """Return gradients scaled so that their joint norm is at most `max_norm`.
 
-    A norm that is not finite makes them NaN.
+    A non-finite norm makes them NaN.
     """
     found = global_norm(gradients)
     if found <= max_norm:
@@ -82,9 +83,9 @@ def clip_by_norm(gradients: Sequence[NDArray[Any]], max_norm: float) -> list[NDA
 
 
 def clip_by_value(gradients: Sequence[NDArray[Any]], max_value: float) -> list[NDArray[Any]]:
-    """Return gradients with each element brought into [-largest, largest]."""
+    """Return gradients with each element clipped to [-max_value, max_value]."""
     return [
-        # Dtypes of other packages are widened by `clip`.
+        # `clip` widens dtypes of other packages.
         np.clip(gradient, -max_value, max_value).astype(gradient.dtype, copy=False)
         for gradient in gradients
     ]
@@ -92,13 +93,13 @@ def clip_by_value(gradients: Sequence[NDArray[Any]], max_value: float) -> list[N
 
 def _sum_of_squares(values: NDArray[Any]) -> float:
     flat = np.ascontiguousarray(values, working_dtype(values.dtype)).reshape(-1)
-    # By pieces: sums in float32 over the whole would lose digits.
+    # In pieces: float32 sums over the whole array would lose precision.
     pieces = [flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE)]
     with np.errstate(all="ignore"):
         total = sum(float(np.dot(piece, piece)) for piece in pieces)
         if math.isfinite(total) or flat.dtype != np.float32:
             return total
-        # Squares of what is above 1e19 are no float32.
+        # Squares of values above 1e19 overflow float32.
         wide = (piece.astype(np.float64) for piece in pieces)
         return sum(float(np.dot(piece, piece)) for piece in wide)
 
@@ -106,40 +107,40 @@ def _sum_of_squares(values: NDArray[Any]) -> float:
 _PIECE = 65_536
 
 
-# --- ids of a batch, for the servers: each once, to the shard that has it, and back in order ------
+# --- ids of a batch: deduplication, requests to shards, and expansion of the replies --------------
 
-#     distinct, inverse = distinct_ids(ids)              what to ask for, and where it goes
-#     asked = Batch(ids); asked.spread(answers)          the same, for answers in several parts
-#     asked.pool(answers, combiner)                      one row for each bag of ids
-#     distinct, sums = sum_rows(ids, gradients)          what to push
-#     distinct, values, which = sum_shared(...)          the same, where ids share values
-#     split_by_rows(distinct, ranges)                    shards of a variable: slices
-#     split_by_hash(distinct, shards)                    shards of a table: positions
+#     unique, inverse = unique_ids(ids)                  ids to request, and where the rows go
+#     batch = IdBatch(ids); batch.expand(parts, ...)     the same, for replies in several parts
+#     batch.pool(parts, ..., combiner)                   one row for each bag of ids
+#     unique, sums = sum_rows(ids, gradients)            gradients to push
+#     unique, values, which = sum_shared_rows(...)       the same, if ids share values
+#     split_by_rows(unique, ranges)                      shards of a variable: slices
+#     split_by_hash(unique, shards)                      shards of a table: positions
 #
-# Rows of a variable are dealt in order, so answers of its shards, one after another, are in the
+# Shards of a variable have consecutive rows, so the concatenated replies of its shards are in the
 # order of `unique`.
 
 Ids = NDArray[np.int64]
 
 
 def unique_ids(ids: Ids) -> tuple[Ids, Ids]:
-    """Return the ids, rising and each once, and where each of `ids` is among them.
+    """Return the distinct ids, sorted, and the index of each of `ids` among them.
 
     Args:
-        ids: Of any shape; the second answer has it too.
+        ids: Any shape; the second result has the same shape.
     """
     found = _sort_ids_cached(ids.reshape(-1))
     return found.unique(), found.inverse().reshape(ids.shape)
 
 
 class IdBatch:
-    """Ids, each once, and the way back to all of them.
+    """Distinct ids of a batch, with the mapping back to all of its ids.
 
     Args:
-        ids: Of any shape.
+        ids: Any shape.
 
     Attributes:
-        unique: The ids, rising and each once.
+        unique: The distinct ids, sorted.
     """
 
     def __init__(self, ids: Ids) -> None:
@@ -147,7 +148,7 @@ class IdBatch:
         flat = ids.reshape(-1)
         self._ids = _sort_ids_cached(flat)
         self.unique = self._ids.unique()
-        #: Whether they were rising, and each there once.
+        #: Whether the ids were sorted and distinct already.
         self._is_unique = ids.ndim == 1 and np.array_equal(self.unique, flat)
 
     def pool(
@@ -157,13 +158,13 @@ class IdBatch:
         dtype: np.dtype[Any],
         combiner: str,
     ) -> NDArray[Any]:
-        """Return a row for each bag of ids, along their last axis (`distribute.pooling`).
+        """Return a row for each bag of ids along their last axis (`distribute.bag_combiner`).
 
         Args:
-            parts: Values of `unique`, in that order.
-            row_shape: Of a value.
-            dtype: Of its elements.
-            combiner: How the rows of a bag become one.
+            parts: Values of `unique`, in order, in one or several parts.
+            row_shape: Shape of a value.
+            dtype: Dtype of the values.
+            combiner: How the rows of a bag are combined.
         """
         rows = (
             parts[0]
@@ -171,7 +172,7 @@ class IdBatch:
             else np.concatenate([np.empty((0, *row_shape), dtype), *parts])
         )
         bags = self._ids.inverse().reshape(self._shape)
-        return pool_rows(rows, bags, combiner, adding_dtype(dtype))
+        return combine_bags(rows, bags, combiner, adding_dtype(dtype))
 
     def expand(
         self, parts: Sequence[NDArray[Any]], row_shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -179,9 +180,9 @@ class IdBatch:
         """Return a value for each id.
 
         Args:
-            parts: Values of `unique`, in that order.
-            row_shape: Of a value.
-            dtype: Of its elements.
+            parts: Values of `unique`, in order, in one or several parts.
+            row_shape: Shape of a value.
+            dtype: Dtype of the values.
         """
         if self._is_unique and len(parts) == 1:
             return parts[0]
@@ -190,7 +191,7 @@ class IdBatch:
         if found.size:
             rows = found.reshape(len(order), -1)
             start = 0
-            for part in parts:  # each row goes to where its id stands first
+            for part in parts:  # each row goes to the first position of its id
                 put_rows(rows, homes[start : start + len(part)], part.reshape(-1, rows.shape[1]))
                 start += len(part)
             if len(first) < len(order):
@@ -201,11 +202,11 @@ class IdBatch:
 
 
 def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
-    """Return the ids, rising and each once, and the sum of the rows of each.
+    """Return the distinct ids, sorted, and the sum of the rows of each.
 
     Args:
         ids: 1-D.
-        values: A row for each. Numbers of less than 32 bits are summed, and returned, in float32.
+        values: A row for each id. Dtypes of less than 32 bits are summed, and returned, as float32.
     """
     values = _summable(values)
     known = _sort_ids_cached(ids)
@@ -219,14 +220,14 @@ def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
 def sum_shared_rows(
     ids: Ids, values: NDArray[Any], value_indices: NDArray[np.intp]
 ) -> tuple[Ids, NDArray[Any], NDArray[np.intp]]:
-    """Return the ids, rising and each once, rows, and which of these is the sum of each id.
+    """Return the distinct ids, sorted, rows, and for each id the index of its sum among the rows.
 
-    Rows that stand there once are not copied for each id that has them.
+    Rows of ids that occur once are not copied.
 
     Args:
         ids: 1-D.
         values: Rows; as for `sum_rows`.
-        value_indices: Which of them each id has.
+        value_indices: Index of the row of each id.
     """
     values = _summable(values)
     known = _sort_ids_cached(ids)
@@ -245,11 +246,11 @@ def _summable(values: NDArray[Any]) -> NDArray[Any]:
 def _sums(
     known: _SortedIds, values: NDArray[Any], which: NDArray[np.intp] | None = None
 ) -> tuple[Ids, NDArray[Any]]:
-    """Return which ids stand there more than once, and their sums of the rows that they have."""
+    """Return the indices of ids that occur more than once, and the sums of their rows."""
     is_first, first = known.is_first, known.first
     if len(first) == len(is_first):
         return first[:0], values[:0]
-    # Most ids stand there once: only the others are looked at.
+    # Most ids occur once: only the others are processed.
     (again,) = (~is_first).nonzero()
     heads = again[is_first[again - 1]] - 1
     here = np.concatenate([heads, again])
@@ -261,7 +262,7 @@ def _sums(
 
 
 def _sum_runs(values: NDArray[Any], order: Ids, starts: Ids) -> NDArray[Any]:
-    """Return the sum of each run of rows: of those that `order` names, from each start on."""
+    """Return the sum of each run of the rows in `order`, given the start of each run."""
     product = _sparse_product() if values.dtype.kind == "f" else None
     if product is None or len(order) < _MIN_IDS_FOR_SPARSE_PRODUCT:
         return np.add.reduceat(values.take(order, axis=0), starts, axis=0)
@@ -271,12 +272,12 @@ def _sum_runs(values: NDArray[Any], order: Ids, starts: Ids) -> NDArray[Any]:
 
 
 _MIN_IDS_FOR_SPARSE_PRODUCT = 1024
-"""So few rows are summed before SciPy has made its matrix."""
+"""Fewer rows are summed faster than SciPy creates its matrix."""
 
 
 @cache
 def _sparse_product() -> Callable[[NDArray[Any], Ids, Ids], NDArray[Any]] | None:
-    """Return what sums rows by a sparse matrix of ones, in a third of the time; None: no SciPy."""
+    """Return a sum of rows by a sparse matrix of ones, 3 times as fast; None without SciPy."""
     try:
         import scipy.sparse  # noqa: PLC0415 - optional dependency
     except ImportError:
@@ -291,15 +292,15 @@ def _sparse_product() -> Callable[[NDArray[Any], Ids, Ids], NDArray[Any]] | None
 
 
 class _SortedIds(NamedTuple):
-    """Ids in their order. Its arrays are shared: nobody writes to them, or hands them out.
+    """Sorted ids. The arrays are shared: they must not be written to or returned to callers.
 
     Attributes:
-        ids: As they came.
-        ordered: Rising.
-        order: Where each of `ordered` stood; of equal ones the first comes first.
+        ids: Ids in their original order.
+        ordered: Ids in ascending order.
+        order: Original position of each of `ordered`; equal ids keep their order.
         is_first: Whether each of `ordered` is the first of its id.
-        first: Where each id begins in `ordered`.
-        sorted_positions: Where each id stood first.
+        first: Index in `ordered` at which each id begins.
+        sorted_positions: First original position of each id.
     """
 
     ids: Ids
@@ -310,18 +311,18 @@ class _SortedIds(NamedTuple):
     sorted_positions: Ids
 
     def unique(self) -> Ids:
-        """Return each id once, as an array of the caller's own."""
+        """Return the distinct ids, as an array owned by the caller."""
         return self.ordered.take(self.first)
 
     def inverse(self) -> Ids:
-        """Return where each of `ids` is among those, as an array of the caller's own."""
+        """Return the index of each of `ids` among them, as an array owned by the caller."""
         inverse = np.empty(len(self.order), np.int64)
         inverse[self.order] = np.cumsum(self.is_first) - 1
         return inverse
 
 
 class _SortCache:
-    """What was put in order of late; replaced whole, so that threads do no harm to each other."""
+    """Recently sorted batches; replaced as a whole, so concurrent threads do no harm."""
 
     batches: tuple[_SortedIds, ...] = ()
 
@@ -330,14 +331,14 @@ _sort_cache = _SortCache()
 
 _MAX_CACHED_BATCHES = 8
 _MAX_CACHED_IDS = 1 << 18
-"""Ids that are remembered, all batches together: 41 bytes each."""
+"""Number of cached ids of all batches together: 41 bytes each."""
 
 
 def _sort_ids_cached(ids: Ids) -> _SortedIds:
-    """Return ids in their order.
+    """Return sorted ids.
 
-    What a step reads it mostly pushes too, so a few batches are remembered: to compare ids takes a
-    thirtieth of the time of a sort.
+    A step mostly pushes the ids that it read, so a few batches are cached: a comparison of ids
+    takes a thirtieth of the time of a sort.
     """
     count = len(ids)
     if not 0 < count <= _MAX_CACHED_IDS:
@@ -365,12 +366,12 @@ def _sort_ids(ids: Ids) -> _SortedIds:
 
 
 def _stable_sort(ids: Ids) -> tuple[Ids, Ids]:
-    """Return the ids in order, and where each stood; of equal ones the first comes first."""
+    """Return the sorted ids, and the original position of each; equal ids keep their order."""
     if len(ids) == 0:
         return ids.astype(np.int64), np.zeros(0, np.int64)
     lowest, highest = int(ids.min()), int(ids.max())
-    # By digits of 16 bits, which NumPy counts: wider numbers it compares, several times as slowly.
-    # The difference is right although it may be more than an int64 holds: it wraps around.
+    # A radix sort by 16-bit digits: NumPy sorts these by counting, and wider numbers by comparison,
+    # several times as slowly. The subtraction may overflow int64, but wraps around correctly.
     with np.errstate(over="ignore"):
         left = (ids - np.int64(lowest)).view(np.uint64)
     order = left.astype(np.uint16).argsort(kind="stable")
@@ -381,11 +382,11 @@ def _stable_sort(ids: Ids) -> tuple[Ids, Ids]:
 
 
 def check_ids(ids: NDArray[Any], whose: str) -> Ids:
-    """Return ids of a table as int64, of any shape.
+    """Return ids of a table as int64, of the same shape.
 
     Raises:
-        TypeError: They are no integers.
-        InvalidArgumentError: One is too large.
+        TypeError: If they are not integers.
+        InvalidArgumentError: If an id is too large.
     """
     if not ids.size:
         return ids.astype(np.int64)
@@ -408,13 +409,13 @@ def check_ids(ids: NDArray[Any], whose: str) -> Ids:
 
 
 def split_by_rows(rows: Ids, ranges: Sequence[range]) -> list[slice]:
-    """Return which of `rows`, rising, fall to each range of rows, as slices."""
+    """Return the slice of the sorted `rows` in each range."""
     edges = rows.searchsorted([part.stop for part in ranges]).tolist()
     return [slice(first, last) for first, last in zip([0, *edges], edges, strict=False)]
 
 
 def assign_shards(ids: Ids, shards: int) -> NDArray[np.int64]:
-    """Return the shard of a table that each id falls to: by a hash, so that strides do no harm."""
+    """Return the table shard of each id, by a hash, so that regular strides are spread evenly."""
     high = (ids.view(np.uint64) * _HASH_MULTIPLIER) >> np.uint64(32)
     return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
 
@@ -423,7 +424,7 @@ _HASH_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 
 
 def split_by_hash(ids: Ids, shards: int) -> list[Ids]:
-    """Return the positions of the ids that fall to each shard, in order."""
+    """Return the positions of the ids of each shard, in order."""
     if shards == 1:
         return [np.arange(len(ids))]
     owner = assign_shards(ids, shards)

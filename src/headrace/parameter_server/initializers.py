@@ -1,7 +1,7 @@
-"""First values that servers make by themselves: nothing is sent, whatever the size.
+"""Initial values computed by the servers: nothing is sent, whatever the size.
 
-They depend on the seed and the place in the variable (or the id in a table) alone, so they are the
-same for any number of shards and servers.
+They depend only on the seed and the position in the variable (or the id in a table), so they are
+the same for any number of shards and servers.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What goes between a parameter server and those who ask it.
+"""Messages between parameter servers and their clients.
 
-    ExecuteOperations(state_id, operations, arrays)
-        ->  OperationResults(answers, arrays), or StateLost(state_id)
+    ExecuteOperations(operations, array_forms, state_id)
+        ->  OperationResults(state_id, answers, array_forms), or StateLost(state_id)
 
-One request carries operations on any number of shards and tables. They are carried out in their
-order; the first that fails ends it, and its error is the answer. Arrays travel as buffers, those of
-the first operation first; what they look like stands in the message.
+One request has operations on any number of shards and tables. They are executed in order; the first
+error ends the request and becomes the reply. Arrays are sent as buffers, those of the first
+operation first; the message holds their dtypes and shapes.
 
-Rule 1. A request names the life of the server that it is meant for. A server that was started again
-        carries out nothing that was meant for the one before: it says who it is, and whoever asks
-        learns that what the server held is lost, before anything is written to it.
+Rule 1. A request names the state of the server that it is meant for. A restarted server executes
+        nothing that was meant for the previous state: it replies with its new state id, so the
+        client learns that the contents are lost before it writes anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.parameter_server.operations import Answer, Operation
 from headrace.parameter_server.replica_state import INITIAL_POSITION, Position
 from headrace.parameter_server.shard_values import SavedServer, SavedShard, SavedTable
 from headrace.parameter_server.specs import ShardSpec, TableSpec, name_of, parse_dtype
-from headrace.serving.call import Done, Message, Ping, Question
+from headrace.serving.rpc import Done, Message, Ping, TypedRequest
 from headrace.transport.channel import Buffer
 from headrace.versions import Versions, own_versions
 
@@ -60,21 +60,21 @@ __all__ = [
 
 
 class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
-    """What an array looks like that travels as a buffer."""
+    """Dtype and shape of an array that is sent as a buffer."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class OperationResults(Message, frozen=True):
-    """An answer for each operation, and the forms of the arrays that it has.
+    """Reply with an answer for each operation, and the forms of its arrays.
 
     Attributes:
-        state_id: Of the server.
-        answers: One an operation.
-        array_forms: The forms, for each operation.
-        writes: How many writes the server has carried out, these among them.
-        position: Of a replicated store, with these operations.
+        state_id: Id of the server's state.
+        answers: One answer for each operation.
+        array_forms: Forms of the arrays, for each operation.
+        writes: Number of writes executed by the server, including these.
+        position: Position of a replicated store after these operations.
     """
 
     state_id: str
@@ -85,18 +85,18 @@ class OperationResults(Message, frozen=True):
 
 
 class StateLost(Message, frozen=True):
-    """Nothing was carried out: the server was started again, and this is its life."""
+    """Reply: nothing was executed, because the server was restarted and has this new state."""
 
     state_id: str
 
 
 class NotLeader(Message, frozen=True):
-    """Nothing was carried out that lasts: this seat of a replicated store does not lead it.
+    """Reply: nothing was executed permanently, because this replica does not lead the store.
 
     Attributes:
-        is_empty: It has nothing of the store, or not all.
-        discarded_writes: How many writes it had when it dropped what it had, because it lacked
-            writes that were acknowledged; -1: it did not.
+        is_empty: Whether it has none or only a part of the store's contents.
+        discarded_writes: Number of writes in the contents that it discarded because acknowledged
+            writes were missing; -1 if it discarded none.
     """
 
     is_empty: bool
@@ -104,22 +104,22 @@ class NotLeader(Message, frozen=True):
 
 
 class PreviousRequestFailed(Message, frozen=True):
-    """Nothing was carried out: it follows what its sender asked before, which was not either."""
+    """Reply: nothing was executed, because the previous request of the channel was not."""
 
 
-class ExecuteOperations(Question[OperationResults], frozen=True):
-    """Carry out operations.
+class ExecuteOperations(TypedRequest[OperationResults], frozen=True):
+    """Request to execute operations.
 
     Attributes:
-        operations: What to do, in this order.
+        operations: Operations, in order of execution.
         array_forms: Forms of the arrays of each operation.
-        state_id: Whom it is meant for; "": whoever listens there.
-        store: Which replicated store; -1: the server's own, which has no replica.
-        peer_unavailable: The other seat of the store is gone, or vacant.
-        required_position: Up to where operations are known to be acknowledged; a replica that lacks
-            one of them must not answer.
-        requires_previous: It is not to be carried out where the last one of the same channel was
-            not.
+        state_id: State that the request is meant for; "" accepts any.
+        store: Number of the replicated store; -1 for the server's own, which has no replica.
+        peer_unavailable: Whether the other replica was unreachable or empty.
+        required_position: Acknowledged position that the client knows; a replica that has not
+            reached it must not execute the request.
+        requires_previous: Whether to refuse the request if the previous one of the channel was not
+            executed.
     """
 
     operations: tuple[Operation, ...]
@@ -132,17 +132,17 @@ class ExecuteOperations(Question[OperationResults], frozen=True):
 
 
 class ShardsSaved(Message, frozen=True):
-    """What a server wrote; see `shard_writer.Written`.
+    """Reply with what a server wrote to files; see `shard_files`.
 
     Attributes:
-        state_id: Of the server.
-        pieces: In their order.
-        mark: What was written before it is in the pieces.
-        counters: What they are at.
-        coordinator_term: Of the coordinator whose writes `answers` are.
-        answers: Keys of writes, by shard.
-        bytes: Of the files.
-        writes: Writes that the server had carried out when it was done.
+        state_id: Id of the server's state.
+        pieces: Pieces, in order.
+        mark: The pieces contain everything written before this mark.
+        counters: Values of the counters.
+        coordinator_term: Term of the coordinator whose writes `answers` holds.
+        answers: Answers by write key, for each shard.
+        bytes: Size of the files.
+        writes: Number of writes that the server had executed at the end.
         position: As in `OperationResults`.
     """
 
@@ -157,17 +157,17 @@ class ShardsSaved(Message, frozen=True):
     position: Position = INITIAL_POSITION
 
 
-class SaveShards(Question[ShardsSaved], frozen=True):
-    """Write shards to files; operations go on meanwhile.
+class SaveShards(TypedRequest[ShardsSaved], frozen=True):
+    """Request to write shards to files while operations continue.
 
     Attributes:
-        url: Of the folder.
-        file_prefix: What the names of the files begin with.
-        shards: Of variables: their names.
-        tables: Likewise.
-        since: A mark: write what changed after it. None: write all.
-        forget_earlier_marks: Nobody will ask for what changed after an earlier mark.
-        state_id: Whom it is meant for; "": whoever listens there.
+        url: Directory.
+        file_prefix: Prefix of the file names.
+        shards: Names of the variable shards.
+        tables: Names of the table shards.
+        since: Mark after which changes are written; None writes everything.
+        forget_earlier_marks: Whether changes after earlier marks will never be requested.
+        state_id: State that the request is meant for; "" accepts any.
         store: As in `ExecuteOperations`.
         peer_unavailable: As in `ExecuteOperations`.
         required_position: As in `ExecuteOperations`.
@@ -186,34 +186,34 @@ class SaveShards(Question[ShardsSaved], frozen=True):
 
 
 class ShardsRestored(Message, frozen=True):
-    """The shards are in place."""
+    """Reply: the shards were restored."""
 
     state_id: str
     position: Position = INITIAL_POSITION
 
 
 RestorePhase: TypeAlias = Literal["prepare", "commit", "discard"]
-"""Steps of a restore on several servers; see `RestoreShards`."""
+"""Phases of a restore on several servers; see `RestoreShards`."""
 
 
-class RestoreShards(Question[ShardsRestored], frozen=True):
-    """Read shards from files, and put them in place all at a time.
+class RestoreShards(TypedRequest[ShardsRestored], frozen=True):
+    """Request to read shards from files, and to install all of them at once.
 
-    Several servers are first asked to prepare: they read and check, and change nothing.
+    On several servers, the first phase is "prepare": each reads and checks, and changes nothing.
 
     Attributes:
-        url: Of the folder.
-        shards: Each with the name of its variable in the checkpoint.
-        tables: Likewise.
-        pieces: What is in the files.
+        url: Directory.
+        shards: Variable shards, each with the name of its variable in the checkpoint.
+        tables: Table shards, likewise.
+        pieces: Contents of the files.
         optimizer_renames: New names of optimizers.
-        counters: What they are to be at.
-        coordinator_term: Of the coordinator whose writes `answers` are.
-        answers: Keys of writes that are in the shards.
-        state_id: Whom it is meant for; "": whoever listens there.
-        is_recovery: The server lost what it had; what it has counted since then counts as well.
-        phase: "prepare": only read and check. "commit": put in place what was prepared, or else
-            read it now. "discard": forget what was prepared.
+        counters: Values for the counters.
+        coordinator_term: Term of the coordinator whose writes `answers` holds.
+        answers: Answers by write key of writes that the shards contain.
+        state_id: State that the request is meant for; "" accepts any.
+        is_recovery: Whether the server lost its contents; its counts since then are then kept.
+        phase: "prepare" reads and checks only. "commit" installs what was prepared, or reads it
+            now. "discard" drops what was prepared.
         token: The same in all phases of one restore.
         store: As in `ExecuteOperations`.
         peer_unavailable: As in `ExecuteOperations`.
@@ -238,26 +238,26 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
 
 
 class ServerStatus(Message, frozen=True):
-    """What a server has done so far.
+    """Statistics of a server since its start.
 
     Attributes:
-        state_id: Which life of the server this is.
-        index: Its number in the cluster.
-        uptime_seconds: How long it has been there.
-        requests: Requests that were carried out, and operations in them.
-        operations: Operations by name.
-        bytes_in: Of arrays that came.
-        bytes_out: Of arrays that went.
-        busy_seconds: Spent on operations.
-        failed: Requests that ended with an error.
-        waiting_requests: Requests that came and were not begun.
-        shards: Of variables, that it keeps.
-        tables: Shards of tables that it keeps.
-        rows: Of tables.
-        bytes_stored: Of values, slots and tables.
-        replicas: What it does for each replicated store that it has: "leads", "leads alone",
-            "follows", "is filled", "is vacant".
-        versions: Of its process.
+        state_id: Id of the server's state.
+        index: Index of the server in the cluster.
+        uptime_seconds: Seconds since the start.
+        requests: Number of executed requests.
+        operations: Number of executed operations, by name.
+        bytes_in: Bytes of received arrays.
+        bytes_out: Bytes of sent arrays.
+        busy_seconds: Seconds spent on operations.
+        failed: Number of requests that ended with an error.
+        waiting_requests: Number of queued requests.
+        shards: Number of variable shards.
+        tables: Number of table shards.
+        rows: Number of rows of tables.
+        bytes_stored: Bytes of values, slots and tables.
+        replicas: Role in each replicated store on this server: "leader", "leader without follower",
+            "follower", "catching up" or "empty".
+        versions: Versions of the software in its process.
     """
 
     state_id: str
@@ -278,38 +278,41 @@ class ServerStatus(Message, frozen=True):
     versions: Versions = msgspec.field(default_factory=own_versions)
 
 
-class GetServerStatus(Question[ServerStatus], frozen=True):
-    """What have you done? Answered at once, whatever waits to be carried out."""
+class GetServerStatus(TypedRequest[ServerStatus], frozen=True):
+    """Request for the status of a server; answered at once, whatever is queued."""
 
 
-# --- between the seats of a replicated store ----------------------------------------------------
+# --- between the replicas of a store --------------------------------------------------------------
 
 
-class LeadEmptyStore(Question[Done], frozen=True):
-    """Both seats of a store are vacant: begin it, if the other one agrees. Said to the first.
+class LeadEmptyStore(TypedRequest[Done], frozen=True):
+    """Request to the first replica of a store: start it empty, if the other one agrees.
+
+    Sent when both replicas are empty.
 
     Attributes:
-        store: Its number.
-        replica_addresses: Addresses of the two.
+        store: Number of the store.
+        replica_addresses: Addresses of the two servers.
     """
 
     store: int
     replica_addresses: tuple[str, str]
 
 
-class FollowLeader(Question[Done], frozen=True):
-    """Give up what you have of a store, and follow; answered with `NotLeader` if that is not due.
+class FollowLeader(TypedRequest[Done], frozen=True):
+    """Request to discard a replica's contents and follow; `NotLeader` if the sender must not lead.
 
     Attributes:
-        store: Its number.
-        replica_addresses: Addresses of the two.
-        replica_index: Which of them is asked.
-        term: Of the leading seat.
-        state_id: Of the contents.
-        server: Counters and keys as they are now.
-        is_restored: Whether the contents came from a checkpoint: clients have seen later counts.
-        writes: How many writes are in the contents.
-        position: Of the contents.
+        store: Number of the store.
+        replica_addresses: Addresses of the two servers.
+        replica_index: Index of the receiver among them.
+        term: Term of the leader.
+        state_id: Id of the contents.
+        server: Current counters and write keys.
+        is_restored: Whether the contents were restored from a checkpoint, so that clients may have
+            seen higher counts.
+        writes: Number of writes in the contents.
+        position: Position of the contents.
     """
 
     store: int
@@ -323,18 +326,18 @@ class FollowLeader(Question[Done], frozen=True):
     position: Position = INITIAL_POSITION
 
 
-class TransferShard(Question[Done], frozen=True):
-    """Take one shard or table of a store, as it is now, with the keys of its writes.
+class TransferShard(TypedRequest[Done], frozen=True):
+    """Request to install the current contents of one shard or table, with its write keys.
 
     Attributes:
-        store: Its number.
-        term: Of the leading seat.
-        state_id: Of the contents.
-        saved: What it is.
-        array_names: Of its arrays.
-        array_forms: Their forms.
-        coordinator_term: Of the coordinator whose writes `answers` are.
-        answers: Keys of writes that are in it.
+        store: Number of the store.
+        term: Term of the leader.
+        state_id: Id of the contents.
+        saved: Description of the shard or table.
+        array_names: Names of its arrays.
+        array_forms: Forms of its arrays.
+        coordinator_term: Term of the coordinator whose writes `answers` holds.
+        answers: Answers by write key of writes that the shard contains.
     """
 
     store: int
@@ -347,18 +350,18 @@ class TransferShard(Question[Done], frozen=True):
     answers: Answers
 
 
-class ReplicateOperations(Question[Done], frozen=True):
-    """Carry out what the leading seat of a store has carried out.
+class ReplicateOperations(TypedRequest[Done], frozen=True):
+    """Request to execute operations that the leader of a store has executed.
 
     Attributes:
-        store: Its number.
-        term: Of the leading seat.
-        state_id: Of the contents.
-        operations: In their order.
-        array_forms: Forms of the arrays of each.
-        is_complete: You have all of the store now, before these.
-        writes: How many writes are in the contents, with these.
-        position: Of the contents, with these.
+        store: Number of the store.
+        term: Term of the leader.
+        state_id: Id of the contents.
+        operations: Operations, in order of execution.
+        array_forms: Forms of the arrays of each operation.
+        is_complete: Whether the receiver now has all of the store, before these operations.
+        writes: Number of writes in the contents, including these.
+        position: Position of the contents, including these.
     """
 
     store: int
@@ -395,21 +398,21 @@ ServerReply: TypeAlias = (
 
 
 def form_of(array: NDArray[Any]) -> ArrayForm:
-    """Return what an array looks like.
+    """Return the form of an array.
 
     Raises:
-        TypeError: It holds neither numbers nor bools.
+        TypeError: If it holds neither numbers nor bools.
     """
     return ArrayForm(name_of(array.dtype), array.shape)
 
 
 def as_contiguous(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of the same shape whose memory is in one piece: itself, if it is."""
+    """Return the array if its memory is C-contiguous, else a contiguous copy."""
     return array if array.flags.c_contiguous else array.copy()
 
 
 def buffer_of(array: NDArray[Any]) -> memoryview:
-    """Return the memory of a contiguous array, for reading."""
+    """Return a read-only view of the memory of a contiguous array."""
     if not array.size:
         return memoryview(b"")
     return array.reshape(-1).view(np.uint8).data.toreadonly()
@@ -418,10 +421,10 @@ def buffer_of(array: NDArray[Any]) -> memoryview:
 def read_arrays(
     forms: Sequence[Sequence[ArrayForm]], buffers: Sequence[Buffer]
 ) -> list[list[NDArray[Any]]]:
-    """Return the arrays of each operation, as views of what came.
+    """Return the arrays of each operation, as views of the buffers.
 
     Raises:
-        FailedPreconditionError: The buffers are not as they were announced.
+        FailedPreconditionError: If the buffers do not match the forms.
     """
     count = sum(map(len, forms))
     if count != len(buffers):

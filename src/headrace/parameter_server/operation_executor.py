@@ -1,16 +1,17 @@
-"""Where a parameter server carries out operations, one after another.
+"""Execution of operations on a parameter server, one at a time.
 
-Rule 1. A read and a write never overlap: one request is carried out at a time, and an answer that
-        shows a shard's own memory is copied on its way (`lent`) before the next one begins.
-Rule 2. Requests are carried out in the order in which they came.
-Rule 3. A request that cannot be carried out is answered with an error; the thread goes on. What
-        follows it on the same channel, and says so, is refused until something else comes.
-Rule 4. There is a thread for it, so that the transport's goes on. A small request that comes alone,
-        or with another one, while nothing waits is carried out by the transport's thread at once:
-        it would do nothing else meanwhile, and handing over takes longer than what is asked.
-Rule 5. Others that look at what is kept, as those who save it, do so between two operations
-        (`call_between_operations`); what comes with the requests and is none of them, in turn with
-        them (`call_in_order`).
+Rule 1. A read and a write never overlap: one request is executed at a time, and a reply that refers
+        to a shard's own memory is copied while it is sent (`borrowed`), before the next one begins.
+Rule 2. Requests are executed in arrival order.
+Rule 3. A request that fails is answered with an error; the thread continues. Requests on the same
+        channel that require it (`requires_previous`) are refused until another request arrives.
+Rule 4. Operations run on a thread of their own, so that the transport's thread is not blocked. A
+        small request that arrives alone or with one other while nothing waits is executed on the
+        transport's thread: that thread has nothing else to do, and a handover would take longer
+        than the operation.
+Rule 5. Other users of the store, such as checkpoints, run between two operations
+        (`call_between_operations`); messages that arrive with the requests and are not operations
+        run in order with them (`call_in_order`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ from headrace.parameter_server.operations import (
 )
 from headrace.parameter_server.replica_state import INITIAL_POSITION, Position
 from headrace.parameter_server.store import ShardStore
-from headrace.serving.call import Done, Message
+from headrace.serving.rpc import Done, Message
 from headrace.transport.channel import Request
 
 __all__ = ["ExecutedWrite", "OperationExecutor", "Replication", "ReplyAllocator", "collect_metrics"]
@@ -79,9 +80,10 @@ _READ_ONLY_OPERATIONS = frozenset({ReadShard, GatherRows, GatherIds, DescribeSto
 _ALLOCATING_OPERATIONS = frozenset({GatherRows, GatherIds, LookupIds})
 _MAX_INLINE_BYTES = 2 << 20
 _MAX_FAILED_CHANNELS = 10_000
-#: Of so many that come together the first does not wait for long until its answer goes.
+#: Largest number of requests received together that run inline; with more, the first reply would be
+#: delayed.
 _MAX_INLINE_REQUESTS = 2
-#: What takes no longer than its arrays are large.
+#: Operations whose time is proportional to the size of their arrays.
 _INLINE_OPERATIONS = _ALLOCATING_OPERATIONS | {
     ReadShard,
     IncrementCounter,
@@ -99,8 +101,8 @@ class _QueuedFunction:
     """A function that is called between two operations.
 
     Args:
-        function: What is called.
-        is_in_order: Whether it came with the requests, so that none after it comes before it.
+        function: The function.
+        is_in_order: Whether it arrived with the requests and keeps its order among them.
     """
 
     def __init__(self, function: Callable[[], Any], *, is_in_order: bool) -> None:
@@ -111,7 +113,7 @@ class _QueuedFunction:
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Call it."""
+        """Call the function and keep its result or error."""
         try:
             self.result = self._function()
         except Exception as error:
@@ -121,14 +123,14 @@ class _QueuedFunction:
 
 
 class ReplyAllocator:
-    """Makes the arrays of answers, where it can in memory from which they are sent."""
+    """Allocates the arrays of replies, if possible in memory that is sent without a copy."""
 
     def __init__(self) -> None:
         self.request: Request | None = None
-        """What is answered now; None: its answer is made elsewhere."""
+        """Request being answered; None if its reply is allocated in ordinary memory."""
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array without values."""
+        """Return an uninitialized array."""
         size = math.prod(shape) * dtype.itemsize
         memory = self.request.allocate(size) if size and self.request is not None else None
         if memory is None:
@@ -140,33 +142,33 @@ ExecutedWrite = tuple[Operation, Sequence[NDArray[Any]]]
 
 
 class Replication(Protocol):
-    """A store that another server has as well. Called while nothing else is carried out."""
+    """A store that another server holds as well. Called while no operation runs."""
 
     @property
     def position(self) -> Position:
-        """Which operations have been carried out."""
+        """Operations executed so far."""
 
     @property
     def must_confirm_leadership(self) -> bool:
-        """Whether the other server is to be asked first whether this one still leads."""
+        """Whether the other server must first confirm that this one still leads."""
 
     def rejection_for(
         self, message: ExecuteOperations | SaveShards | RestoreShards
     ) -> Message | None:
-        """Return the answer to what is not carried out here; None: it is."""
+        """Return the reply to a request that this server must not execute; None if it may."""
 
     def replicate(self, writes: Sequence[ExecutedWrite]) -> bool:
-        """Have the other server carry out what was; False: that was not for this one to do."""
+        """Have the other server execute the writes; return False if this one no longer leads."""
 
 
 class OperationExecutor:
-    """Takes requests from the server's thread, and answers them from its own.
+    """Executor that accepts requests from the server's thread and answers them from its own.
 
     Args:
-        store: What operations are carried out on.
-        index: The server's number, for statistics.
-        allocator: Where the store makes its answers.
-        replication: What has another server do the same; None: the store is here alone.
+        store: Store that the operations act on.
+        index: Index of the server, for statistics.
+        allocator: Allocator of the store's reply arrays.
+        replication: Replicates writes to another server; None if only this server has the store.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class OperationExecutor:
         replication: Replication | None = None,
     ) -> None:
         self.on_file_request: Callable[[Request], object] | None = None
-        """Answers requests to save and restore."""
+        """Handles requests to save and restore."""
         self.replication = replication
         self._allocator = allocator or ReplyAllocator()
         self.state_id = secrets.token_hex(8)
@@ -185,26 +187,26 @@ class OperationExecutor:
         self._index = index
         self._queue: SimpleQueue[Request | _QueuedFunction | None] = SimpleQueue()
         self._closed = threading.Event()
-        #: Held by whoever looks at the store, or changes it: this object's thread, or the
-        #: transport's. All that follows is changed under it, but for the first of the two counts;
-        #: `status`, on the transport's thread, reads figures without it.
+        #: Held while the store is read or changed, by this object's thread or the transport's. It
+        #: guards all attributes below except `_num_queued`; `status`, on the transport's thread,
+        #: reads counters without it.
         self._store_lock = threading.Lock()
-        #: How many were handed to the thread, and how many of those are done. The transport's
-        #: thread counts the first, ours the second; where they are equal nothing waits that came.
+        #: Numbers of requests queued for the thread and completed by it. The transport's thread
+        #: changes the first, this object's thread the second; if they are equal, nothing waits.
         self._num_queued = 0
         self._num_completed = 0
         self._operation_counts: Counter[str] = Counter()
         self._num_requests = 0
-        #: Of operations that change a value.
+        #: Number of operations that changed a value.
         self.writes = 0
         self._num_failed = 0
-        #: Channels of which the last request was not carried out, in the order of those.
+        #: Channels whose last request was not executed, oldest first.
         self._failed_channels: dict[str, None] = {}
         self._bytes_in = 0
         self._bytes_out = 0
         self._busy_seconds = 0.0
         self._started_at = time.monotonic()
-        #: What was kept when that was seen last, and whether it is to be seen again.
+        #: Usage as last measured, and whether to measure it again.
         self._usage = _StoreUsage()
         self._is_usage_outdated = True
         self._thread = threading.Thread(
@@ -212,18 +214,18 @@ class OperationExecutor:
         )
 
     def start(self) -> None:
-        """Begin to carry out what `handle` takes."""
+        """Start executing the requests passed to `handle`."""
         self._thread.start()
 
     def close(self) -> None:
-        """Carry out nothing more; wait for the operation that runs, but not for long."""
+        """Stop executing; wait up to 0.8 s for the current operation."""
         self._closed.set()
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
     def handle(self, requests: Sequence[Request]) -> None:
-        """Take requests; called by the transport's thread."""
+        """Accept requests; called by the transport's thread."""
         for request in requests:
             message = request.message
             if isinstance(message, ExecuteOperations | SaveShards | RestoreShards):
@@ -248,7 +250,7 @@ class OperationExecutor:
 
     @property
     def position(self) -> Position:
-        """Which operations on a replicated store have been carried out."""
+        """Operations executed so far on a replicated store."""
         return INITIAL_POSITION if self.replication is None else self.replication.position
 
     def _forward_file_request(self, request: Request) -> None:
@@ -267,7 +269,7 @@ class OperationExecutor:
             request.reply(refusal)
 
     def _try_execute_inline(self, request: Request, message: ExecuteOperations) -> bool:
-        """Carry out a request on the transport's thread, if it is small and nothing waits."""
+        """Execute a request on the transport's thread if it is small and nothing waits."""
         if self._num_queued != self._num_completed:
             return False
         kinds = set(map(type, message.operations))
@@ -276,9 +278,9 @@ class OperationExecutor:
             if self.replication is None
             else _INLINE_OPERATIONS & _READ_ONLY_OPERATIONS
         ):
-            return False  # it takes long, or the other server would be waited for
+            return False  # slow, or it would wait for the other server
         if self.replication is not None and self.replication.must_confirm_leadership:
-            return False  # likewise
+            return False  # it would wait for the other server
         size = sum([memoryview(buffer).nbytes for buffer in request.buffers])
         if size > _MAX_INLINE_BYTES or not self._store_lock.acquire(blocking=False):
             return False
@@ -289,10 +291,10 @@ class OperationExecutor:
         return True
 
     def status(self) -> ServerStatus:
-        """Return what was done so far.
+        """Return the statistics of this server.
 
-        It waits for nothing: while operations are carried out, what is kept is as it was after the
-        first one that followed the last question.
+        Never waits: while operations run, the usage figures are those after the first operation
+        that followed the previous call.
         """
         if self._store_lock.acquire(blocking=False):
             try:
@@ -320,18 +322,18 @@ class OperationExecutor:
         )
 
     def call_in_order(self, function: Callable[[], Any]) -> None:
-        """Call a function between two operations, after what came before, and before what comes.
+        """Call a function between two operations, in arrival order among the requests.
 
-        Called by the transport's thread. The function answers for its errors itself.
+        Called by the transport's thread. The function must handle its own errors.
         """
         self._num_queued += 1
         self._queue.put(_QueuedFunction(function, is_in_order=True))
 
     def call_between_operations(self, function: Callable[[], Any]) -> Any:
-        """Call a function between two operations, and return what it returns.
+        """Call a function between two operations, and return its result.
 
         Raises:
-            CancelledError: The server is stopped.
+            CancelledError: If the server was stopped.
         """
         turn = _QueuedFunction(function, is_in_order=False)
         self._queue.put(turn)
@@ -353,7 +355,7 @@ class OperationExecutor:
                 else:
                     self._process_request(request)
                     self._num_completed += 1
-            # Not held while the thread waits for the next: its buffers may be the asker's memory.
+            # Not held while waiting for the next request: its buffers may be the client's memory.
             del request
 
     def _process_request(self, request: Request) -> None:
@@ -365,7 +367,7 @@ class OperationExecutor:
             self._fail_request(request, error)
         if not is_carried_out:
             self._failed_channels[request.peer] = None
-            if len(self._failed_channels) > _MAX_FAILED_CHANNELS:  # they have left, most likely
+            if len(self._failed_channels) > _MAX_FAILED_CHANNELS:  # most likely disconnected
                 del self._failed_channels[next(iter(self._failed_channels))]
         elif self._failed_channels:
             self._failed_channels.pop(request.peer, None)
@@ -392,10 +394,10 @@ class OperationExecutor:
                 f"{len(message.array_forms)}"
             )
         kinds = [type(operation) for operation in operations]
-        # What a read shows may change by the next operation of this very request.
+        # A later operation of the same request may change what a read refers to.
         reads = ReadShard in kinds
         changes = reads and not _READ_ONLY_OPERATIONS.issuperset(kinds)
-        # In memory of the connection's own one array can be made, and small ones put beside it.
+        # The connection's own memory has room for one large array and small ones next to it.
         is_first = _ALLOCATING_OPERATIONS.issuperset(
             kinds[:1]
         ) and _ALLOCATING_OPERATIONS.isdisjoint(kinds[1:])
@@ -450,17 +452,17 @@ class OperationExecutor:
         request.fail(error)
 
 
-# --- what a parameter server keeps, and what it says of itself to Prometheus ----------------------
+# --- contents of a parameter server, and its Prometheus metrics -----------------------------------
 
 
 class _StoreUsage(NamedTuple):
-    """What a store keeps.
+    """Contents of a store.
 
     Attributes:
-        shards: Of variables.
-        tables: Shards of tables.
-        rows: Of tables.
-        nbytes: Of arrays, in all.
+        shards: Number of variable shards.
+        tables: Number of table shards.
+        rows: Number of rows of tables.
+        nbytes: Total bytes of arrays.
     """
 
     shards: int = 0
@@ -470,7 +472,7 @@ class _StoreUsage(NamedTuple):
 
 
 def _measure_usage(store: ShardStore) -> _StoreUsage:
-    """Return what a store keeps; to be called between two operations."""
+    """Return the usage of a store; must be called between two operations."""
     tables = store.tables.values()
     return _StoreUsage(
         shards=len(store.shards),

@@ -1,14 +1,14 @@
-"""What a parameter server can be asked: one record an operation, and what answers it.
+"""Operations of a parameter server, one record each, and their answers.
 
-    class Read(Question[Done], frozen=True): ...
-    answer, arrays = store.carry_out(Read(shard=spec), [])
+    class ReadShard(TypedRequest[Done], frozen=True): ...
+    answer, arrays = store.execute(ReadShard(shard="w"), [])
 
-Arrays travel beside the records, in the order that each docstring gives; so a record is small and
-its arrays are never packed into it. Rows are numbered as the whole variable numbers them, so that
-an error can name them; a shard takes off its first row.
+Arrays are sent next to the records, in the order that each docstring gives, so a record is small
+and arrays are never serialized into it. Rows have the numbers of the whole variable, so that errors
+can name them; a shard subtracts its first row.
 
-Operations with a `key` change something. One without a key is carried out each time it comes: its
-caller says whether it may be repeated.
+Operations with a `key` change something. One without a key is executed each time it arrives; the
+caller decides whether it may be repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.parameter_server.specs import (
     TableSpec,
     WriteKey,
 )
-from headrace.serving.call import Done, Message, Question
+from headrace.serving.rpc import Done, Message, TypedRequest
 
 __all__ = [
     "Answer",
@@ -62,30 +62,30 @@ __all__ = [
 
 
 class Created(Message, frozen=True):
-    """The shard or table is there. `existed`: it was before, and keeps its values."""
+    """Answer: the shard or table exists. `existed`: it already did, and keeps its values."""
 
     existed: bool
 
 
 class Counted(Message, frozen=True):
-    """A counter was read or moved on."""
+    """Answer: the value of a counter before and after the operation."""
 
     before: int
     after: int
 
 
 class Evicted(Message, frozen=True):
-    """So many rows were dropped."""
+    """Answer: the number of evicted rows."""
 
     rows: int
 
 
 class Exported(Message, frozen=True):
-    """A part of a table's rows travels beside this.
+    """Answer: a part of a table's rows, sent next to this record.
 
     Attributes:
-        next: Where the next part begins; None: this was the last.
-        rows: Rows in the shard of the table, all parts together.
+        next: Start of the next part; None after the last one.
+        rows: Number of rows in the table shard, all parts together.
     """
 
     next: int | None
@@ -93,7 +93,7 @@ class Exported(Message, frozen=True):
 
 
 class ShardDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server holds for one shard: `bytes` with its slots."""
+    """Description of one variable shard on a server; `bytes` includes its slots."""
 
     spec: ShardSpec
     bytes: int
@@ -101,14 +101,14 @@ class ShardDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server holds for one shard of a table: `bytes` with its slots and its index.
+    """Description of one table shard on a server.
 
     Attributes:
-        spec: Of the shard.
-        rows: Ids that have a row.
-        waiting_ids: Ids that were looked up, and not yet often enough.
-        bytes: In all.
-        slots: Their names.
+        spec: Spec of the table shard.
+        rows: Number of ids that have a row.
+        waiting_ids: Number of ids looked up less often than admission requires.
+        bytes: Size in bytes, with slots and index.
+        slots: Names of the slots.
     """
 
     spec: TableSpec
@@ -119,15 +119,15 @@ class TableDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreDescription(Message, frozen=True):
-    """What a server holds.
+    """Answer: the contents of a store.
 
     Attributes:
-        coordinator_term: Of the coordinator that it knows; 0: none.
-        shards: Of variables.
-        tables: Shards of tables.
-        counters: What they are at.
-        keys: Writes that are remembered because their closures have not settled.
-        bytes: Of arrays, in all.
+        coordinator_term: Term of the latest coordinator that it knows; 0 if none.
+        shards: Variable shards.
+        tables: Table shards.
+        counters: Values of the counters.
+        keys: Number of writes remembered because their closures may still be retried.
+        bytes: Total bytes of arrays.
     """
 
     coordinator_term: int
@@ -144,39 +144,38 @@ Answer: TypeAlias = Done | Created | Counted | Evicted | Exported | StoreDescrip
 # --- operations on shards ------------------------------------------------------------------------
 
 
-class Create(Question[Created], frozen=True):
-    """Make a shard, unless it is there.
+class Create(TypedRequest[Created], frozen=True):
+    """Create a shard if it does not exist.
 
-    Arrays in: its value, if there is no `initializer`. Another shape, dtype or place under the name
-    is an AlreadyExistsError.
+    Arrays in: its value, if there is no `initializer`. A shard of that name with another shape,
+    dtype or range of rows is an AlreadyExistsError.
     """
 
     shard: ShardSpec
     initializer: Initializer | None = None
 
 
-class ReadShard(Question[Done], frozen=True):
-    """Arrays out: the whole value, which may be the shard's own memory (see `Store.execute`).
+class ReadShard(TypedRequest[Done], frozen=True):
+    """Read a whole shard. Arrays out: the value, which may be the shard's own memory.
 
     Attributes:
-        shard: Its name.
-        slot: Read this slot ("optimizer/name") in place of the value; "": the value.
+        shard: Name of the shard.
+        slot: Slot to read ("optimizer/name"); "" reads the value.
     """
 
     shard: str
     slot: str = ""
 
 
-class Assign(Question[Done], frozen=True):
-    """Change the whole value. `mode`: assign, add, sub. Arrays in: a value of the shard's shape.
+class Assign(TypedRequest[Done], frozen=True):
+    """Change a whole shard. Arrays in: a value of the shard's shape.
 
     Attributes:
-        shard: Its name.
-        mode: What is done.
-        key: Which write.
-        slot: Set this slot ("optimizer/name") in place of the value, and make it if it is not
-            there; "": the value.
-        initial_value: What the elements of the slot begin with.
+        shard: Name of the shard.
+        mode: "assign", "add" or "sub".
+        key: Write key.
+        slot: Slot to set ("optimizer/name"), created if it does not exist; "" sets the value.
+        initial_value: Initial value of the elements of a new slot.
     """
 
     shard: str
@@ -186,17 +185,17 @@ class Assign(Question[Done], frozen=True):
     initial_value: float = 0.0
 
 
-class GatherRows(Question[Done], frozen=True):
-    """Arrays in: rows (integers). Arrays out: their values, in that order."""
+class GatherRows(TypedRequest[Done], frozen=True):
+    """Read rows. Arrays in: rows (integers). Arrays out: their values, in that order."""
 
     shard: str
 
 
-class Scatter(Question[Done], frozen=True):
-    """Change some rows: `mode` is add, sub, mul, div, min, max or update.
+class Scatter(TypedRequest[Done], frozen=True):
+    """Change some rows; `mode` is "add", "sub", "mul", "div", "min", "max" or "update".
 
-    Arrays in: rows (int64, 1-D), and a value for each; a row that stands there twice is changed
-    twice, and by `update` has the last value.
+    Arrays in: rows (int64, 1-D), and a value for each. A row that occurs twice is changed twice;
+    with "update", it gets the last value.
     """
 
     shard: str
@@ -204,18 +203,18 @@ class Scatter(Question[Done], frozen=True):
     key: WriteKey | None = None
 
 
-class Apply(Question[Done], frozen=True):
-    """One step of an optimizer; the first makes its slots.
+class Apply(TypedRequest[Done], frozen=True):
+    """Apply one step of an optimizer; the first one creates its slots.
 
-    Arrays in: a gradient of the shard's shape; or rows (integers, each once) and a value for each;
-    or rows, values, and which of the values each row has (integers).
+    Arrays in: a gradient of the shard's shape; or rows (integers, distinct) and a value for each;
+    or rows, values, and for each row the index of its value (integers).
 
     Attributes:
-        shard: Its name.
-        optimizer: Name of the optimizer; another has other slots.
-        rule: What it does.
-        step: Which step.
-        key: Which write.
+        shard: Name of the shard.
+        optimizer: Name of the optimizer; each optimizer has its own slots.
+        rule: Update rule.
+        step: Parameters of the step.
+        key: Write key.
     """
 
     shard: str
@@ -225,14 +224,14 @@ class Apply(Question[Done], frozen=True):
     key: WriteKey | None = None
 
 
-class IncrementCounter(Question[Counted], frozen=True):
-    """Move a counter on by `delta`, which may be 0; one that is not there starts from 0.
+class IncrementCounter(TypedRequest[Counted], frozen=True):
+    """Add `delta` to a counter, and return its value; a counter that does not exist starts from 0.
 
     Attributes:
-        counter: Its name.
-        delta: How far.
-        key: Which write.
-        last_seen: Who asks has seen it there: a server where it is less has lost it.
+        counter: Name of the counter.
+        delta: Increment; 0 only reads the counter.
+        key: Write key.
+        last_seen: Value that the client has seen; a server with a smaller one has lost the counter.
     """
 
     counter: str
@@ -244,19 +243,19 @@ class IncrementCounter(Question[Counted], frozen=True):
 # --- operations on tables ------------------------------------------------------------------------
 
 
-class CreateTable(Question[Created], frozen=True):
-    """Make a shard of a table, unless it is there; another spec under the name is an error."""
+class CreateTable(TypedRequest[Created], frozen=True):
+    """Create a table shard if it does not exist; a different spec of that name is an error."""
 
     table: TableSpec
 
 
-class LookupIds(Question[Done], frozen=True):
-    """Count ids, admit those that are due, and read their rows.
+class LookupIds(TypedRequest[Done], frozen=True):
+    """Count ids, admit those that have been counted often enough, and read their rows.
 
-    Arrays in: ids (int64, each once), and how often each was asked for (int64; optional: once).
-    Arrays out: a row for each, in that order; zeros where an id is not admitted. One that is
-    repeated under its key counts nothing, and reads the rows as they are then. They are sent in
-    `dtype`; "": in the table's own.
+    Arrays in: ids (int64, distinct), and the number of requests for each (int64; optional, 1 by
+    default). Arrays out: a row for each id, in that order; zeros for ids that are not admitted. A
+    repetition with the same key counts nothing, and reads the current rows. The rows have dtype
+    `dtype`; "" means that of the table.
     """
 
     table: str
@@ -264,11 +263,11 @@ class LookupIds(Question[Done], frozen=True):
     dtype: str = ""
 
 
-class GatherIds(Question[Done], frozen=True):
-    """Read rows and change nothing.
+class GatherIds(TypedRequest[Done], frozen=True):
+    """Read rows without changing anything.
 
-    Arrays in: ids (int64). Arrays out: a row for each; in `dtype`, or in that of the table. Where
-    there is none: zeros, or the first value that the row would have (`initialize`).
+    Arrays in: ids (int64). Arrays out: a row for each, of dtype `dtype` or that of the table. An id
+    without a row gets zeros, or with `initialize` the initial value that its row would have.
     """
 
     table: str
@@ -276,10 +275,11 @@ class GatherIds(Question[Done], frozen=True):
     initialize: bool = False
 
 
-class ApplyIds(Question[Done], frozen=True):
-    """One step of an optimizer. Arrays in: ids (int64, each once), and gradients, as for `Apply`.
+class ApplyIds(TypedRequest[Done], frozen=True):
+    """Apply one step of an optimizer to rows of a table.
 
-    Gradients of ids that have no row are dropped.
+    Arrays in: ids (int64, distinct), and gradients, as for `Apply`. Gradients of ids without a row
+    are dropped.
     """
 
     table: str
@@ -289,27 +289,27 @@ class ApplyIds(Question[Done], frozen=True):
     key: WriteKey | None = None
 
 
-class AssignIds(Question[Done], frozen=True):
-    """Write rows: arrays in ids (int64, each once), and a value for each. Ids are admitted."""
+class AssignIds(TypedRequest[Done], frozen=True):
+    """Write rows. Arrays in: ids (int64, distinct), and a value for each. Admits the ids."""
 
     table: str
     key: WriteKey | None = None
 
 
-class Evict(Question[Evicted], frozen=True):
-    """Drop rows that were not touched for `older_than` steps (None: as the table's spec says)."""
+class Evict(TypedRequest[Evicted], frozen=True):
+    """Evict rows unused for `older_than` steps; None means the limit of the table's spec."""
 
     table: str
     older_than: int | None = None
 
 
-class Export(Question[Exported], frozen=True):
+class Export(TypedRequest[Exported], frozen=True):
     """Read a part of the rows. Arrays out: ids, values.
 
     Attributes:
-        table: Its name.
-        start: Where to begin: 0, then `Exported.next`.
-        limit: At most so many rows.
+        table: Name of the table.
+        start: Start of the part: 0, then `Exported.next`.
+        limit: Largest number of rows.
     """
 
     table: str
@@ -317,16 +317,16 @@ class Export(Question[Exported], frozen=True):
     limit: int = 65_536
 
 
-# --- closures, and all of it ---------------------------------------------------------------------
+# --- write keys, terms and descriptions -----------------------------------------------------------
 
 
-class ForgetWriteKeys(Question[Done], frozen=True):
-    """These closures will not be tried again: forget their keys, and refuse what still comes.
+class ForgetWriteKeys(TypedRequest[Done], frozen=True):
+    """Forget the write keys of closures that will not be retried, and refuse their late writes.
 
     Attributes:
-        coordinator_term: Of the coordinator that says so; an older one's are passed over.
-        closures: Their numbers.
-        below: All closures from 0 to below this number have settled too.
+        coordinator_term: Term of the sending coordinator; those of an older one are ignored.
+        closures: Numbers of the closures.
+        below: All closures with smaller numbers are finished as well.
     """
 
     coordinator_term: int
@@ -334,20 +334,20 @@ class ForgetWriteKeys(Question[Done], frozen=True):
     below: int = 0
 
 
-class FenceWrites(Question[Done], frozen=True):
-    """Refuse writes of older incarnations from now on, and those of one worker.
+class FenceWrites(TypedRequest[Done], frozen=True):
+    """Refuse writes of older terms from now on, and those of one worker.
 
     Attributes:
-        coordinator_term: Of the coordinator that says so.
-        worker: The number that it had given the worker; None: no worker is meant.
+        coordinator_term: Term of the sending coordinator.
+        worker: Number that the coordinator gave the worker; None fences no worker.
     """
 
     coordinator_term: int
     worker: int | None = None
 
 
-class DescribeStore(Question[StoreDescription], frozen=True):
-    """What do you hold? `variable`: of this one alone, where that is what matters."""
+class DescribeStore(TypedRequest[StoreDescription], frozen=True):
+    """Describe the contents of a store, or of one `variable`."""
 
     variable: str | None = None
 
@@ -371,9 +371,9 @@ Operation: TypeAlias = (
     | FenceWrites
     | DescribeStore
 )
-"""All that a store carries out."""
+"""All operations of a store."""
 
 KeyedOperation: TypeAlias = (
     Assign | Scatter | Apply | IncrementCounter | LookupIds | ApplyIds | AssignIds
 )
-"""Those that change something, and may have a key."""
+"""Operations that change something and may have a write key."""

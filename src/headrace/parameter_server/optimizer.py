@@ -1,16 +1,16 @@
-"""What all optimizers share: a name, a rule, a learning rate, clipping, a count of steps.
+"""Base of all optimizers: name, rule, learning rate, clipping and step counter.
 
-    optimizer.rule_for(name)        travels with each push; `rules` carries it out
-    optimizer.rate(iteration)       a schedule is evaluated by the client
-    optimizer.prepare(names, ...)   clipped gradients, or None for a step to pass over
+    optimizer.rule_for(name)        sent with each push and executed by `rules`
+    optimizer.rate(iteration)       the client evaluates schedules
+    optimizer.prepare(names, ...)   clipped gradients, or None if the step is skipped
 
-`apply_gradients` is one call of `push_gradients` on the first variable: variables know their
-servers, optimizers do not. `IterationCounter` reads and advances the count of steps, which is on a
-server. `InBackground` pushes the steps of an optimizer while the training loop goes on:
+`apply_gradients` calls `push_gradients` of the first variable: variables know their servers,
+optimizers do not. `IterationCounter` reads and advances the step counter on a server.
+`InBackground` pushes the steps of an optimizer while the training loop continues:
 
-    later = InBackground(optimizer, in_flight=2)
-    later.apply_gradients(pairs)    # returns at once, unless two steps are in flight
-    later.flush()                   # all steps are on the servers
+    background = InBackground(optimizer, in_flight=2)
+    background.apply_gradients(pairs)    # returns at once, unless two steps are in flight
+    background.flush()                   # all steps are on the servers
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_flag, check_instance, check_int, check_string
-from headrace.distribute.context import OnReplica, here
-from headrace.distribute.current import get_strategy
+from headrace.distribute.current_strategy import get_strategy
+from headrace.distribute.execution_context import ReplicaView, current_context
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.cluster_registry import (
     BackgroundTask,
@@ -74,13 +74,13 @@ __all__ = [
 
 
 COUNTING_SERVER = 0
-"""Which server counts steps."""
+"""Index of the server that counts steps."""
 
 _SUFFIX = "/iterations"
 
 
 def step_counts(counters: Mapping[str, int]) -> dict[str, int]:
-    """Return the steps of optimizers among the counters of a server, by their names."""
+    """Return the step counts of optimizers among the counters of a server, by optimizer name."""
     return {
         name.removesuffix(_SUFFIX): count
         for name, count in counters.items()
@@ -89,15 +89,15 @@ def step_counts(counters: Mapping[str, int]) -> dict[str, int]:
 
 
 def counter_values(steps: Mapping[str, int]) -> dict[str, int]:
-    """Return the counters of a server, by their names, for the steps of optimizers."""
+    """Return the counters of a server for the step counts of optimizers."""
     return {f"{name}{_SUFFIX}": count for name, count in steps.items()}
 
 
 class IterationCounter:
-    """The steps of all optimizers of one name in one cluster; a handle.
+    """Step counter of all optimizers of one name in one cluster; a handle.
 
     Args:
-        cluster_id: Of the cluster that counts.
+        cluster_id: Id of the cluster.
         optimizer: Name of the optimizer.
     """
 
@@ -106,7 +106,7 @@ class IterationCounter:
         self.name = f"{optimizer}{_SUFFIX}"
 
     def __call__(self) -> int:
-        """Ask the server that counts."""
+        """Return the current count from the server."""
         cluster = find_cluster(self._cluster_id, f"the counter {self.name!r}")
         seen = cluster.counters.get(self.name, 0)
         answer, _ = cluster.servers.execute(
@@ -115,7 +115,7 @@ class IterationCounter:
         return self.record_count(cluster, answer).after
 
     def advance(self, cluster: ServerCluster, steps: int) -> None:
-        """Count so many steps more."""
+        """Add a number of steps to the counter."""
         operation = IncrementCounter(
             self.name, steps, next_key(self.name), cluster.counters.get(self.name, 0)
         )
@@ -123,14 +123,14 @@ class IterationCounter:
         self.record_count(cluster, answer)
 
     def increment_request(self, cluster: ServerCluster) -> OperationRequest:
-        """Return what is to be asked for one more step."""
+        """Return the request that counts one more step."""
         seen = cluster.counters.get(self.name, 0)
         return OperationRequest(
             COUNTING_SERVER, IncrementCounter(self.name, 1, next_key(self.name), seen)
         )
 
     def record_count(self, cluster: ServerCluster, answer: Answer) -> Counted:
-        """Take note of an answer, and return it."""
+        """Record the count in an answer, and return the answer."""
         assert isinstance(answer, Counted)
         cluster.counters[self.name] = answer.after
         return answer
@@ -140,7 +140,7 @@ Rate: TypeAlias = float | Callable[[int], float]
 
 
 class OptimizerOptionsWithoutDecay(TypedDict, total=False):
-    """Arguments that all optimizers take, but weight decay; see `Optimizer`."""
+    """Arguments of all optimizers except weight decay; see `Optimizer`."""
 
     clipnorm: float | None
     clipvalue: float | None
@@ -153,19 +153,19 @@ class OptimizerOptionsWithoutDecay(TypedDict, total=False):
 
 
 class OptimizerOptions(OptimizerOptionsWithoutDecay, total=False):
-    """Arguments that all optimizers take; see `Optimizer`."""
+    """Arguments of all optimizers; see `Optimizer`."""
 
     weight_decay: float | None
 
 
 _IN_FUNCTIONS = "_in_functions"
-"""Stands after the class in the name of an optimizer that a function made without a name."""
+"""Suffix of the name of an unnamed optimizer that a scheduled function created."""
 
 _naming = threading.Lock()
 
 
 class Optimizer:
-    """What all optimizers take: a learning rate, decay, clipping.
+    """Base class of all optimizers: a learning rate, decay, clipping.
 
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
     ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
@@ -177,24 +177,24 @@ class Optimizer:
     [0.5, 2.5]
 
     Args:
-        rule: What it does to a shard.
+        rule: Update rule, applied by the servers.
         learning_rate: A number, or a function of the step (`schedules`).
-        weight_decay: Fraction of a value that each step takes off, times the learning rate.
+        weight_decay: Fraction of a value that each step subtracts, times the learning rate.
         clipnorm: Largest norm of the gradient of one variable.
-        clipvalue: Largest element of a gradient.
+        clipvalue: Largest absolute value of a gradient's elements.
         global_clipnorm: Largest norm of all gradients of a step together.
-        name: Of its slots and its count of steps on the servers: handles of one name and class
-            share them, in whatever process they were made. None: each handle has its own, named
+        name: Name of its slots and its step counter on the servers; handles with the same name and
+            class share them, even in different processes. None gives each handle its own, named
             after its class ("Adam", then "Adam_1" ...) in order of creation, or of first use if it
-            was made before the strategy. In scheduled functions, which make it again in each call,
-            None is one name for all of its class.
-        non_finite: What to do when a gradient has a NaN or an infinity: "raise" before anything is
-            applied, "skip" the step of all variables, or "apply" it.
-        use_ema: Whether the servers keep a running average of each variable, in a slot "average"
-            (`variable.read_slot`). Gradients must be dense.
-        ema_momentum: Between 0 and 1: how much of the average each step keeps.
-        ema_overwrite_frequency: Number of steps between those after which variables are set to
-            their averages. None: never.
+            was created before the strategy. In scheduled functions, which create the handle again
+            in each call, all unnamed handles of a class share one name.
+        non_finite: What to do when a gradient contains a NaN or an infinity: "raise" before
+            anything is applied, "skip" the step of all variables, or "apply" it.
+        use_ema: Whether the servers keep an exponential moving average of each variable, in a slot
+            "average" (`variable.read_slot`). Gradients must be dense.
+        ema_momentum: Between 0 and 1: fraction of the average that each step keeps.
+        ema_overwrite_frequency: Interval, in steps, at which variables are set to their averages.
+            None disables that.
     """
 
     def __init__(
@@ -242,11 +242,11 @@ class Optimizer:
                 rule, ema_momentum=ema_momentum, ema_overwrite_frequency=ema_overwrite_frequency
             )
         self._given_name = name
-        #: By the id of a cluster: the name of a handle that was given none.
+        #: Generated names, by cluster id.
         self._names: dict[str, str] = {}
-        #: Id of the cluster that it was named for, or used in, last.
+        #: Id of the cluster in which it was named or used last.
         self._home: str | None = None
-        # Plain numbers travel; NumPy's do not.
+        # NumPy scalars cannot be serialized.
         numbers = {name: getattr(rule, name) for name in rule.__struct_fields__}
         self.rule = msgspec.structs.replace(
             rule, **{k: v.item() for k, v in numbers.items() if isinstance(v, np.generic)}
@@ -266,16 +266,16 @@ class Optimizer:
 
     @property
     def name(self) -> str:
-        """Whose slots and whose count it uses: its class, until a cluster has given it a name."""
+        """Name of its slots and step counter; the class name until a cluster has assigned one."""
         if self._given_name is not None:
             return self._given_name
         return self._names.get(self._home or "", type(self).__name__)
 
     def name_in(self, cluster: ServerCluster) -> str:
-        """Return its name in a cluster, which a handle without one is given now.
+        """Return the name in a cluster; assign one to an unnamed handle.
 
         Raises:
-            ValueError: An optimizer of another class has this name there.
+            ValueError: If an optimizer of another class has this name there.
         """
         self._home = cluster.cluster_id
         kind = type(self).__name__
@@ -292,19 +292,19 @@ class Optimizer:
         return name
 
     def counter_in(self, cluster: ServerCluster) -> IterationCounter:
-        """Return what counts its steps in a cluster."""
+        """Return the step counter in a cluster."""
         return IterationCounter(cluster.cluster_id, self.name_in(cluster))
 
     def begin_step_in(self, cluster: ServerCluster, trains: Sequence[str], *, counts: bool) -> str:
-        """Return its name in a cluster for one more step there.
+        """Return the name in a cluster, for one more step there.
 
         Args:
-            cluster: Where the step is taken.
+            cluster: Cluster of the step.
             trains: Names of the variables and tables of the step.
-            counts: Whether the step depends on how many were taken before.
+            counts: Whether the step depends on the number of earlier steps.
 
         Raises:
-            FailedPreconditionError: It has no name, and is not told from another one.
+            FailedPreconditionError: If it is unnamed, and cannot be distinguished from another one.
         """
         is_first = cluster.cluster_id not in self._names
         name = self.name_in(cluster)
@@ -315,7 +315,7 @@ class Optimizer:
         return name
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is the same optimizer, on whichever worker of whichever strategy it is used.
+        # A copy is the same optimizer, on every worker of every strategy.
         if current_closure_run() is None:
             home = self._home
             for cluster in naming_clusters():
@@ -325,10 +325,11 @@ class Optimizer:
 
     @property
     def iterations(self) -> int:
-        """How many steps were taken, by all who have this optimizer or one of its name.
+        """Number of steps taken with all optimizers of this name.
 
         Raises:
-            FailedPreconditionError: There are several clusters, and nothing says which is meant.
+            FailedPreconditionError: If there are several clusters, and the optimizer is in none of
+                them.
         """
         if self._home is None:
             clusters = registered_cluster_ids()
@@ -340,12 +341,12 @@ class Optimizer:
                 )
             if not clusters:
                 return 0
-            # Functions may have taken steps on workers.
+            # Scheduled functions may have taken steps on workers.
             self._home = clusters[0]
         return self.counter_in(find_cluster(self._home, f"the optimizer {self.name!r}"))()
 
     def rate(self, iteration: int) -> float:
-        """Return the learning rate of a step, of which so many were taken before."""
+        """Return the learning rate after `iteration` steps."""
         if not callable(self.learning_rate):
             return float(self.learning_rate)
         rate = float(self.learning_rate(iteration))
@@ -356,19 +357,21 @@ class Optimizer:
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """Exclude variables and tables from weight decay, in place of those excluded before.
+        """Exclude variables and tables from weight decay; replaces earlier exclusions.
 
-        Each handle of one name has its own; to have a scheduled function use it, pass the handle.
+        Handles with the same name have separate exclusions; to use them in a scheduled function,
+        pass the handle.
 
         Args:
             var_list: Variables and tables on parameter servers.
-            var_names: Regular expressions; a variable is excluded if one is found in its name.
+            var_names: Regular expressions; a variable is excluded if one of them matches anywhere
+                in its name.
         """
         self._excluded = frozenset(each.name for each in var_list or ())
         self._excluded_pattern = "|".join(var_names or ()) or None
 
     def rule_for(self, name: str) -> OptimizerRule:
-        """Return the rule for a variable or table, by its name."""
+        """Return the rule for a variable or table, by name."""
         pattern = self._excluded_pattern
         if name in self._excluded or (pattern is not None and re.search(pattern, name)):
             return self._rule_without_decay
@@ -376,21 +379,21 @@ class Optimizer:
 
     @property
     def clips_by_norm(self) -> bool:
-        """Whether it clips by the norm of a gradient, for which all of its elements count."""
+        """Whether it clips by the norm of a gradient, which depends on all elements."""
         return bool(self.clipnorm or self.global_clipnorm)
 
     def prepare(
         self, names: Sequence[str], gradients: Sequence[NDArray[Any]]
     ) -> list[NDArray[Any]] | None:
-        """Return gradients as they are to be sent, or None if the step is to be passed over.
+        """Return the gradients to send, or None if the step is skipped.
 
         Args:
-            names: Of the variables, for errors.
-            gradients: One of each variable: dense, or the summed rows of a sparse one. Where rows
-                share a value it is there once, but for those whose norm is clipped.
+            names: Names of the variables, for errors.
+            gradients: One gradient for each variable: dense, or the summed rows of a sparse one.
+                Values shared by several rows occur once, unless norms are clipped.
 
         Raises:
-            InvalidArgumentError: One is not finite, and `non_finite` is "raise".
+            InvalidArgumentError: If a gradient is not finite, and `non_finite` is "raise".
         """
         if self.non_finite == "raise":
             refuse_non_finite(names, gradients)
@@ -405,22 +408,22 @@ class Optimizer:
         return list(gradients)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> int:
-        """Change variables by their gradients, and return how many steps were taken with this one.
+        """Update variables with their gradients; return the number of steps taken.
 
         Args:
             grads_and_vars: Pairs of a gradient and a variable or table. A gradient is an array of
-                any framework or an `IndexedSlices`; a pair whose gradient is None is left out.
+                any framework or an `IndexedSlices`; pairs with the gradient None are skipped.
 
         Raises:
-            ValueError: There is no gradient.
-            InvalidArgumentError: A gradient is not finite, or does not fit its variable.
+            ValueError: If there is no gradient.
+            InvalidArgumentError: If a gradient is not finite, or does not fit its variable.
         """
         kept = _drop_missing_gradients(grads_and_vars)
         push: Callable[..., int] = kept[0][1].push_gradients
         return push(self, kept)
 
     def begin_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> PendingStep:
-        """Begin such a step in a scheduled function; for `InBackground`."""
+        """Begin a step in a scheduled function; used by `InBackground`."""
         kept = _drop_missing_gradients(grads_and_vars)
         begin: Callable[..., PendingStep] = kept[0][1].begin_gradients
         return begin(self, kept)
@@ -456,11 +459,11 @@ def _drop_missing_gradients(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[t
 def check_number(
     name: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf
 ) -> None:
-    """Refuse what is no finite number within bounds.
+    """Check that a value is a finite number within bounds.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is out of bounds, or not finite.
+        TypeError: If it is not a number.
+        ValueError: If it is out of bounds or not finite.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(
@@ -484,22 +487,21 @@ def _pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 
 
 class InBackground:
-    """An optimizer whose steps are pushed while the program goes on.
+    """An optimizer whose steps are pushed while the program continues.
 
     >>> import headrace as hr
     >>> hr.optimizers.InBackground(hr.optimizers.SGD(0.1), in_flight=1)
     InBackground(SGD(learning_rate=0.1, name='SGD'), in_flight=1)
 
-    In a function that a coordinator schedules a step is sent at once, and its end is waited for
-    with the next steps, at `flush`, or when the function returns: a step that fails fails the
-    function. What the function reads meanwhile has the step in it; threads that it starts may lack
-    it until `flush`. On one of several replicas, and with `mode="sync"`, each step is done when the
-    call returns.
+    In a function that a coordinator schedules, a step is sent at once. Its end is awaited with
+    later steps, at `flush`, or when the function returns; a failed step fails the function. The
+    function's own reads see the step; threads that it starts may not see it until `flush`. On one
+    of several replicas, and with `mode="sync"`, each step is complete when the call returns.
 
     Args:
         optimizer: One of `hr.optimizers`.
-        in_flight: At most so many steps are under way; who has another one waits. 0: each step is
-            done when the call returns.
+        in_flight: Largest number of pending steps; a further step waits. With 0, each step is
+            complete when the call returns.
     """
 
     def __init__(self, optimizer: Optimizer, in_flight: int = 2) -> None:
@@ -510,20 +512,19 @@ class InBackground:
 
     @property
     def name(self) -> str:
-        """The name of the optimizer."""
+        """Name of the optimizer."""
         return self.optimizer.name
 
     @property
     def iterations(self) -> int:
-        """How many steps are on the servers."""
+        """Number of steps applied on the servers."""
         return self.optimizer.iterations
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
-        """Begin a step; see `Optimizer.apply_gradients`. The gradients must not change after it.
+        """Begin a step; see `Optimizer.apply_gradients`. The gradients must not change afterwards.
 
         Raises:
-            Exception: What an earlier step failed with; it is raised once, and this step was not
-                begun.
+            Exception: The error of an earlier step; it is raised once, and this step is not begun.
         """
         pairs = list(grads_and_vars)
         attempt = current_background_context()
@@ -542,10 +543,10 @@ class InBackground:
             self._pending_steps.append(cluster.background.submit(step))
 
     def flush(self) -> None:
-        """Wait until all steps are on the servers.
+        """Wait until all steps have been applied on the servers.
 
         Raises:
-            Exception: What one failed with; call again for the others.
+            Exception: The error of a step; call again for the others.
         """
         attempt = current_background_context()
         if attempt is not None:
@@ -555,7 +556,7 @@ class InBackground:
             self._finish_first()
 
     def _begin_in_closure(self, context: WriteContext, pairs: list[tuple[Any, Any]]) -> None:
-        """Begin a step in a closure, whose thread finishes it."""
+        """Begin a step in a closure, whose own thread waits for it."""
         mine = self._pending_in_closure(context)
         for each in mine[: len(mine) + 1 - self.in_flight]:
             context.finish_step(each)
@@ -567,7 +568,7 @@ class InBackground:
         return [each for each in context.pending_steps if each.owner is self]
 
     def _finish_first(self) -> None:
-        # It waits for servers, with `server_timeout`, and says so.
+        # This waits for servers, and warns, up to `server_timeout`.
         self._pending_steps[0].wait()
         self._pending_steps.popleft().result()
 
@@ -576,11 +577,11 @@ class InBackground:
 
 
 def can_write_in_background() -> bool:
-    """Whether another thread may write for the code that runs here.
+    """Return whether another thread may write on behalf of the calling code.
 
-    Writes of a closure are told apart by their order, and those of several replicas become one.
+    Writes of a closure are identified by their order, and those of several replicas are merged.
     """
-    place = here.get()
+    place = current_context.get()
     return current_closure_run() is None and not (
-        isinstance(place, OnReplica) and place.strategy.num_replicas_in_sync > 1
+        isinstance(place, ReplicaView) and place.strategy.num_replicas_in_sync > 1
     )

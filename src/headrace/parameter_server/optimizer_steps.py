@@ -1,21 +1,20 @@
-"""Steps of optimizers: gradients of many variables and tables, pushed to all servers.
+"""Optimizer steps: gradients of many variables and tables, pushed to all servers.
 
-    1. each gradient is brought into the form of its variable; rows that stand there twice are
-       summed, and so are the gradients of a worker's replicas
-    2. the optimizer looks for what is not finite, and clips
-    3. server 0 counts the step, and says which it is
-    4. every shard gets its part, all at a time
+1. Each gradient is converted to the form of its variable; duplicate rows are summed, and so are the
+  gradients of a worker's replicas.
+2. The optimizer checks for non-finite values, and clips.
+3. Server 0 counts the step, and returns its number.
+4. Every shard gets its part, all in parallel.
 
-Where neither the rule nor a schedule asks which step it is, 3 and 4 are one round trip.
+If neither the rule nor a schedule depends on the step number, 3 and 4 are one round trip.
 
-Closures whose steps are gathered in rounds do 1 alone. The coordinator does the rest for all
-closures of a round (`ClosureServers.push_round`):
+Closures whose steps are averaged in gradient rounds only do 1. The coordinator does the rest for
+all closures of a round (`ClosureServers.push_round`):
 
 Rule 1. The n-th steps that closures took with one optimizer become one step.
-Rule 2. Its gradients are means over the closures that took the step; where one of them has none for
-        a variable, it counts as zero.
-Rule 3. Sums are made in the order in which closures are given, so that the same closures give the
-        same bits.
+Rule 2. Its gradients are means over the closures that took the step; a closure without a gradient
+        for a variable counts as zero.
+Rule 3. Sums are computed in the order of the closures, so the same closures give the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.context import OnReplica, here
+from headrace.distribute.execution_context import ReplicaView, current_context
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.cluster_registry import ServerCluster
 from headrace.parameter_server.gradients import refuse_non_finite, sum_rows, sum_shared_rows
@@ -64,12 +63,12 @@ __all__ = [
 
 
 class Gradient(NamedTuple):
-    """A gradient: of every element, or of some rows, each named once.
+    """A gradient: of every element, or of some distinct rows.
 
     Attributes:
-        rows: Which rows; None: every element.
-        values: One for each row, or what rows share.
-        value_indices: Which of the values each row has; None: each has its own, in order.
+        rows: Rows; None means every element.
+        values: One value for each row, or values that rows share.
+        value_indices: Index of the value of each row; None means one value per row, in order.
     """
 
     rows: NDArray[np.int64] | None
@@ -80,25 +79,28 @@ class Gradient(NamedTuple):
     def from_rows(
         cls, rows: NDArray[np.int64], values: NDArray[Any], value_indices: NDArray[np.intp] | None
     ) -> Gradient:
-        """Return the gradient of rows that may be named several times: those are summed.
+        """Return the gradient of rows that may contain duplicates; their values are summed.
 
         Args:
             rows: 1-D, in any order.
-            values: A value for each; or what they share.
-            value_indices: Which of the values each row has; None: each has its own.
+            values: One value for each row, or values that rows share.
+            value_indices: Index of the value of each row; None means one value per row.
         """
         if value_indices is None:
             return cls(*sum_rows(rows, values))
         return cls(*sum_shared_rows(rows, values, value_indices))
 
     def expand(self) -> Gradient:
-        """Return it with a value for each row."""
+        """Return the gradient with a value for each row."""
         if self.value_indices is None:
             return self
         return Gradient(self.rows, self.values.take(self.value_indices, axis=0))
 
     def slice_arrays(self, part: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return some rows as they are sent: rows and values, and which, where that is shorter."""
+        """Return some rows in the form in which they are sent.
+
+        These are rows and values, and the index of each row's value if that is smaller.
+        """
         assert self.rows is not None
         rows = self.rows[part]
         if self.value_indices is None:
@@ -109,13 +111,13 @@ class Gradient(NamedTuple):
         count = np.count_nonzero(used)
         if 2 * count > len(rows):
             return [rows, values.take(which, axis=0)]
-        if 8 * count < 7 * len(values):  # to send a few for nobody is less than to number anew
+        if 8 * count < 7 * len(values):  # sending a few unused values costs less than renumbering
             values, which = values[used], (np.cumsum(used) - 1)[which]
         return [rows, values, which.astype(np.min_scalar_type(len(values)))]
 
 
 class OptimizerStep(NamedTuple):
-    """One step of an optimizer, as it was taken in a closure that pushes nothing itself."""
+    """A step of an optimizer whose closure does not push it itself."""
 
     optimizer: Optimizer
     targets: Sequence[TrainableTarget]
@@ -123,35 +125,35 @@ class OptimizerStep(NamedTuple):
 
 
 class TrainableTarget(Protocol):
-    """What an optimizer can change: a variable or table on parameter servers."""
+    """A variable or table on parameter servers, which an optimizer can change."""
 
     name: str
-    #: Whether a push has to say which step it is, whatever the rule.
+    #: Whether a push needs the step number, whatever the rule.
     needs_step_number: bool
 
     @property
     def cluster(self) -> ServerCluster:
-        """Where it is."""
+        """Cluster of its servers."""
 
     def convert_gradient(self, gradient: Any) -> Gradient:
-        """Bring what a user gave into the form that fits."""
+        """Convert a gradient given by the user to the form of the target."""
 
     def step_requests(
         self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
     ) -> list[OperationRequest]:
-        """Return what is to be asked of which server."""
+        """Return the requests of one step."""
 
 
 def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> int:
-    """Take one step; return how many have been taken with it.
+    """Apply one step; return the number of steps that the optimizer has taken.
 
     Args:
-        optimizer: Says what a gradient does.
-        pairs: Of a gradient and a variable or table.
+        optimizer: The optimizer.
+        pairs: Pairs of a gradient and a variable or table.
 
     Raises:
-        TypeError: One is neither.
-        ValueError: One stands there twice, or they are of several clusters.
+        TypeError: If a target is neither a variable nor a table.
+        ValueError: If a target occurs twice, or the targets are in several clusters.
     """
     step = _build_step(optimizer, pairs)
     attempt = current_collecting_context()
@@ -159,8 +161,8 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
     def take(step: OptimizerStep) -> int:
         return push_step(step) if attempt is None else _collect(step, attempt)
 
-    place = here.get()
-    if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
+    place = current_context.get()
+    if not isinstance(place, ReplicaView) or place.strategy.num_replicas_in_sync == 1:
         return take(step)
 
     def merged(steps: list[OptimizerStep]) -> list[int]:
@@ -172,12 +174,12 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
             )
         return [take(sum_steps(steps, "replicas"))] * len(steps)
 
-    taken: int = place.meet(merged, step)  # type: ignore[attr-defined]
+    taken: int = place.merge(merged, step)  # type: ignore[attr-defined]
     return taken
 
 
 def begin_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> PendingStep:
-    """Begin one step, where nobody else takes part in it; see `push_gradients`."""
+    """Begin one step in which no other replica takes part; see `push_gradients`."""
     return begin_step(_build_step(optimizer, pairs))
 
 
@@ -207,7 +209,7 @@ def _build_step(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> Optim
 def _reject_sparse_gradients(
     optimizer: Optimizer, targets: Sequence[TrainableTarget], gradients: Sequence[Gradient]
 ) -> None:
-    """Refuse gradients of some rows, which would leave the averages of all others behind."""
+    """Reject gradients of some rows: the averages of all other rows would become stale."""
     for target, gradient in zip(targets, gradients, strict=True):
         if gradient.rows is not None:
             raise InvalidArgumentError(
@@ -218,7 +220,7 @@ def _reject_sparse_gradients(
 
 
 def _depends_on_step_number(optimizer: Optimizer, targets: Sequence[TrainableTarget]) -> bool:
-    """Return whether a step depends on how many were taken before."""
+    """Return whether a step depends on the number of earlier steps."""
     return (
         callable(optimizer.learning_rate)
         or isinstance(optimizer.rule, AdamRule | AdamaxRule | NadamRule)
@@ -238,14 +240,14 @@ def _check_target(target: Any) -> TrainableTarget:
 
 
 def sum_steps(steps: Sequence[OptimizerStep], among: str) -> OptimizerStep:
-    """Return one step for several, with the sums of gradients; one that lacks any counts as zero.
+    """Return one step with the sums of the gradients; a missing gradient counts as zero.
 
     Args:
-        steps: Of one optimizer.
-        among: Who took them, for errors.
+        steps: Steps of one optimizer.
+        among: Description of those who took them, for errors.
 
     Raises:
-        FailedPreconditionError: Some are dense and some are not, for one variable.
+        FailedPreconditionError: If the gradients of a variable are partly dense and partly sparse.
     """
     parts: dict[int, tuple[TrainableTarget, list[Gradient]]] = {}
     for step in steps:
@@ -269,14 +271,14 @@ def _sum_gradients(gradients: Sequence[Gradient], among: str) -> Gradient:
 
 
 def _collect(step: OptimizerStep, context: WriteContext) -> int:
-    """Keep a step for the mean of its round; return how many will have been taken with it."""
+    """Keep a step for the mean of its gradient round; return the step count including it."""
     optimizer, targets, gradients = step
     count = optimizer.counter_in(targets[0].cluster)
-    if optimizer.non_finite == "raise":  # of the mean nobody could say whose it was
+    if optimizer.non_finite == "raise":  # in the mean, its origin would be unknown
         refuse_non_finite(
             [target.name for target in targets], [gradient.values for gradient in gradients]
         )
-    # A user may go on to write into what was given.
+    # The user may overwrite the arrays.
     kept = [each._replace(values=np.array(each.values)) for each in gradients]
     context.collect_step(step._replace(gradients=kept))
     taken = [each for each in context.collected_steps if each.optimizer.name == optimizer.name]
@@ -284,17 +286,17 @@ def _collect(step: OptimizerStep, context: WriteContext) -> int:
 
 
 class PendingStep:
-    """A step that all servers were asked for; of a closure it is the attempt's until it ends.
+    """A step sent to the servers; in a closure it belongs to the run until that ends.
 
     Args:
-        requests: What they were asked; None: nothing.
-        taken: Returns how many steps have been taken with it, of the answers.
+        requests: Requests of the step; None if there are none.
+        taken: Returns the number of steps taken, from the replies.
 
     Attributes:
-        owner: Who began it, and waits for it where several are under way.
-        calls: What its servers were asked, as long as it is not over.
-        is_awaited: Whether somebody waits for it now.
-        is_done: Whether its answers are here, or an error.
+        owner: Object that began the step, and waits for it if several are pending.
+        calls: Calls to the servers while the step is pending.
+        is_awaited: Whether a caller is waiting for it now.
+        is_done: Whether its replies or an error have arrived.
     """
 
     def __init__(
@@ -310,28 +312,28 @@ class PendingStep:
         self._error: Exception | None = None
 
     def precedes_new_requests(self, servers: ParameterServerClient) -> bool:
-        """Whether what is sent now by the same servers' channels comes after it."""
+        """Return whether requests sent now on the same channels are executed after this step."""
         return self._requests is None or self._requests.precedes_new_requests(servers)
 
     def wait(self) -> None:
-        """Wait until it is over."""
+        """Wait until the step is done."""
         if self.is_done or self._requests is None:
             return
         self.is_awaited = True
         try:
             self._answers = self._requests.wait()
         except Exception as error:
-            self._error = error.with_traceback(None)  # which holds this frame, and so the step
+            self._error = error.with_traceback(None)  # drops a reference to this frame
         finally:
             self.is_awaited = False
         self.is_done = True
-        self._requests, self.calls = None, []  # nobody needs the gradients any more
+        self._requests, self.calls = None, []  # the gradients are no longer needed
 
     def result(self) -> int:
-        """Return how many steps have been taken with it.
+        """Return the number of steps taken, including this one.
 
         Raises:
-            HeadraceError: As of `ParameterServerClient.execute_all`.
+            HeadraceError: As for `ParameterServerClient.execute_all`.
         """
         self.wait()
         error, self._error = self._error, None
@@ -340,23 +342,23 @@ class PendingStep:
         try:
             raise error
         finally:
-            del error  # its traceback holds this frame, which would hold it
+            del error  # breaks the cycle between the traceback and this frame
 
 
 def push_step(step: OptimizerStep) -> int:
-    """Take a step now, on all servers; return how many have been taken with it."""
+    """Apply a step on all servers; return the number of steps taken."""
     return begin_step(step).result()
 
 
 def begin_step(step: OptimizerStep) -> PendingStep:
-    """Ask all servers for a step, and do not wait for them.
+    """Send a step to all servers without waiting for the replies.
 
-    Where the servers must say first which step it is, that is waited for.
+    If the step number is needed, wait for it first.
     """
     optimizer, targets, gradients = step
     cluster = targets[0].cluster
     count = optimizer.counter_in(cluster)
-    if optimizer.clips_by_norm:  # in which a value counts as often as there are rows that share it
+    if optimizer.clips_by_norm:  # a shared value counts once for each of its rows
         gradients = [gradient.expand() for gradient in gradients]
     values = optimizer.prepare(
         [target.name for target in targets], [gradient.values for gradient in gradients]
@@ -398,20 +400,20 @@ def _step_requests(
     ]
 
 
-# --- rounds of closures ---------------------------------------------------------------------------
+# --- gradient rounds of closures ------------------------------------------------------------------
 
 _FIRST_ROUND_WRITE = 1 << 32
-"""Keys of a round are those of its last closure, beyond all that a function writes itself."""
+"""First write number of a round: larger than those of its last closure, whose key it has."""
 
 
 def mean_steps(closures: Sequence[Sequence[OptimizerStep]]) -> list[OptimizerStep]:
-    """Return the steps of a round, in the order in which they first occur.
+    """Return the mean steps of a round, in order of first occurrence.
 
     Args:
-        closures: The steps that each closure took, in their order.
+        closures: The steps that each closure took, in order.
 
     Raises:
-        FailedPreconditionError: Some have a dense gradient and some a sparse one for a variable.
+        FailedPreconditionError: If the gradients of a variable are partly dense and partly sparse.
     """
     steps: dict[tuple[str, int], list[OptimizerStep]] = {}
     for taken in closures:
@@ -435,19 +437,19 @@ def _mean_step(steps: Sequence[OptimizerStep]) -> OptimizerStep:
 
 
 class ClosureServers:
-    """The parameter servers, as far as the closures of one coordinator go.
+    """The parameter servers as the closures of one coordinator use them.
 
-    Making it fences all earlier coordinators; a server that comes back is told again.
+    Creating it fences all earlier coordinators; restarted servers are fenced again.
 
     Args:
-        servers: Those of the cluster.
-        coordinator_term: Of the coordinator; a later one's is larger.
+        servers: Client of the cluster's servers.
+        coordinator_term: Term of the coordinator; later terms are larger.
 
     Attributes:
-        servers: Likewise.
+        servers: Client of the cluster's servers.
 
     Raises:
-        UnavailableError: A server cannot be reached.
+        UnavailableError: If a server is unreachable.
     """
 
     def __init__(self, servers: ParameterServerClient, coordinator_term: int) -> None:
@@ -459,28 +461,28 @@ class ClosureServers:
         )
 
     def forget_write_keys(self, closures: Sequence[int], below: int) -> None:
-        """Have all servers forget the keys of closures that have ended.
+        """Make all servers forget the write keys of finished closures.
 
         Args:
-            closures: Their numbers.
-            below: All below this one have, too.
+            closures: Numbers of the closures.
+            below: All closures with smaller numbers are finished as well.
         """
         self.servers.execute_on_each(
             ForgetWriteKeys(self._coordinator_term, tuple(closures), below)
         )
 
     def fence(self, worker_session: int) -> None:
-        """Have all servers refuse what a life of a worker still writes."""
+        """Make all servers refuse late writes of a worker session."""
         self.servers.execute_on_each(FenceWrites(self._coordinator_term, worker_session))
 
     def push_round(self, last: int, closures: Sequence[Sequence[OptimizerStep]]) -> None:
-        """Push the mean of the steps of a round; a server carries out each step once.
+        """Push the mean of the steps of a round; each server applies each step once.
 
         Args:
-            last: Number of the last of them; none of them has been settled.
-            closures: The steps of each.
+            last: Number of the last closure; the keys of none have been forgotten.
+            closures: The steps of each closure.
         """
-        # No worker has number 0, so nobody fences this one.
+        # No worker has session 0, so these writes are never fenced.
         with write_as(
             ClosureRun(
                 self._coordinator_term,

@@ -1,4 +1,4 @@
-"""Optimizers: handles with hyperparameters, as in Keras. The servers hold the variables and slots.
+"""Optimizers: handles with hyperparameters, as in Keras. Variables and slots are on the servers.
 
 Arguments, defaults and formulas are those of Keras 3, except those of a training loop
 (`loss_scale_factor`, `gradient_accumulation_steps`).
@@ -63,10 +63,9 @@ class SGD(Optimizer):
 
     Args:
         learning_rate: A number, or a function of the step.
-        momentum: Between 0 and 1.
-        nesterov: Whether to look ahead.
-        **shared: Weight decay, clipping, `name`, `non_finite` and running averages; see
-            `Optimizer`.
+        momentum: Momentum, between 0 and 1.
+        nesterov: Whether to use Nesterov momentum.
+        **shared: Weight decay, clipping, `name`, `non_finite` and moving averages; see `Optimizer`.
     """
 
     def __init__(
@@ -90,8 +89,8 @@ class Adagrad(Optimizer):
 
     Args:
         learning_rate: A number, or a function of the step.
-        initial_accumulator_value: The initial value of the sums of squares.
-        epsilon: Added to them.
+        initial_accumulator_value: Initial value of the sums of squares.
+        epsilon: Constant added to them.
         **shared: See `Optimizer`.
     """
 
@@ -111,7 +110,9 @@ class Adagrad(Optimizer):
 
 
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one sum a row, of the mean of its squares: a slot of 1 in place of `dim`.
+    """Adagrad with one accumulator per row, for the mean of its squares.
+
+    The slot has one element per row instead of `dim`.
 
     Arguments are those of `Adagrad`.
 
@@ -131,8 +132,8 @@ class Adadelta(Optimizer):
 
     Args:
         learning_rate: A number, or a function of the step.
-        rho: How long squares are remembered.
-        epsilon: Added to the mean squares.
+        rho: Decay rate of the mean squares.
+        epsilon: Constant added to the mean squares.
         **shared: See `Optimizer`.
     """
 
@@ -156,10 +157,10 @@ class RMSprop(Optimizer):
 
     Args:
         learning_rate: A number, or a function of the step.
-        rho: How long squares are remembered.
-        momentum: Of the steps; 0: none.
-        epsilon: Added to the mean square.
-        centered: Whether the mean gradient's square is taken off it.
+        rho: Decay rate of the mean square.
+        momentum: Momentum of the steps; 0 disables it.
+        epsilon: Constant added to the mean square.
+        centered: Whether to subtract the square of the mean gradient.
         **shared: See `Optimizer`.
     """
 
@@ -190,10 +191,10 @@ class Adam(Optimizer):
 
     Args:
         learning_rate: A number, or a function of the step.
-        beta_1: How long gradients are remembered.
-        beta_2: How long squares are remembered.
-        epsilon: Added to the root of the squares.
-        amsgrad: Whether the largest average of squares so far counts.
+        beta_1: Decay rate of the average of gradients.
+        beta_2: Decay rate of the average of squares.
+        epsilon: Constant added to the root of the squares.
+        amsgrad: Whether to use the largest average of squares so far.
         **shared: See `Optimizer`.
     """
 
@@ -214,7 +215,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decay of weights, apart from the gradient.
+    """Adam with decoupled weight decay.
 
     >>> optimizer = hr.optimizers.AdamW(0.001, weight_decay=0.01)
     >>> optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -223,11 +224,11 @@ class AdamW(Adam):
 
     Args:
         learning_rate: A number, or a function of the step.
-        weight_decay: Fraction of a value that each step takes off, times the learning rate.
-        beta_1: As for `Adam`, and so are the rest.
-        beta_2: See there.
-        epsilon: See there.
-        amsgrad: See there.
+        weight_decay: Fraction of a value that each step subtracts, times the learning rate.
+        beta_1: See `Adam`.
+        beta_2: See `Adam`.
+        epsilon: See `Adam`.
+        amsgrad: See `Adam`.
         **shared: See `Optimizer`.
     """
 
@@ -248,16 +249,16 @@ class AdamW(Adam):
 
 
 class Adamax(Optimizer):
-    """Adamax: Adam with the largest recent gradient in place of the mean square.
+    """Adamax: Adam with the largest recent gradient instead of the mean square.
 
     >>> hr.optimizers.Adamax(0.002, beta_2=0.99, name="adamax")
     Adamax(learning_rate=0.002, name='adamax')
 
     Args:
         learning_rate: A number, or a function of the step.
-        beta_1: How long gradients are remembered.
-        beta_2: How fast the largest gradient decays.
-        epsilon: Added to the divisor.
+        beta_1: Decay rate of the average of gradients.
+        beta_2: Decay rate of the largest gradient.
+        epsilon: Constant added to the divisor.
         **shared: See `Optimizer`.
     """
 
@@ -283,9 +284,9 @@ class Nadam(Optimizer):
 
     Args:
         learning_rate: A number, or a function of the step.
-        beta_1: How long gradients are remembered.
-        beta_2: How long squares are remembered.
-        epsilon: Added to the divisor.
+        beta_1: Decay rate of the average of gradients.
+        beta_2: Decay rate of the average of squares.
+        epsilon: Constant added to the divisor.
         **shared: See `Optimizer`.
     """
 
@@ -304,15 +305,15 @@ class Nadam(Optimizer):
 
 
 class Lion(Optimizer):
-    """Lion: every element changes by the learning rate, in a direction that has momentum.
+    """Lion: every element changes by the learning rate, with the sign of a momentum.
 
     >>> hr.optimizers.Lion(0.0001, weight_decay=0.1, name="lion")
     Lion(learning_rate=0.0001, name='lion')
 
     Args:
         learning_rate: A number, or a function of the step.
-        beta_1: How much of the direction is momentum; more than 0.
-        beta_2: How long gradients are remembered.
+        beta_1: Fraction of momentum in the direction; more than 0.
+        beta_2: Decay rate of the average of gradients.
         **shared: See `Optimizer`.
     """
 
@@ -338,12 +339,13 @@ class Ftrl(Optimizer):
 
     Args:
         learning_rate: A number, or a function of the step.
-        learning_rate_power: At most 0; how steps shrink. -0.5: by the root of the squares' sum.
-        initial_accumulator_value: The initial value of the sums of squares.
-        l1_regularization_strength: At least 0; what makes weights 0.
-        l2_regularization_strength: At least 0; what makes weights small.
-        l2_shrinkage_regularization_strength: At least 0; added to the gradient.
-        beta: Of the paper.
+        learning_rate_power: Exponent of the step size, at most 0; -0.5 divides by the root of the
+            sum of squares.
+        initial_accumulator_value: Initial value of the sums of squares.
+        l1_regularization_strength: L1 penalty, which makes weights 0; at least 0.
+        l2_regularization_strength: L2 penalty, which makes weights small; at least 0.
+        l2_shrinkage_regularization_strength: L2 penalty added to the gradient; at least 0.
+        beta: The constant beta of the FTRL paper.
         **shared: See `Optimizer`.
     """
 

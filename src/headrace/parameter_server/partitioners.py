@@ -1,7 +1,7 @@
-"""Into how many shards a variable is cut, and where: along its first axis, "div".
+"""Partitioning of variables into shards along the first axis, and placement on servers.
 
 partitioner(shape, dtype) -> [shards, 1, 1]      shards along each axis
-ranges_of_rows(13, 5)     -> rows 0-2, 3-5, 6-8, 9-10, 11-12
+split_rows(13, 5)         -> rows 0-2, 3-5, 6-8, 9-10, 11-12
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def __dir__() -> list[str]:
 
 
 class Partitioner:
-    """Says into how many parts a variable is cut along each axis.
+    """Determines the number of parts of a variable along each axis.
 
-    Any function of a shape and a dtype may stand in its place.
+    A function of a shape and a dtype can be used instead.
 
     >>> class OneRowPerShard(hr.distribute.partitioners.Partitioner):
     ...     def parts(self, rows, row_bytes):
@@ -45,12 +45,12 @@ class Partitioner:
         """Return the number of parts along each axis: 1 for all but `axis`.
 
         Args:
-            shape: Of the variable.
-            dtype: Of the variable.
-            axis: The one to cut.
+            shape: Shape of the variable.
+            dtype: Dtype of the variable.
+            axis: Axis to partition.
 
         Raises:
-            ValueError: The shape is not fully defined, or has no such axis.
+            ValueError: If the shape is not fully defined, or has no such axis.
         """
         sizes = _checked_shape(shape)
         check_int("axis", axis, minimum=0)
@@ -64,41 +64,42 @@ class Partitioner:
         return parts
 
     def parts(self, rows: int, row_bytes: int) -> int:
-        """Return how many parts so many rows of so many bytes should make."""
+        """Return the number of parts for `rows` rows of `row_bytes` bytes each."""
         raise NotImplementedError(
             f"{type(self).__name__} must say in `parts` how many parts rows make"
         )
 
 
 class FixedShardsPartitioner(Partitioner):
-    """So many shards, or as many as there are rows.
+    """A fixed number of shards, or one for each row if there are fewer rows.
 
     >>> import headrace as hr
     >>> hr.distribute.partitioners.FixedShardsPartitioner(2)([10, 3], "float32")
     [2, 1]
 
     Args:
-        num_shards: At least 1.
+        num_shards: Number of shards; at least 1.
     """
 
     def __init__(self, num_shards: int) -> None:
         self._num_shards = check_int("num_shards", num_shards, minimum=1)
 
     def parts(self, rows: int, row_bytes: int) -> int:
-        """Return the number that was asked for."""
+        """Return the fixed number."""
         return self._num_shards
 
 
 class MinSizePartitioner(Partitioner):
-    """As many shards as can be with no shard below a size.
+    """The largest number of shards such that none is below a minimum size.
 
     >>> partitioner = hr.distribute.partitioners.MinSizePartitioner(1024, max_shards=8)
     >>> partitioner([1000, 2], "float32")
     [7, 1]
 
     Args:
-        min_shard_bytes: No shard is smaller, unless the variable is.
-        max_shards: At most so many. By default there is one: say how many servers may share.
+        min_shard_bytes: Minimum size of a shard, unless the variable is smaller.
+        max_shards: Largest number of shards. The default is one; set it to the number of servers to
+            use.
     """
 
     def __init__(self, min_shard_bytes: int = 256 << 10, max_shards: int = 1) -> None:
@@ -112,14 +113,15 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """As few shards as can be with no shard above a size; one row is never cut.
+    """The smallest number of shards such that none exceeds a maximum size; rows are never split.
 
     >>> hr.distribute.partitioners.MaxSizePartitioner(4096)([1000, 4], "float32")
     [4, 1]
 
     Args:
-        max_shard_bytes: No shard is larger, unless a row is or `max_shards` says so.
-        max_shards: At most so many; None: no bound.
+        max_shard_bytes: Maximum size of a shard, unless a row is larger or `max_shards` limits the
+            number.
+        max_shards: Largest number of shards; None means unlimited.
     """
 
     def __init__(self, max_shard_bytes: int, max_shards: int | None = None) -> None:
@@ -127,20 +129,20 @@ class MaxSizePartitioner(Partitioner):
         self._max_shards = None if max_shards is None else _positive("max_shards", max_shards)
 
     def parts(self, rows: int, row_bytes: int) -> int:
-        """Return the number of shards that few enough rows make."""
+        """Return the number of shards that are small enough."""
         most = max(1, self._max_shard_bytes // row_bytes) if row_bytes else rows
         parts = math.ceil(rows / most)
         return parts if self._max_shards is None else min(parts, self._max_shards)
 
 
 def count_shards(partitions: object, shape: Sequence[int]) -> int:
-    """Return how many shards a partitioner's answer means, at most one a row.
+    """Return the number of shards in a partitioner's result, at most one for each row.
 
     >>> hr.distribute.partitioners.count_shards([4, 1], (10, 3))
     4
 
     Raises:
-        ValueError: It is no list of a number for each axis, 1 for all but the first.
+        ValueError: If it is not a list with a number for each axis, 1 for all but the first.
     """
     valid = (
         isinstance(partitions, list | tuple)
@@ -164,7 +166,7 @@ def split_rows(rows: int, shards: int) -> list[range]:
     """Return the rows of each shard: in order, and the first ones have one more.
 
     >>> import headrace as hr
-    >>> hr.distribute.partitioners.ranges_of_rows(10, 4)
+    >>> hr.distribute.partitioners.split_rows(10, 4)
     [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
     """
     base, extra = divmod(rows, shards)
@@ -183,17 +185,17 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _positive(name: str, value: int) -> int:
-    """Return a number of 1 or more; the message is the one that others know."""
+    """Return a number of 1 or more; the error message is that of TensorFlow."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and value < 1:
         raise ValueError(f"Argument `{name}` must be positive. Received: {value}")
     return check_int(name, value, minimum=1)
 
 
-# --- on which server the next shard goes: arithmetic that each process repeats alike --------------
+# --- placement of shards: arithmetic that gives the same result in each process -------------------
 
 
 class RoundRobinPlacement:
-    """The k-th shard goes to server k modulo their number."""
+    """Places the k-th shard on server k modulo the number of servers."""
 
     def __init__(self, servers: int) -> None:
         self._servers = servers
@@ -207,11 +209,11 @@ class RoundRobinPlacement:
 
 
 class LeastBytesPlacement:
-    """A shard goes to the server that has the fewest bytes.
+    """Places a shard on the server with the fewest bytes.
 
-    So no server has more than the mean and the largest shard, and none more than 1.05 times the
-    mean when no shard exceeds 5 % of it. Among equals the one with the fewest shards is chosen,
-    then the first: shards without bytes go round.
+    So no server exceeds the mean plus the largest shard, and none exceeds 1.05 times the mean if no
+    shard exceeds 5 % of it. Ties go to the server with the fewest shards, then to the first, so
+    shards without bytes are placed in turn.
     """
 
     def __init__(self, servers: int) -> None:
@@ -219,7 +221,7 @@ class LeastBytesPlacement:
         self._shards = [0] * servers
 
     def place(self, shard_bytes: int) -> int:
-        """Return the server that has the least."""
+        """Return the server with the fewest bytes."""
         server = min(
             range(len(self._bytes)),
             key=lambda index: (self._bytes[index], self._shards[index], index),
@@ -236,14 +238,14 @@ _PLACEMENTS: dict[str, type[RoundRobinPlacement] | type[LeastBytesPlacement]] = 
 
 
 def make_placement(kind: str, servers: int) -> RoundRobinPlacement | LeastBytesPlacement:
-    """Return what deals shards to so many servers, one after another.
+    """Return a placement for a number of servers, by name.
 
-    >>> hr.distribute.partitioners.placement("in turn", 2)
+    >>> hr.distribute.partitioners.make_placement("in turn", 2)
     Traceback (most recent call last):
     ValueError: ...'in turn'...
 
     Raises:
-        ValueError: There is no placement of this name.
+        ValueError: If there is no placement of this name.
     """
     if kind not in _PLACEMENTS:
         raise ValueError(

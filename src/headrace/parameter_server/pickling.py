@@ -1,4 +1,4 @@
-"""Pickling functions for workers: handles travel, variables of this process do not."""
+"""Pickling of functions for workers: handles are sent, variables of this process are rejected."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from typing import Any, NoReturn
 from headrace.distribute.metrics import Metric
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.keras_state import WHAT_WORKS, is_linked, keras_state, shared
+from headrace.frameworks.keras_state import (
+    SUPPORTED_KERAS_USE,
+    is_linked,
+    keras_state,
+    reduce_keras_object,
+)
 from headrace.plan.serialize import Pickler
 
 __all__ = ["PerWorkerInput", "ReplyPickler", "WorkerPickler"]
 
 
 class WorkerPickler(Pickler):
-    """Refuses what would be another thing on a worker than it is here."""
+    """A pickler that rejects objects that would differ on a worker."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how a value is pickled; raise for variables of this process, and for Keras'."""
+        """Return how to pickle a value; raise for variables of this process and Keras objects."""
         kind = type(value)
-        # By its own class: variables on servers count as variables, too, and travel as handles.
+        # Checks the exact class: variables on servers are virtual subclasses, and are sent as
+        # handles.
         if Variable in kind.__mro__:
             raise FailedPreconditionError(
                 f"the function captured Variable {value.name!r}, which was made outside of "
@@ -29,15 +35,15 @@ class WorkerPickler(Pickler):
                 "argument: variable.read()"
             )
         if (found := keras_state(value)) is not None:
-            return shared(value) or _refuse_keras(found)
+            return reduce_keras_object(value) or _refuse_keras(found)
         return super().reducer_override(value)
 
 
 class ReplyPickler(Pickler):
-    """Pickles what a function returned, for the coordinator: a copy of it is what is wanted."""
+    """A pickler for results of functions: the coordinator gets copies of them."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how a value is pickled; raise for a variable of the worker's process."""
+        """Return how to pickle a value; raise for variables of the worker's process."""
         if isinstance(value, Metric) and (reduced := value.reduce_by_value()) is not None:
             return reduced
         if Variable in type(value).__mro__:
@@ -56,22 +62,22 @@ class ReplyPickler(Pickler):
 def _refuse_keras(found: str) -> NoReturn:
     raise FailedPreconditionError(
         f"{found} is in what is sent to a worker: each worker would train a copy of its own, and "
-        f"this one would never change. {WHAT_WORKS}"
+        f"this one would never change. {SUPPORTED_KERAS_USE}"
     )
 
 
-# --- datasets that workers read, before any worker has them ---------------------------------------
+# --- datasets to be created on workers ------------------------------------------------------------
 
-# `strategy.distribute_dataset` of a strategy of parameter servers returns one: the coordinator's
-# process reads nothing, `ClusterCoordinator.create_per_worker_dataset` has each worker `build` it.
+# `distribute_dataset` of a parameter-server strategy returns one: the coordinator's process reads
+# nothing, and `ClusterCoordinator.create_per_worker_dataset` makes each worker `build` it.
 
 
 class PerWorkerInput:
     """A dataset to be built on each worker.
 
     Args:
-        build: Makes it, where it is read.
-        refusal: What to say to whoever reads it here.
+        build: Creates the dataset on the worker that reads it.
+        refusal: Error message for reads in this process.
     """
 
     def __init__(self, build: Callable[[], Any], refusal: str) -> None:
@@ -84,7 +90,7 @@ class PerWorkerInput:
 
     @property
     def element_spec(self) -> Any:
-        """What its elements look like."""
+        """Spec of the elements."""
         return self._build().element_spec
 
     def _refuse(self, *_: Any) -> NoReturn:

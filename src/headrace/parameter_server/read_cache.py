@@ -1,7 +1,7 @@
-"""A scope in which a variable on parameter servers is read once, and keeps that value.
+"""A scope in which each variable on parameter servers is read once and then cached.
 
-Variables that are named come with whatever is read first in it, in the same requests: a step that
-reads rows of a large variable and all of some small ones waits for its servers once.
+Variables named for prefetching are read together with the first other read, in the same requests: a
+step that reads rows of a large variable and all of some small ones waits for its servers once.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ __all__ = [
 
 
 class ReadCache:
-    """What was read in a scope, by variable, and what comes with the next that is.
+    """Values read in a scope, by variable, and the variables to prefetch with the next read.
 
     Args:
-        prefetched: Variables of which all is to be read, each once.
+        prefetched: Distinct variables to read completely.
     """
 
     def __init__(self, prefetched: Sequence[VariableShards] = ()) -> None:
         self._values: dict[VariableShards, NDArray[Any]] = {}
         self._prefetched = frozenset(prefetched)
-        #: Those that come with the next read.
+        #: Variables to read together with the next read.
         self._pending = tuple(dict.fromkeys(prefetched))
 
     def has(self, variable: VariableShards) -> bool:
-        """Whether all of a variable was read, or is to be."""
+        """Return whether all of a variable was read, or will be."""
         return variable in self._values or variable in self._prefetched
 
     def read(self, variable: VariableShards) -> NDArray[Any]:
-        """Return the value of a variable, which nobody may change."""
+        """Return the value of a variable, which must not be changed."""
         if variable not in self._values:
             self._pending = tuple(each for each in self._pending if each is not variable)
             answers = execute_with_prefetch(variable.servers, variable.read_requests())
@@ -60,11 +60,11 @@ class ReadCache:
         return self._values[variable]
 
     def store(self, variable: VariableShards, answers: Sequence[OperationReply]) -> None:
-        """Keep what was read; of two who read at a time the first one counts."""
+        """Cache a value; if two threads read at the same time, the first one is kept."""
         self._values.setdefault(variable, variable.join_value(answers))
 
     def take_pending(self, servers: ParameterServerClient) -> list[VariableShards]:
-        """Return the variables on these servers that are still to be read; they are read now."""
+        """Return the pending variables on these servers, and mark them as read."""
         found = [each for each in self._pending if each.servers is servers]
         if found:
             self._pending = tuple(each for each in self._pending if each.servers is not servers)
@@ -76,22 +76,22 @@ _read_cache: ContextVar[ReadCache | None] = ContextVar("headrace_reads", default
 
 @contextmanager
 def cache_variable_reads(*variables: Any) -> Iterator[None]:
-    """Read each variable on parameter servers once; later reads in the scope give that value.
+    """Read each variable on parameter servers once; later reads in the scope return that value.
 
     >>> import headrace as hr
     >>> with hr.distribute.cache_variable_reads():
     ...     pass  # here v.read() is the same after v.assign, by whomever
 
-    A variable is asked for when it is read first, all of it. Rows are taken of what was read, if
-    all was. It holds for the thread, and for replicas that `run` starts in it.
+    A variable is read when it is first used, all of it. Rows are taken from the cached value, if
+    there is one. The scope applies to this thread, and to replicas that `run` starts in it.
 
     Args:
-        variables: All of these is read with whatever is read first in the scope, in the same
-            requests: in place of a round trip for each, there is one.
+        variables: Variables to read completely with the first read in the scope, in the same
+            requests: one round trip instead of one for each.
 
     Raises:
-        TypeError: One is no variable on parameter servers.
-        ValueError: Scopes are nested.
+        TypeError: If a value is not a variable on parameter servers.
+        ValueError: If scopes are nested.
     """
     named = []
     for each in variables:
@@ -112,17 +112,17 @@ def cache_variable_reads(*variables: Any) -> Iterator[None]:
 
 
 def current_read_cache() -> ReadCache | None:
-    """Return what was read in this scope; None: it is read each time."""
+    """Return the cache of the current scope, or None outside of one."""
     return _read_cache.get()
 
 
 def execute_with_prefetch(
     servers: ParameterServerClient, requests: Sequence[OperationRequest]
 ) -> list[OperationReply]:
-    """Ask servers, and in the same requests for what the scope is to read from them.
+    """Execute requests, and prefetch pending variables of the scope in the same requests.
 
     Raises:
-        HeadraceError: As of `ParameterServerClient.execute_all`.
+        HeadraceError: As for `ParameterServerClient.execute_all`.
     """
     reads = _read_cache.get()
     named = [] if reads is None else reads.take_pending(servers)
@@ -138,16 +138,16 @@ def execute_with_prefetch(
 
 
 def read_together(variables: Sequence[Any]) -> list[NDArray[Any]]:
-    """Return the values of several variables, for which each of their servers is asked once.
+    """Return the values of several variables, with one request to each server.
 
     Args:
-        variables: On parameter servers of one cluster.
+        variables: Variables on parameter servers of one cluster.
 
     Returns:
-        Arrays that belong to the caller, in the order of the variables.
+        Arrays owned by the caller, in the order of the variables.
 
     Raises:
-        HeadraceError: As of `ParameterServerClient.execute_all`.
+        HeadraceError: As for `ParameterServerClient.execute_all`.
     """
     return read_with_rows(variables, [])[0]
 
@@ -157,19 +157,19 @@ def read_with_rows(
     rows: Sequence[tuple[Any, NDArray[np.int64]]],
     pulls: Sequence[TablePull] = (),
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
-    """Return values of variables, rows of others, and rows of tables; each server is asked once.
+    """Return values of variables and rows of variables and tables; each server is asked once.
 
     Args:
-        variables: On parameter servers of one cluster.
-        rows: Pairs of a variable there and ids of rows, which rise and of which each is there once.
+        variables: Variables on parameter servers of one cluster.
+        rows: Pairs of a variable there and distinct row indices in ascending order.
         pulls: Requests for rows of tables there (`table.TablePull`).
 
     Returns:
         Values in the order of the variables, rows in the order of the pairs, and rows in the order
-        of the requests. All arrays belong to the caller.
+        of the pulls. The caller owns all arrays.
 
     Raises:
-        HeadraceError: As of `ParameterServerClient.execute_all`.
+        HeadraceError: As for `ParameterServerClient.execute_all`.
     """
     wholes: list[VariableShards] = [each.sharded for each in variables]
     of_rows: list[VariableShards] = [each.sharded for each, _ in rows]

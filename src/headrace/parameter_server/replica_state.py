@@ -1,19 +1,19 @@
-"""The two seats of a replicated store, and the positions that they have reached. Pure.
+"""State machine of a store replica, and positions as version vectors. Pure.
 
-    vacant --Lead--> leading --a later epoch leads--> following (empty, then whole)
-    vacant --Follow--> following --the leading seat is gone--> leading, in the next epoch
+    empty --LeadEmptyStore--> leader --a later term leads--> follower (incomplete, then complete)
+    empty --FollowLeader--> follower --the leader is unavailable--> leader, in the next term
 
-Rule 1. The leading seat carries out operations, and answers a write when the other has it as well.
-Rule 2. A following seat that is whole becomes the leading one when somebody asks who cannot reach
-        the other (`insists`). It takes nothing from the earlier one after that.
-Rule 3. A store begins empty only where both seats are vacant: the leading one asks the other first.
-Rule 4. A seat that has contents gives them up for nobody but a later epoch of the same life, and
-        where it lacks operations that were acknowledged.
+Rule 1. The leader executes operations, and replies to a write when the follower has it as well.
+Rule 2. A complete follower becomes leader when a client reports that the leader is unavailable
+        (`peer_unavailable`). It then rejects everything from the former leader.
+Rule 3. A store starts empty only if both replicas are empty: the new leader asks the other first.
+Rule 4. A replica with contents discards them only for a later term of the same state, or if they
+        lack acknowledged operations.
 
-A position is a version vector with one entry for each replica of a store: how many operations that
-replica has carried out as the leading one, `ForgetWriteKeys` apart. Replicas that carry out an
-operation together count it together. So a replica has everything that a position stands for if no
-entry of its own is smaller, whatever pauses, takeovers and losses of connections came between.
+A position is a version vector with one entry for each replica of a store: the number of operations,
+without `ForgetWriteKeys`, that the replica executed as leader. Replicas that execute an operation
+together count it together. So a replica contains everything that a position stands for if none of
+its own entries is smaller, whatever pauses, takeovers and lost connections lie between.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ INITIAL_POSITION: Position = (0, 0)
 
 
 def has_reached(position: Position, required: Position) -> bool:
-    """Whether a replica at `position` has everything that `required` stands for."""
+    """Return whether a replica at `position` contains everything that `required` stands for."""
     return position[0] >= required[0] and position[1] >= required[1]
 
 
 def merge_positions(first: Position, second: Position) -> Position:
-    """Return the position of a replica that has what both stand for."""
+    """Return the position of a replica that contains what both stand for."""
     return max(first[0], second[0]), max(first[1], second[1])
 
 
@@ -56,9 +56,9 @@ class AcknowledgedState(msgspec.Struct, frozen=True, array_like=True):
     """The highest acknowledged position of a store that one process knows.
 
     Attributes:
-        state_id: Of the contents; "": nothing is known.
-        writes: How many writes.
-        position: Up to where.
+        state_id: Id of the state; "" if none is known.
+        writes: Number of acknowledged writes.
+        position: Acknowledged position.
     """
 
     state_id: str = ""
@@ -66,7 +66,7 @@ class AcknowledgedState(msgspec.Struct, frozen=True, array_like=True):
     position: Position = INITIAL_POSITION
 
     def merge(self, other: AcknowledgedState) -> AcknowledgedState:
-        """Return what both know of the same contents."""
+        """Return the combined knowledge about the same state."""
         return AcknowledgedState(
             self.state_id,
             max(self.writes, other.writes),
@@ -75,47 +75,47 @@ class AcknowledgedState(msgspec.Struct, frozen=True, array_like=True):
 
 
 REPLICA_TIMEOUT_SECONDS = 5.0
-"""Seconds for which a seat that stands still is waited for; one that ended is noticed at once."""
+"""Seconds to wait for an unresponsive replica; a process that ended is detected at once."""
 
 
 class ReplicaRole(Enum):
-    """What a seat does."""
+    """Role of a replica."""
 
     EMPTY = "empty"
-    """It has nothing: its process has just begun, or its contents were given up."""
+    """Without contents: its process has just started, or it discarded them."""
     FOLLOWER = "follower"
-    """It gets what the leading seat has and does."""
+    """Receives the leader's contents and operations."""
     LEADER = "leader"
-    """It carries out what clients ask."""
+    """Executes the requests of clients."""
 
 
 class RequestDecision(Enum):
-    """What becomes of a client's request."""
+    """Decision about a client's request."""
 
     EXECUTE = "execute"
-    """It is carried out."""
+    """Execute it."""
     TAKE_OVER = "take_over"
-    """It is carried out, and this seat leads from now on."""
+    """Execute it; this replica leads from now on."""
     NOT_LEADER = "not_leader"
-    """The other seat is to be asked."""
+    """Refer the client to the other replica."""
     NO_STATE = "no_state"
-    """The other seat is to be asked: this one has nothing."""
+    """Refer the client to the other replica: this one is empty."""
     STALE_STATE = "stale_state"
-    """It lacks operations that were acknowledged to whoever asks: its contents count as lost."""
+    """This replica lacks operations acknowledged to the client: its contents count as lost."""
     STATE_LOST = "state_lost"
-    """It was meant for contents that are lost."""
+    """The request was meant for a state that is lost."""
 
 
 @dataclass
 class ReplicaState:
-    """One seat.
+    """State of one replica.
 
     Attributes:
-        role: What it does.
-        term: How often another seat became the leading one, this one included.
-        state_id: Names the contents: those that begin empty have another one.
-        is_complete: Whether it has all of them.
-        position: Which operations are in them.
+        role: Current role.
+        term: Number of the leadership period.
+        state_id: Id of the contents; a store that starts empty gets a new one.
+        is_complete: Whether it has all of the contents.
+        position: Operations that the contents include.
     """
 
     role: ReplicaRole = ReplicaRole.EMPTY
@@ -131,13 +131,12 @@ class ReplicaState:
         peer_unavailable: bool,
         required_position: Position = INITIAL_POSITION,
     ) -> RequestDecision:
-        """Say what becomes of a request.
+        """Decide about a request; become leader if it asks for a takeover.
 
         Args:
-            state_id: Whose contents it is meant for; "": any.
-            peer_unavailable: Whoever asks found the other seat gone, or vacant.
-            required_position: Up to where operations on these contents are known to be
-                acknowledged.
+            state_id: State that the request is meant for; "" accepts any.
+            peer_unavailable: Whether the client found the other replica unreachable or empty.
+            required_position: Acknowledged position of that state, as the client knows it.
         """
         if self.role is ReplicaRole.EMPTY or not self.is_complete:
             return RequestDecision.NO_STATE
@@ -154,7 +153,7 @@ class ReplicaState:
         return RequestDecision.TAKE_OVER
 
     def become_leader(self, state_id: str) -> None:
-        """Lead new contents, which the other seat has agreed to follow."""
+        """Lead a new state, which the other replica has agreed to follow."""
         self.role, self.term, self.state_id, self.is_complete = (
             ReplicaRole.LEADER,
             1,
@@ -164,14 +163,14 @@ class ReplicaState:
         self.position = INITIAL_POSITION
 
     def advance_position(self, replica_index: int, count: int) -> None:
-        """Take note that this seat, the first or second one, has carried out operations."""
+        """Record that replica 0 or 1 has executed `count` operations."""
         first, second = self.position
         self.position = (first, second + count) if replica_index else (first + count, second)
 
     def become_follower(
         self, term: int, state_id: str, position: Position = INITIAL_POSITION
     ) -> bool:
-        """Give up what there is, and follow a leading seat; False: it does not lead any more."""
+        """Discard the contents and follow a leader; return False if that one no longer leads."""
         if self.role is not ReplicaRole.EMPTY and self.is_complete:
             least = self.term + (self.role is ReplicaRole.LEADER)
             if state_id != self.state_id or term < least:
@@ -186,14 +185,14 @@ class ReplicaState:
         return True
 
     def outranks(self, term: int, state_id: str) -> bool:
-        """Whether it leads, and follows no seat of this epoch."""
+        """Return whether this replica leads and does not yield to a leader of this term."""
         is_later = state_id == self.state_id and term > self.term
         return self.role is ReplicaRole.LEADER and not is_later
 
     def is_following(self, term: int, state_id: str) -> bool:
-        """Whether it follows a leading seat."""
+        """Return whether this replica follows the leader of this term and state."""
         return self.role is ReplicaRole.FOLLOWER and (self.term, self.state_id) == (term, state_id)
 
     def discard_state(self) -> None:
-        """Have nothing any more."""
+        """Discard the contents."""
         self.role, self.is_complete, self.position = ReplicaRole.EMPTY, False, INITIAL_POSITION

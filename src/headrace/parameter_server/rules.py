@@ -1,16 +1,17 @@
-"""What an optimizer does to values and slots, in place, by blocks that stay in the cache.
+"""Optimizer updates of values and slots, in place, in blocks that fit into the cache.
 
-    slots_of(rule)                                            which slots there are, but AVERAGE
-    apply_dense(rule, step, values, gradient, slots)          every element
-    apply_sparse(rule, step, values, rows, gradient, slots)   the rows that are named, and no other
+    slots_for_rule(rule)                                      slots of a rule, without AVERAGE
+    apply_dense(rule, step, values, gradient, slots)          updates every element
+    apply_sparse(rule, step, values, rows, gradient, slots)   updates the given rows only
     update_average(rule, step, values, average, ...)          after a dense step of a rule with EMA
 
-Formulas are those of Keras. Each is written once, for a block of rows by columns, and used by both:
-a dense block is a view, a sparse one is gathered and put back. So the size of a block changes no
-bit, and a sparse step on all rows has the bits of a dense one (but for Adam: see `_adam`).
+The formulas are those of Keras. Each is written once, for a block of rows by columns, and used by
+both: a dense block is a view, a sparse one is gathered and written back. So the block size does not
+change a bit, and a sparse step on all rows gives the bits of a dense one (except for Adam: see
+`_adam`).
 
-Sparse steps are lazy: a row that is not named is not decayed, and its running averages stand still;
-the correction of their bias goes by the step's iteration, for all rows alike.
+Sparse steps are lazy: other rows are not decayed, and their running averages do not change; the
+bias correction depends on the step's iteration, for all rows alike.
 """
 
 from __future__ import annotations
@@ -52,23 +53,25 @@ __all__ = [
 ]
 
 BLOCK_ELEMENTS = 32_768
-"""128 KiB of float32: values, gradient, slots and two scratch blocks share a cache of 1 MiB."""
+"""128 KiB of float32: values, gradient, slots and two scratch blocks fit into a cache of 1 MiB."""
 
 _SMALL_ITEM = 16
-"""Bytes: larger items are put in 0.84 to 0.97 of the time of an assignment, smaller ones not."""
+"""In bytes: for larger items, `put` takes 0.84 to 0.97 of the time of an assignment; not for
+smaller ones.
+"""
 
 Array: TypeAlias = NDArray[Any]
 Change: TypeAlias = Callable[[Array, Array, list[Array], Array, Array], None]
-"""Changes values and slots by a gradient, all of one block; two blocks are scratch."""
+"""Updates values and slots of one block from a gradient; the last two blocks are scratch."""
 
 
 class OptimizerSlot(NamedTuple):
-    """An array that an optimizer keeps beside a shard.
+    """An array that an optimizer keeps for a shard.
 
     Attributes:
-        name: As Keras calls it.
-        initial_value: What its elements are at first.
-        is_per_row: Whether it has one element a row, rather than one an element.
+        name: Keras's name.
+        initial_value: Initial value of its elements.
+        is_per_row: Whether it has one element per row instead of one per element.
     """
 
     name: str
@@ -77,10 +80,10 @@ class OptimizerSlot(NamedTuple):
 
 
 AVERAGE = OptimizerSlot("average")
-"""The running average of values, of rules that have an `ema_momentum`."""
+"""Exponential moving average of the values, for rules with an `ema_momentum`."""
 
 
-# --- the formulas --------------------------------------------------------------------------------
+# --- formulas -------------------------------------------------------------------------------------
 
 
 def _sgd_slots(rule: SgdRule) -> tuple[OptimizerSlot, ...]:
@@ -195,7 +198,7 @@ def _rmsprop(rule: RMSpropRule, step: StepParameters, held: np.dtype[Any]) -> Ch
             average += a
             np.multiply(average, average, out=b)
             np.subtract(velocity, b, out=a)
-            # A variance: rounding alone makes it negative.
+            # A variance: only rounding makes it negative.
             np.maximum(a, 0, out=a)
             a += rule.epsilon
         else:
@@ -221,9 +224,9 @@ def _adam_slots(rule: AdamRule) -> tuple[OptimizerSlot, ...]:
 
 def _adam(rule: AdamRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     count = step.iteration + 1
-    # Before it corrects the bias, Keras rounds the betas to the variable's dtype, and
-    # torch.optim.SparseAdam does not: 6e-6 of each step apart. A dense step goes with the one, a
-    # lazy step with the other.
+    # Before the bias correction, Keras rounds the betas to the variable's dtype, and
+    # torch.optim.SparseAdam does not; their steps differ by 6e-6. A dense step follows Keras, a
+    # lazy step PyTorch.
     first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
     rate = step.learning_rate * math.sqrt(1 - second**count) / (1 - first**count)
 
@@ -282,23 +285,23 @@ _NADAM_DECAY = 0.96
 
 @functools.cache
 def _nadam_products() -> NDArray[np.float64]:
-    """Return the products of `1 - 0.5 * 0.96 ** i` over i = 1 ... n, by n.
+    """Return the products of `1 - 0.5 * 0.96 ** i` over i = 1 ... n, indexed by n.
 
-    At n = 1000 the next factor is 1 in float64.
+    From n = 1000 on, the factor is 1 in float64.
     """
     factors = 1 - 0.5 * _NADAM_DECAY ** np.arange(1, 1001)
     return np.concatenate([[1.0], np.cumprod(factors)])
 
 
 def nadam_product(beta_1: float, count: int) -> float:
-    """Return the product of the momentum factors of so many steps of Nadam."""
+    """Return the product of the momentum factors of the first `count` steps of Nadam."""
     products = _nadam_products()
     return beta_1**count * float(products[min(count, len(products) - 1)])
 
 
 def _nadam(rule: NadamRule, step: StepParameters, held: np.dtype[Any]) -> Change:
     count = step.iteration + 1
-    # Keras rounds both betas to the variable's dtype, also where it takes them from 1.
+    # Keras rounds both betas to the variable's dtype, also where it subtracts them from 1.
     first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
     this = first * (1 - 0.5 * _NADAM_DECAY**count)
     following = first * (1 - 0.5 * _NADAM_DECAY ** (count + 1))
@@ -363,7 +366,7 @@ def _ftrl(rule: FtrlRule, step: StepParameters, held: np.dtype[Any]) -> Change:
 
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         if not rate:
-            # The limit: the value stays. The formula would divide by 0.
+            # The limit: the value does not change. The formula would divide by 0.
             return
         accumulator, linear = slots
         l2 = rule.l2_regularization_strength + rule.beta / (2 * rate)
@@ -409,7 +412,7 @@ def slots_for_rule(rule: OptimizerRule) -> tuple[OptimizerSlot, ...]:
 
 
 def _change(rule: OptimizerRule, step: StepParameters, held: np.dtype[Any]) -> Change:
-    """Return what a rule does to a block; its numbers were held in a dtype."""
+    """Return the block update of a rule; `held` is the dtype in which its constants are rounded."""
     change = _RULES[type(rule)][1](rule, step, held)
     if rule.weight_decay is None:
         return change
@@ -424,7 +427,7 @@ def _change(rule: OptimizerRule, step: StepParameters, held: np.dtype[Any]) -> C
     return decay_and_change
 
 
-# --- by blocks -----------------------------------------------------------------------------------
+# --- block by block -------------------------------------------------------------------------------
 
 
 def apply_dense(
@@ -436,20 +439,20 @@ def apply_dense(
     *,
     block_elements: int = BLOCK_ELEMENTS,
 ) -> None:
-    """Change all of `values` and `slots`, in place.
+    """Update all of `values` and `slots`, in place.
 
     Args:
-        rule: Of the optimizer.
-        step: Which step.
-        values: C-contiguous; of any shape and floating dtype.
-        gradient: Of the shape of `values`.
-        slots: Those of `slots_for_rule(rule)`, in the working dtype.
-        block_elements: How much is changed at a time.
+        rule: Rule of the optimizer.
+        step: Parameters of the step.
+        values: C-contiguous, any shape and floating dtype.
+        gradient: Gradient of the shape of `values`.
+        slots: Slots of `slots_for_rule(rule)`, in the working dtype.
+        block_elements: Number of elements updated at a time.
     """
     if values.size == 0:
         return
     wanted = slots_for_rule(rule)
-    # One element after another, unless a slot wants to see whole rows.
+    # Element by element, unless a slot needs whole rows.
     by_row = any(slot.is_per_row for slot in wanted)
     columns = values.size // len(values) if by_row and values.ndim else 1
     flat = values.reshape(-1, columns)
@@ -473,14 +476,14 @@ def apply_dense(
 def update_average(
     rule: OptimizerRule, step: StepParameters, values: Array, average: Array, *, is_first: bool
 ) -> None:
-    """Bring `average` up to date after a dense step, and make it the value if that is due.
+    """Update `average` after a dense step, and copy it to the values if that is due.
 
     Args:
-        rule: Of the optimizer; it has an `ema_momentum`.
-        step: Which step.
-        values: As the step has left them; changed in place.
+        rule: Rule of the optimizer; it has an `ema_momentum`.
+        step: Parameters of the step.
+        values: Values after the step; changed in place.
         average: The slot, in the working dtype; changed in place.
-        is_first: Whether no step was averaged before: the average begins as a copy.
+        is_first: Whether no earlier step was averaged: the average then starts as a copy.
     """
     momentum = rule.ema_momentum
     assert momentum is not None
@@ -510,17 +513,17 @@ def apply_sparse(
     *,
     block_elements: int = BLOCK_ELEMENTS,
 ) -> None:
-    """Change the rows that are named, and their slots, in place.
+    """Update the given rows, and their slots, in place.
 
     Args:
-        rule: Of the optimizer.
-        step: Which step.
-        values: C-contiguous, of one dimension or more.
-        rows: 1-D, each of them in range, and none twice.
-        gradient: A row for each; or what they share.
-        slots: Those of `slots_for_rule(rule)`, in the working dtype.
-        value_indices: Which row of the gradient each has; None: each has its own, in order.
-        block_elements: How much is changed at a time.
+        rule: Rule of the optimizer.
+        step: Parameters of the step.
+        values: C-contiguous, at least 1-D.
+        rows: 1-D, in range and distinct.
+        gradient: A row for each, or rows that they share.
+        slots: Slots of `slots_for_rule(rule)`, in the working dtype.
+        value_indices: Index of the gradient row of each; None means one per row, in order.
+        block_elements: Number of elements updated at a time.
     """
     if not len(rows) or not values.size:
         return
@@ -539,7 +542,7 @@ def apply_sparse(
     places = None if value_indices is None else value_indices.astype(np.intp, copy=False)
     a, b = np.empty((2, size, columns), dtype)
     tables, items = list(map(_as_items, wholes)), list(map(_as_items, parts))
-    # `_adam` says why its numbers are held in float64.
+    # `_adam` explains why its constants stay in float64.
     change = _change(rule, step, np.dtype(np.float64) if isinstance(rule, AdamRule) else dtype)
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), size):
@@ -564,12 +567,12 @@ def apply_sparse(
 
 
 def put_rows(table: Array, rows: NDArray[np.int64], values: Array) -> None:
-    """Write rows of a C-contiguous table of two dimensions; `values` is contiguous too."""
+    """Write rows of a C-contiguous 2-D table; `values` must be contiguous, too."""
     _put_items(_as_items(table), rows, _as_items(values))
 
 
 def _as_items(table: Array) -> Array:
-    """View each row as one item: such are written in half the time."""
+    """View each row as one item, which takes half the time to write."""
     return table.view(np.dtype((np.void, table.shape[1] * table.itemsize)))[:, 0]
 
 

@@ -1,6 +1,6 @@
-"""Learning rates that change with the steps: those of Keras, on plain numbers.
+"""Learning-rate schedules: those of Keras, on plain numbers.
 
-Any function of a step may stand in their place; step 0 is the first.
+Any function of a step can be used instead; step 0 is the first.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ExponentialDecay:
     (0.5, 0.25, 0.125)
 
     Args:
-        initial_learning_rate: At step 0.
-        decay_steps: More than 0.
-        decay_rate: What remains after each `decay_steps`.
-        staircase: Whether the rate changes at whole multiples of `decay_steps` only.
-        name: For people.
+        initial_learning_rate: Rate at step 0.
+        decay_steps: Number of steps for one factor of `decay_rate`; more than 0.
+        decay_rate: Factor applied in each `decay_steps`.
+        staircase: Whether the rate changes only at whole multiples of `decay_steps`.
+        name: Only informative.
     """
 
     initial_learning_rate: float
@@ -59,16 +59,16 @@ class ExponentialDecay:
 
 @dataclass(frozen=True)
 class PiecewiseConstantDecay:
-    """`values[0]` up to and with step `boundaries[0]`, then `values[1]`, and so on.
+    """`values[0]` up to and including step `boundaries[0]`, then `values[1]`, and so on.
 
     >>> rate = hr.optimizers.schedules.PiecewiseConstantDecay([100, 200], [0.1, 0.01, 0.001])
     >>> rate(100), rate(101), rate(201)
     (0.1, 0.01, 0.001)
 
     Args:
-        boundaries: Steps, rising.
-        values: One more than there are boundaries.
-        name: For people.
+        boundaries: Steps, in increasing order.
+        values: Rates, one more than there are boundaries.
+        name: Only informative.
     """
 
     boundaries: Sequence[float]
@@ -99,12 +99,12 @@ class PolynomialDecay:
     (1.0, 0.75, 0.5, 0.5)
 
     Args:
-        initial_learning_rate: At step 0.
-        decay_steps: More than 0.
-        end_learning_rate: From then on.
-        power: 1: a straight line.
-        cycle: Whether to start again, each time over one more multiple of `decay_steps`.
-        name: For people.
+        initial_learning_rate: Rate at step 0.
+        decay_steps: Number of steps; more than 0.
+        end_learning_rate: Rate after that.
+        power: Exponent; 1 decays linearly.
+        cycle: Whether to restart at the end, each time over one more multiple of `decay_steps`.
+        name: Only informative.
     """
 
     initial_learning_rate: float
@@ -136,11 +136,11 @@ class InverseTimeDecay:
     (1.0, 0.5, 0.25)
 
     Args:
-        initial_learning_rate: At step 0.
-        decay_steps: More than 0.
-        decay_rate: How fast.
-        staircase: Whether the rate changes at whole multiples of `decay_steps` only.
-        name: For people.
+        initial_learning_rate: Rate at step 0.
+        decay_steps: Unit of the decay in steps; more than 0.
+        decay_rate: Strength of the decay.
+        staircase: Whether the rate changes only at whole multiples of `decay_steps`.
+        name: Only informative.
     """
 
     initial_learning_rate: float
@@ -162,19 +162,20 @@ class InverseTimeDecay:
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """A line up to `warmup_target`, if there is one, then half a cosine down.
+    """Linear warm-up to `warmup_target`, if it is given, then half a cosine down.
 
     >>> rate = hr.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=1.0, warmup_steps=2)
     >>> rate(0), rate(1), rate(2), rate(7), rate(12)
     (0.0, 0.5, 1.0, 0.5, 0.0)
 
     Args:
-        initial_learning_rate: At step 0.
-        decay_steps: Of the cosine; more than 0.
-        alpha: What remains at its end, as a fraction of where it began.
-        name: For people.
-        warmup_target: Where the cosine begins; None: at `initial_learning_rate`, without a line.
-        warmup_steps: Of the line.
+        initial_learning_rate: Rate at step 0.
+        decay_steps: Number of steps of the cosine; more than 0.
+        alpha: Final rate, as a fraction of the rate at which the cosine begins.
+        name: Only informative.
+        warmup_target: Rate at which the cosine begins; None begins at `initial_learning_rate`,
+            without a warm-up.
+        warmup_steps: Number of warm-up steps.
     """
 
     initial_learning_rate: float
@@ -203,7 +204,7 @@ class CosineDecay:
 
 @dataclass(frozen=True)
 class CosineDecayRestarts:
-    """Half a cosine down, again and again: periods of other lengths, from other heights.
+    """Half a cosine down, with restarts that may change the length and the height.
 
     >>> import headrace as hr
     >>> rate = hr.optimizers.schedules.CosineDecayRestarts(0.5, 10, m_mul=0.5)
@@ -211,12 +212,12 @@ class CosineDecayRestarts:
     (0.5, 0.25, 0.25, 0.125)
 
     Args:
-        initial_learning_rate: At step 0.
-        first_decay_steps: Of the first period; more than 0.
-        t_mul: How many times as long as the one before each period is.
-        m_mul: How many times as high it begins.
-        alpha: The least rate, as a fraction of `initial_learning_rate`.
-        name: For people.
+        initial_learning_rate: Rate at step 0.
+        first_decay_steps: Number of steps in the first period; more than 0.
+        t_mul: Factor from the length of one period to that of the next.
+        m_mul: Factor from the initial rate of one period to that of the next.
+        alpha: Smallest rate, as a fraction of `initial_learning_rate`.
+        name: Only informative.
     """
 
     initial_learning_rate: float

@@ -1,4 +1,4 @@
-"""The parameter server: where it listens, and its life. What it does, `applying` says."""
+"""The parameter server: endpoint, start and stop. `operation_executor` executes the operations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from headrace.transport.security import Security, check_security
 __all__ = ["ParameterServer"]
 
 _LIMITS = ServerLimits(request_bytes=16 << 30, pending_reply_bytes=1 << 30)
-"""A request holds a whole shard at most; the rest bounds what slow readers make a server keep."""
+"""A request has at most a whole shard; the reply limit bounds the memory used for slow readers."""
 
 
 class ParameterServer(LifeCycle):
-    """Keeps shards of variables and tables, and changes them as it is asked.
+    """A server that holds shards of variables and tables, and executes operations on them.
 
-    What it keeps is in its memory alone. One that is started again at the same address is empty;
-    whoever asks it learns that before anything is written to it.
+    All contents are in memory. A server restarted at the same address is empty; clients learn that
+    before they write anything to it.
 
     >>> from headrace.parameter_server.server import ParameterServer
     >>> with ParameterServer(0) as server:
@@ -40,19 +40,19 @@ class ParameterServer(LifeCycle):
     '127.0.0.1'
 
     Args:
-        index: Its number among the servers of the cluster.
-        host: A name or number of this machine.
-        port: 0 takes one that is free.
-        security: The keys of this server, and who may enter; required where `host` can be reached
+        index: Index among the servers of the cluster.
+        host: Host name or address of this machine.
+        port: Port; 0 chooses a free one.
+        security: Keys of this server, and its authorized clients; required if `host` can be reached
             from another machine.
-        metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served over HTTP; 0 takes one
-            that is free, None serves none.
-        metrics_host: Whom these are served for; the default is this machine alone.
-        start: Start now; else `start()` does.
+        metrics_port: HTTP port of `/metrics`, `/healthz` and `/readyz`; 0 chooses a free one, None
+            serves none.
+        metrics_host: Address to serve these on; the default is reachable from this machine only.
+        start: Whether to start now; else call `start()`.
 
     Raises:
-        ValueError: The host is not loopback and there is no `security`.
-        OSError: The port is in use.
+        ValueError: If the host is not loopback and there is no `security`.
+        OSError: If the port is in use.
     """
 
     def __init__(
@@ -83,24 +83,24 @@ class ParameterServer(LifeCycle):
 
     @property
     def index(self) -> int:
-        """Its number among the servers of the cluster."""
+        """Index among the servers of the cluster."""
         return self._index
 
     @property
     def address(self) -> str:
-        """Where it listens, as "host:port"; empty before `start`."""
+        """Address, as "host:port"; empty before `start`."""
         return self._address
 
     @property
     def metrics_address(self) -> str:
-        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        """Address of `/metrics`, as "host:port"; empty if `metrics_port` is None."""
         return self._metrics_address
 
     def status(self) -> ServerStatus:
-        """Return what the server has done so far.
+        """Return the statistics of the server.
 
         Raises:
-            RuntimeError: It was not started.
+            RuntimeError: If the server was not started.
         """
         if self._status is None:
             raise RuntimeError("the parameter server was not started: call start()")
@@ -114,7 +114,7 @@ class ParameterServer(LifeCycle):
         replicas = StoreReplicas(
             self._index, None if self._security is None else self._security.as_client()
         )
-        self._keep(replicas.close)
+        self._on_stop(replicas.close)
 
         def status() -> ServerStatus:
             return replicas.add_to_status(applying.status())
@@ -136,9 +136,9 @@ class ParameterServer(LifeCycle):
                 host,
                 port,
                 metrics=lambda: collect_metrics(status()),
-                why_not_ready=lambda: "" if is_open.is_set() else "it does not listen yet",
+                not_ready_reason=lambda: "" if is_open.is_set() else "it does not listen yet",
             )
-            self._keep(endpoint.close)
+            self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
         server = zeromq.serve(
             handle,
@@ -148,12 +148,12 @@ class ParameterServer(LifeCycle):
             security=self._security,
             limits=_LIMITS,
         )
-        self._keep(server.close)
+        self._on_stop(server.close)
         self._address = server.address
         applying.start()
-        self._keep(applying.close)
+        self._on_stop(applying.close)
         saving.start()
-        self._keep(saving.close)
+        self._on_stop(saving.close)
         is_open.set()
 
     def __repr__(self) -> str:

@@ -1,22 +1,25 @@
-"""Asking parameter servers: many at a time, from any thread, with patience.
+"""Client of the parameter servers: batched requests from any thread, with retries.
 
-    servers = Servers(["host1:2222", "host2:2222"])
-    (step, _), (_, [rows]) = servers.ask_all([Ask(0, Count("steps")), Ask(1, Gather("w"), [ids])])
+    client = ParameterServerClient(["host1:2222", "host2:2222"])
+    count = OperationRequest(0, IncrementCounter("steps"))
+    gather = OperationRequest(1, GatherRows("w"), [ids])
+    (step, _), (_, [rows]) = client.execute_all([count, gather])
 
-Each thread has channels of its own: nothing is handed from one thread to another, and what a thread
-copies into shared memory keeps no other one waiting. What is asked of one server at a time is one
-request; the servers work at the same time.
+Each thread has its own channels, so threads neither hand data to each other nor wait while another
+copies arrays into shared memory. All operations for one server travel in one request; the servers
+work in parallel.
 
-Rule 1. A server that cannot be reached is asked again until `timeout` seconds have passed; after 10
-        s a warning says which it is.
-Rule 2. What may have been carried out is repeated only if that does no harm: it changes nothing, or
-        it has a key, or twice is as good as once (`is_retryable`). What never reached the server
-        is always asked again.
-Rule 3. What a thread asks of a server is carried out in that order, also where it does not wait
-        for each answer (`begin_all`), and where something has to be asked again.
-Rule 4. A server that was started again has lost what it held. That is reported once, before
-        anything else is asked of it, to the log and to those who restore it or asked for it
-        (`states`). Who then misses a shard waits for it as for the server.
+Rule 1. Requests to an unreachable server are retried until `timeout` seconds have passed; after 10
+        s a warning names the server.
+Rule 2. A request that may have been executed is retried only if that is safe: it changes nothing,
+        has a write key, or is idempotent (`is_retryable`). A request that never reached the server
+        is always retried.
+Rule 3. A server executes the requests of one thread in the order in which they were made, even if
+        the thread does not wait for each reply (`begin_all`) and if requests are retried.
+Rule 4. A restarted server has lost its contents. The restart is reported once, before the next
+        request to that server: to the log, to the recovery function and to the registered callbacks
+        (`states`). Requests for a missing shard are then retried like requests to an unreachable
+        server.
 """
 
 from __future__ import annotations
@@ -107,17 +110,18 @@ _FORKED_IN_FUNCTION_MESSAGE = (
 
 
 class ParameterServerClient:
-    """The parameter servers of a cluster, as those see them who ask.
+    """A client of all parameter servers of a cluster.
 
     Args:
-        addresses: Where they listen, by index.
+        addresses: Addresses of the servers ("host:port"), by index.
         security: Keys of a client.
-        timeout: Seconds for which a server that cannot be reached is asked again.
-        for_worker: Whether scheduled functions ask: what may not be repeated must have a key then.
-        replication: How many of the servers have what one of them has: 1 or 2.
+        timeout: Seconds for which requests to an unreachable server are retried.
+        for_worker: Whether scheduled functions use this client; operations that are not safe to
+            repeat then need a write key.
+        replication: Number of servers that hold each store: 1 or 2.
 
     Raises:
-        ValueError: There is none, or an address is not "host:port".
+        ValueError: If `addresses` is empty or an address is not "host:port".
     """
 
     def __init__(
@@ -136,14 +140,14 @@ class ParameterServerClient:
         self.addresses = tuple(addresses)
         self.timeout = float(timeout)
         self.replication = replication
-        #: Which server is asked for which store.
+        #: Routes of requests: the server to ask for each store.
         self.leaders = StoreLeaders(self.addresses, replication)
         self._for_worker = for_worker
         self._security = security
-        #: Which lives of the servers are known.
+        #: Known states of the servers.
         self.states = ServerStates(len(addresses), self.describe_server)
         self._thread_connections = threading.local()
-        #: Whose channel each is.
+        #: Thread that owns each channel, by thread identifier.
         self._channel_threads: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
         self._process = os.getpid()
         self._closed = threading.Event()
@@ -152,32 +156,34 @@ class ParameterServerClient:
         return len(self.addresses)
 
     def execute(self, server: int, operation: Operation, *arrays: NDArray[Any]) -> OperationReply:
-        """Ask one thing of one server; see `execute_all`."""
+        """Execute one operation on one server; see `execute_all`."""
         return self.execute_all([OperationRequest(server, operation, arrays)])[0]
 
     def execute_all(self, requests: Sequence[OperationRequest]) -> list[OperationReply]:
-        """Ask things of several servers at a time; return the answers in the order of the asks.
+        """Execute operations on several servers in parallel; return the replies in request order.
 
-        What one server is asked is carried out in the order in which it stands. The arrays of an
-        answer belong to whoever asked.
+        Each server executes its operations in the order of `requests`. The caller owns the arrays
+        of the replies.
 
         Raises:
-            UnavailableError: A server could not be reached in time, or was lost while it carried
-                out what may not be repeated.
-            HeadraceError: What a server answered with; the other servers carried out theirs.
-            FailedPreconditionError: A function writes on a thread that it started, or who asks is
-                in a process that was forked.
+            UnavailableError: If a server was unreachable for `timeout` seconds, or was lost while
+                it executed an operation that is not safe to repeat.
+            HeadraceError: If a server replied with an error; the other servers have executed their
+                operations.
+            FailedPreconditionError: If a scheduled function writes on a thread that it started, or
+                this process was forked after the client was created.
         """
         return self.begin_all(requests).wait()
 
     def begin_all(self, requests: Sequence[OperationRequest]) -> PendingRequests:
-        """Ask as `execute_all` does, and return before the answers are here.
+        """Send requests as `execute_all` does, without waiting for the replies.
 
-        Whoever asks finishes it, on this thread. What is asked meanwhile is carried out after it:
-        by the same channels, which keep the order, or once it is finished.
+        The caller must wait for the result on the same thread. Later requests are executed after
+        these: they use the same channels, which keep the order, or are sent once these are
+        finished.
 
         Raises:
-            UnavailableError, FailedPreconditionError: As of `execute_all`.
+            UnavailableError, FailedPreconditionError: As for `execute_all`.
         """
         self._check_process()
         if self._for_worker:
@@ -199,27 +205,27 @@ class ParameterServerClient:
         return PendingRequests(calls, list(by_server.values()))
 
     def wait_until_reachable(self) -> None:
-        """Wait until all servers answer, and ask nothing.
+        """Wait until all servers reply; change nothing.
 
         Raises:
-            UnavailableError: One did not answer in time.
+            UnavailableError: If a server did not reply in time.
         """
         self.execute_on_each(ForgetWriteKeys(0))
 
     def execute_on_each(self, operation: Operation) -> None:
-        """Ask all servers the same, whose answers say nothing.
+        """Execute one operation on every server; ignore the answers.
 
         Raises:
-            UnavailableError: One did not answer in time.
+            UnavailableError: If a server did not reply in time.
         """
         self.execute_all([OperationRequest(server, operation) for server in range(len(self))])
 
     def status(self, server: int, timeout: float = 5.0) -> ServerStatus:
-        """Ask a server what it has done.
+        """Return the status of a server.
 
         Raises:
-            UnavailableError: It cannot be reached.
-            DeadlineExceededError: It did not answer in time.
+            UnavailableError: If the server is unreachable.
+            DeadlineExceededError: If the server did not reply in time.
         """
         channel = self.connect(server)
         try:
@@ -230,9 +236,9 @@ class ParameterServerClient:
         return answer
 
     def close(self) -> None:
-        """Ask nothing more; whoever waits gets CancelledError. May be called twice."""
+        """Close all connections; waiting callers get CancelledError. Idempotent."""
         self._closed.set()
-        # Threads that are at work close their own channels (`check_open`).
+        # Threads with a pending request close their own channels (`check_open`).
         self._thread_connections = threading.local()
         alive = {thread.ident for thread in threading.enumerate()}
         self._close_channels(
@@ -245,14 +251,14 @@ class ParameterServerClient:
             if owner in owners:
                 channel.close()
 
-    # --- for calls ----------------------------------------------------------------------------
+    # --- used by `ServerCall` ---------------------------------------------------------------------
 
     def describe_server(self, server: int) -> str:
-        """Return what a server is called in messages."""
+        """Return the description of a server for messages."""
         return f"parameter server {server} at {self.addresses[server]}"
 
     def connection_to(self, store: int, server: int) -> ServerConnection:
-        """Return this thread's line to a server that it asks for a store."""
+        """Return this thread's connection to a server for requests to a store."""
         self.check_open()
         mine: dict[tuple[int, int], ServerConnection] | None = getattr(
             self._thread_connections, "mine", None
@@ -263,18 +269,18 @@ class ParameterServerClient:
         if found is None:
             found = mine[store, server] = ServerConnection(self.connect(server))
             self._channel_threads[found.channel] = threading.get_ident()
-            self.check_open()  # `close` may not have seen it
+            self.check_open()  # `close` may have missed the new channel
         return found
 
     def connect(self, server: int) -> Channel:
-        """Return a new channel to a server; whoever asks for it closes it."""
+        """Return a new channel to a server; the caller closes it."""
         self._check_process()
         return zeromq.connect(
             self.addresses[server],
             reply_type=ServerReply,
             security=self._security,
-            # A server that stands still is waited for as long as one that is gone; where another
-            # one has the same, for half of that at most, so that there is time to ask it.
+            # Unresponsive servers have the same timeout as unreachable ones, but at most half of it
+            # with a replica, so that there is time to ask the other server.
             keepalive_timeout=min(REPLICA_TIMEOUT_SECONDS, self.timeout / 2)
             if self.leaders.is_replicated
             else self.timeout,
@@ -282,11 +288,11 @@ class ParameterServerClient:
         )
 
     def acknowledged_states(self) -> tuple[AcknowledgedState, ...]:
-        """Return what is known to be acknowledged of replicated stores, for other processes."""
+        """Return the known acknowledged states of replicated stores, for other processes."""
         return self.states.acknowledged_states() if self.leaders.is_replicated else ()
 
     def check_open(self) -> None:
-        """Raise CancelledError if nothing is to be asked any more."""
+        """Raise CancelledError if this client was closed."""
         if self._closed.is_set():
             self._close_channels({threading.get_ident()})
             raise CancelledError("the connection to the parameter servers was closed")
@@ -298,7 +304,7 @@ class ParameterServerClient:
             )
 
     def handle_not_leader(self, store: int, server: int, message: NotLeader) -> None:
-        """Take note that a server does not lead a store, and have it begin where nobody has it."""
+        """Record that a server does not lead a store; start the store empty if no server has it."""
         self.leaders.record_not_leader(store, server, is_empty=message.is_empty)
         if message.discarded_writes >= 0:
             writes = self.states.acknowledged_writes(store)
@@ -316,7 +322,7 @@ class ParameterServerClient:
             self.connection_to(store, store).channel.send(beginning)
 
     def start_wait(self, server: int, task: str, started_at: float | None = None) -> ServerWait:
-        """Return how one waits for a server that was asked to do something."""
+        """Return the retry state of one request to a server."""
         return ServerWait(
             self.describe_server(server),
             task,
@@ -327,22 +333,22 @@ class ParameterServerClient:
         )
 
     def sleep(self, seconds: float) -> None:
-        """Wait; raise CancelledError if nothing is to be asked any more."""
+        """Sleep; raise CancelledError if this client was closed."""
         self._closed.wait(seconds)
         self.check_open()
 
 
 # --------------------------------------------------------------------------------------------------
-# What is asked of servers at a time: one request to each, and its answer, whenever it comes
-
-#     under_way = PendingRequests(calls, positions)    each call was begun: it is sent
-#     under_way.finish() -> answers             waits, and asks again as long as that makes sense
+# Pending requests: one for each server, and its reply
 #
-# Calls that one thread begins go by one line to each server, which keeps their order: so one may be
-# begun while others are under way. Who waits for one hands on what comes for others.
+#     pending = PendingRequests(calls, positions)     each call was sent
+#     pending.wait() -> replies                       waits, and retries as the rules allow
+#
+# The calls of one thread share one connection to each server, which keeps their order, so several
+# may be pending. The call that waits also receives the replies of the others.
 
 NO_STATE_MESSAGE = "it has nothing of what it is asked for"
-"""What a server says that does not lead the store that it is asked for."""
+"""Reason for a retry after a server replied that it does not lead the requested store."""
 _POLL_SECONDS = 1.0
 
 
@@ -358,11 +364,11 @@ OperationReply = tuple[Answer, list[NDArray[Any]]]
 
 
 class PendingRequests:
-    """What several servers are asked at a time, and have perhaps not answered yet.
+    """Requests to several servers whose replies may be outstanding.
 
     Args:
-        calls: One for each server; they were begun.
-        positions: Where each of its answers stands among all.
+        calls: One call for each server, already sent.
+        positions: For each call, the positions of its replies among all replies.
     """
 
     def __init__(self, calls: list[ServerCall], positions: list[list[int]]) -> None:
@@ -370,16 +376,16 @@ class PendingRequests:
         self._positions = positions
 
     def wait(self) -> list[OperationReply]:
-        """Wait for the answers, and ask again as long as that makes sense.
+        """Wait for the replies, and retry as the rules allow.
 
         Raises:
-            HeadraceError: As of `ParameterServerClient.execute_all`.
+            HeadraceError: As for `ParameterServerClient.execute_all`.
         """
         answers: list[Any] = [None] * sum(map(len, self._positions))
         failed: Exception | None = None
         now = time.monotonic()
         for call in self.calls:
-            call.started_at = now  # before, nobody waited
+            call.started_at = now  # the time before this call does not count
         for call, positions in zip(self.calls, self._positions, strict=True):
             try:
                 for position, answer in zip(positions, call.wait(), strict=True):
@@ -390,16 +396,16 @@ class PendingRequests:
             try:
                 raise failed
             finally:
-                del failed  # its traceback holds this frame, which would hold it
+                del failed  # breaks the cycle between the traceback and this frame
         return answers
 
     def precedes_new_requests(self, servers: ParameterServerClient) -> bool:
-        """Whether what is sent now by the same servers' channels comes after it."""
+        """Return whether requests sent now on the same channels are executed after these."""
         return all(call.precedes_new_requests(servers) for call in self.calls)
 
 
 class ServerConnection:
-    """A thread's channel to a server, and who waits for answers on it.
+    """A thread's channel to a server, with the calls that wait for replies on it.
 
     Args:
         channel: The channel.
@@ -410,27 +416,27 @@ class ServerConnection:
         self.pending_calls: dict[int, ServerCall] = {}
 
     def receive(self) -> bool:
-        """Hand the next answer to whoever waits for it; False: none has come for a while.
+        """Pass the next reply to the call that waits for it; return False if none arrived in 1 s.
 
-        Where the server is gone, or does not let this process in, all who wait hear it.
+        If the server is lost or rejects this process, all waiting calls get the error.
         """
         try:
             reply = self.channel.receive(_POLL_SECONDS)
         except (UnavailableError, UnauthenticatedError) as error:
             waiting, self.pending_calls = self.pending_calls, {}
             for call in waiting.values():
-                call.reply = error.with_traceback(None)  # which holds this frame, and so the calls
+                call.reply = error.with_traceback(None)  # drops a reference to this frame
             return True
         if reply is None:
             return False
         asked = self.pending_calls.pop(reply.request_id, None)
-        if asked is not None:  # else it is for somebody who gave up, as by Ctrl-C
+        if asked is not None:  # else the caller gave up, for example after Ctrl-C
             asked.reply = reply
         return True
 
 
 class ServerCall:
-    """What one server is asked at a time."""
+    """One request to one server, with several operations."""
 
     def __init__(
         self, servers: ParameterServerClient, server: int, requests: Sequence[OperationRequest]
@@ -449,19 +455,18 @@ class ServerCall:
             forms.append(tuple(of_each))
         self._operations = tuple(operations)
         self._forms = tuple(forms)
-        #: The answer, or why there is none; None: not yet.
+        #: Reply, or the error that replaced it; None while the call is pending.
         self.reply: Reply | UnavailableError | UnauthenticatedError | None = None
-        #: When whoever waits for it began to.
+        #: Time when the caller began to wait, by the monotonic clock.
         self.started_at = time.monotonic()
         self._wait: ServerWait | None = None
 
     def send(self, previous: ServerCall | None = None) -> None:
-        """Send it.
+        """Send the request.
 
         Args:
-            previous: What is on its way to the same server, and must be carried out before; a
-                server that has another life by now, or did not carry that out, refuses this as
-                well.
+            previous: Pending call to the same server that must be executed first. If the server has
+                a new state or did not execute `previous`, it also refuses this call.
         """
         servers = self._servers
         servers.states.wait_for_recovery(self.server, servers.check_open)
@@ -486,7 +491,7 @@ class ServerCall:
         self._connection.pending_calls[ticket] = self
 
     def precedes_new_requests(self, servers: ParameterServerClient) -> bool:
-        """Whether what is sent now to the same server comes after it."""
+        """Return whether a request sent now to the same server is executed after this one."""
         if isinstance(self.reply, Reply):
             return isinstance(self.reply.message, OperationResults)
         return (
@@ -497,7 +502,7 @@ class ServerCall:
         )
 
     def wait(self) -> list[OperationReply]:
-        """Wait for the answer, and ask again as long as that makes sense."""
+        """Wait for the reply, and retry as the rules allow."""
         servers = self._servers
         while True:
             try:
@@ -507,10 +512,10 @@ class ServerCall:
                     try:
                         raise message
                     finally:
-                        del message, reply  # its traceback holds this frame, which would hold it
+                        del message, reply  # breaks the cycle between the traceback and this frame
                 if isinstance(message, OperationResults):
                     servers.leaders.record_reply(self.server, self._target_server)
-                    # An answer that was not read for a while may be of a life that is over by now.
+                    # A reply that was read late may belong to an older state of the server.
                     if self._state_id in ("", servers.states.state_id(self.server)):
                         servers.states.record_state(
                             self.server, message.state_id, message.writes, message.position
@@ -532,12 +537,12 @@ class ServerCall:
                     raise self._unknown_outcome(error) from error
                 self._get_wait().wait_before_retry(error)
             except NotFoundError as error:
-                # What a closure names was made before it was scheduled, so it was lost, also where
-                # this process meets the server for the first time.
+                # A closure only names shards that existed when it was scheduled, so a missing one
+                # was lost, even if this process contacts the server for the first time.
                 is_lost = (
                     servers.states.has_restarted(self.server) or current_closure_run() is not None
                 )
-                # What fails changes nothing, so nothing was done where it was all.
+                # A failing operation changes nothing; if it was the only one, nothing was executed.
                 if not ((self._is_retryable() or len(self._operations) == 1) and is_lost):
                     raise
                 self._get_wait().wait_before_retry(error)
@@ -546,11 +551,11 @@ class ServerCall:
                     self._get_wait().wait_before_retry(UnavailableError(NO_STATE_MESSAGE))
             wait_for_steps(
                 current_pending_steps()
-            )  # what was asked before it is done before it, also now
+            )  # earlier requests are executed first on a retry, too
             self.send()
 
     def _wait_for_reply(self) -> Reply:
-        """Return the answer; the server is alive, or the channel says that it is not."""
+        """Return the reply; raise the channel's error if the server is lost."""
         while self.reply is None:
             if not self._connection.receive():
                 self._servers.check_open()
@@ -560,14 +565,14 @@ class ServerCall:
             try:
                 raise came
             finally:
-                del came  # as above
+                del came  # breaks the cycle, as above
         return came
 
     def _is_retryable(self) -> bool:
         return all(map(is_retryable, self._operations))
 
     def _get_wait(self) -> ServerWait:
-        """Return how this call waits, from when it began; most never do."""
+        """Return the retry state of this call, created on first use as most calls need none."""
         if self._wait is None:
             task = f"carry out {self._operation_names()}"
             self._wait = self._servers.start_wait(self.server, task, self.started_at)
@@ -586,13 +591,13 @@ class ServerCall:
         )
 
 
-# --- what may be asked of a server again, where nobody knows whether it was carried out -----------
+# --- operations that are safe to repeat when it is unknown whether they were executed -------------
 
 _KEYED_OPERATIONS = frozenset(get_args(KeyedOperation))
 
 
 def is_retryable(operation: Operation) -> bool:
-    """Whether an operation may be asked again that was perhaps carried out."""
+    """Return whether an operation may be repeated that may already have been executed."""
     if type(operation) not in _KEYED_OPERATIONS or operation.key is not None:  # type: ignore[union-attr]
         return True
     match operation:
@@ -602,7 +607,7 @@ def is_retryable(operation: Operation) -> bool:
             return how in ("update", "min", "max")
         case IncrementCounter(delta=by):
             return by == 0
-        # An id that is counted once too often is admitted a little earlier.
+        # An id that is counted twice is admitted slightly earlier.
         case AssignIds() | LookupIds():
             return True
     return False

@@ -1,14 +1,17 @@
-"""The lives of parameter servers, as one process sees them: known, over, and what follows.
+"""States of parameter servers as one process knows them: current, lost, and their recovery.
 
-With replicas a server stands here for the store of its number, wherever that is.
+A state id names the contents of a server, from its start or its first empty store until they are
+lost. With replication, a "server" in this module means the store of the same number, whichever
+server leads it.
 
-    met("a") -> met("b")     the server was started again: it is reported, restored if somebody
-                             does that here (`set_recovery`), and those who asked are told
+    state "a" -> state "b"      the server was restarted: the loss is logged, the contents are
+                                restored if `set_recovery` was called, then callbacks run
 
-Rule 1. That happens once for each life, on the thread that finds out, in the context of no closure.
-Rule 2. Other threads ask that server nothing until it is done.
-Rule 3. What is known to be acknowledged of contents only grows; whoever learns it from another
-        process (`merge`) knows it as well as from an answer.
+Rule 1. Recovery runs once for each new state, on the thread that discovers it, outside the context
+        of any closure.
+Rule 2. Other threads send no requests to that server until recovery has finished.
+Rule 3. The known acknowledged position of a state only grows; positions learned from another
+        process (`merge`) count as much as those from replies.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from headrace.parameter_server.messages import (
     SaveShards,
 )
 from headrace.parameter_server.replica_state import INITIAL_POSITION, AcknowledgedState, Position
-from headrace.waiting import Backoff, WaitWarnings
+from headrace.waiting import Backoff, WaitWarningLimiter
 
 __all__ = ["ServerStates", "ServerWait", "StoreLeaders"]
 
@@ -47,50 +50,50 @@ _POLL_SECONDS = 1.0
 
 
 class ServerStates:
-    """Which lives of how many servers are known.
+    """The known states of all servers.
 
     Args:
-        num_servers: Of servers.
-        describe_server: What a server is called.
+        num_servers: Number of servers.
+        describe_server: Returns the description of a server for messages.
     """
 
     def __init__(self, num_servers: int, describe_server: Callable[[int], str]) -> None:
         self._describe_server = describe_server
         self._lock = threading.Lock()
-        #: A record is replaced whole, under the lock, and read without it.
+        #: A record is replaced as a whole, under the lock, and read without it.
         self._known = [AcknowledgedState()] * num_servers
-        #: Why the contents that are known are not served by who has some: these, and the reason.
+        #: State id and reason, by server, where the only reachable copy of the known state is
+        #: stale.
         self._stale_reasons: dict[int, tuple[str, str]] = {}
-        #: Why the contents before them were lost, where it was not that a server was started again.
+        #: Why the previous state was lost, by server, if not because of a restart.
         self._loss_reasons: dict[int, str] = {}
         self._restarted: set[int] = set()
         self._callbacks: list[Callable[[int], object]] = []
         self._recovery: Callable[[int, int], object] | None = None
-        #: Which thread sees to a server that came back, and what others wait for.
+        #: Thread that recovers a server, and the event that other threads wait for.
         self._recovering: dict[int, tuple[int, threading.Event]] = {}
 
     def state_id(self, server: int) -> str:
-        """Return which life of a server is known; "": none yet."""
+        """Return the known state id of a server; "" if none is known yet."""
         return self._known[server].state_id
 
     def acknowledged_writes(self, server: int) -> int:
-        """Return how many writes a server has carried out, as far as is known."""
+        """Return the number of acknowledged writes of a server that this process knows of."""
         return self._known[server].writes
 
     def acknowledged_position(self, server: int, state_id: str) -> Position:
-        """Return up to where operations on these contents are known to be acknowledged."""
+        """Return the highest acknowledged position that is known of a state."""
         known = self._known[server]
         return known.position if known.state_id == state_id else INITIAL_POSITION
 
     def acknowledged_states(self) -> tuple[AcknowledgedState, ...]:
-        """Return what is known to be acknowledged, by server."""
+        """Return the known acknowledged states, by server."""
         return tuple(self._known)
 
     def merge(self, states: Sequence[AcknowledgedState]) -> None:
-        """Take note of what another process knows to be acknowledged, by server.
+        """Merge the acknowledged states that another process knows, by server.
 
-        What it knows of other contents than this process is left out: the servers say which are
-        there now.
+        Entries with a different state id are ignored: only the servers say which state is current.
         """
         with self._lock:
             for server, (known, other) in enumerate(zip(self._known, states, strict=False)):
@@ -98,19 +101,19 @@ class ServerStates:
                     self._known[server] = other.merge(known)
 
     def loss_reason(self, server: int, *, was_restarted: bool) -> str:
-        """Return why contents are lost, where it is not that a server was started again; or "".
+        """Return why a state was lost, if not because of a restart; else "".
 
         Args:
-            server: Its number.
-            was_restarted: Whether those before the contents that are there now are meant; else
-                those that this process knows, which nobody serves.
+            server: Index of the server.
+            was_restarted: Whether the state before the current one is meant; else the known state,
+                which no server serves.
         """
         if was_restarted:
             return self._loss_reasons.get(server, "")
         return self._stale_reasons.get(server, ("", ""))[1]
 
     def mark_stale(self, server: int, reason: str) -> None:
-        """Take note, once, that what a server had of the contents that are known is outdated."""
+        """Record and log, once, that a server's copy of the known state is stale."""
         with self._lock:
             life = self._known[server].state_id
             if self._stale_reasons.get(server, (None, ""))[0] == life:
@@ -119,34 +122,34 @@ class ServerStates:
         _log.warning("%s", reason)
 
     def has_restarted(self, server: int) -> bool:
-        """Whether a server was started again since it was first asked."""
+        """Return whether a server was restarted since this process first contacted it."""
         return server in self._restarted
 
     def on_restart(self, callback: Callable[[int], object]) -> None:
-        """Have `callback(server)` called when a server turns out to have been started again.
+        """Register `callback(server)`, called when a server turns out to have been restarted.
 
-        It is called on the thread that noticed, but in no closure, before anybody here asks the
-        server anything else; it may restore what the server held.
+        It is called on the thread that discovered the restart, outside any closure and before any
+        other request of this process to the server; it may restore the server's contents.
         """
         self._callbacks.append(callback)
 
     def set_recovery(self, recovery: Callable[[int, int], object] | None) -> None:
-        """Have `recover(server, writes)` called before those; the latest one that was given is.
+        """Set the function `recovery(server, writes)` that is called before the callbacks.
 
-        `acknowledged_writes` is how many writes the life before had carried out, as far as is
-        known.
+        `writes` is the number of acknowledged writes of the previous state, as far as this process
+        knows. The function replaces an earlier one.
         """
         self._recovery = recovery
 
     def clear_recovery(self, recovery: Callable[[int, int], object]) -> None:
-        """Have it called no more, if it is the latest."""
+        """Remove the recovery function, if it is the current one."""
         if self._recovery == recovery:
             self._recovery = None
 
     def record_state(
         self, server: int, state_id: str, writes: int = 0, position: Position = INITIAL_POSITION
     ) -> None:
-        """Take note of the life of a server that answered, and of what it has acknowledged."""
+        """Record the state of a server that replied, and its acknowledged writes and position."""
         now = AcknowledgedState(state_id, writes, position)
         if now == self._known[server] and server not in self._stale_reasons:
             return
@@ -165,7 +168,7 @@ class ServerStates:
         if not before:
             return
         try:
-            # What is written then is not the write of the closure that found out.
+            # Writes made during recovery do not belong to the closure that discovered the restart.
             contextvars.Context().run(self._recover_server, server, lost)
         finally:
             with self._lock:
@@ -174,11 +177,11 @@ class ServerStates:
             done.set()
 
     def wait_for_recovery(self, server: int, check: Callable[[], object]) -> None:
-        """Wait until a server that came back was seen to.
+        """Wait until a restarted server has been recovered.
 
         Args:
-            server: Its number.
-            check: Called now and then; raises if nobody is to wait any more.
+            server: Index of the server.
+            check: Called once a second; raises to stop waiting.
         """
         while (busy := self._recovering.get(server)) is not None and busy[
             0
@@ -211,23 +214,24 @@ class ServerStates:
             callback(server)
 
 
-# --- which server is asked for which store, where each store is on two of them --------------------
+# --- routing of requests to replicated stores -----------------------------------------------------
 
-# Rule 1. Store k is on servers k and k + 1. The first that answers for it is asked on; when it is
-#         gone, or says that it does not lead, the other one is.
-# Rule 2. The other one hears when the first was found gone or empty: only then may it take over.
-# Rule 3. Where both are found empty, the store begins empty, or is restored.
+# Rule 1. Store k is on servers k and k + 1. The first to reply for it is asked until it is
+#         unreachable or says that it does not lead; then the other one is asked.
+# Rule 2. A request tells the other server if the first was unreachable or empty: only then may it
+#         take over.
+# Rule 3. If both are empty, the store starts empty or is restored.
 
 A = TypeVar("A", ExecuteOperations, SaveShards | RestoreShards)
 
 
 class _StoreRoute(NamedTuple):
-    """Where a store is looked for.
+    """Where requests to a store are sent.
 
     Attributes:
-        replica_index: 0 for the first server that may have it, 1 for the second.
-        unavailable: Whether each of the two was found gone or empty, since one has answered.
-        empty: Whether each of the two was found empty.
+        replica_index: 0 for the first server that may hold it, 1 for the second.
+        unavailable: For each of the two, whether it was unreachable or empty since the last reply.
+        empty: For each of the two, whether it was empty.
     """
 
     replica_index: int = 0
@@ -236,33 +240,32 @@ class _StoreRoute(NamedTuple):
 
 
 class StoreLeaders:
-    """Where each store is looked for; without replicas, store k is on server k alone.
+    """The server to ask for each store; without replication, store k is on server k.
 
     Args:
-        addresses: Of the servers.
-        replication: How many servers have each store.
+        addresses: Addresses of the servers.
+        replication: Number of servers that hold each store.
     """
 
     def __init__(self, addresses: tuple[str, ...], replication: int) -> None:
         self._addresses = addresses
         self.is_replicated = replication == 2
-        #: A record is replaced whole: threads that find the same out do no harm to each other.
+        #: Records are replaced as a whole, so threads that discover the same change do no harm.
         self._routes = [_StoreRoute()] * len(addresses)
 
     def find_server(self, store: int) -> int:
-        """Return which server is to be asked for a store."""
+        """Return the index of the server to ask for a store."""
         return (store + self._routes[store].replica_index) % len(self._addresses)
 
     def address_message(
         self, message: A, store: int, required_position: Position = INITIAL_POSITION
     ) -> A:
-        """Return a message as the server that is asked for the store is to get it.
+        """Return a copy of a message, addressed to a store.
 
         Args:
-            message: What is asked.
-            store: Its number.
-            required_position: Up to where operations on the contents that it is meant for are
-                acknowledged.
+            message: The message.
+            store: Number of the store.
+            required_position: Acknowledged position of the state that the message is meant for.
         """
         if not self.is_replicated:
             return message
@@ -275,16 +278,16 @@ class StoreLeaders:
         )
 
     def record_reply(self, store: int, server: int) -> None:
-        """Take note that a server has answered for a store."""
+        """Record that a server replied for a store."""
         if self.is_replicated:
             self._routes[store] = _StoreRoute(replica_index=int(server != store))
 
     def record_unavailable(self, store: int, server: int) -> None:
-        """Take note that a server could not be reached; the other one is asked next."""
+        """Record that a server is unreachable; the other one is asked next."""
         self._try_other_replica(store, server, is_unavailable=True, is_empty=False)
 
     def record_not_leader(self, store: int, server: int, *, is_empty: bool) -> None:
-        """Take note that a server does not lead a store; the other one is asked next."""
+        """Record that a server does not lead a store; the other one is asked next."""
         self._try_other_replica(store, server, is_unavailable=is_empty, is_empty=is_empty)
 
     def _try_other_replica(
@@ -300,7 +303,7 @@ class StoreLeaders:
             )
 
     def take_lead_request(self, store: int) -> LeadEmptyStore | None:
-        """Return what has a store begin empty, for its first server, where both have nothing."""
+        """Return the request that starts a store empty, for its first server, if both are empty."""
         placed = self._routes[store]
         if placed.empty != (True, True):
             return None
@@ -316,20 +319,21 @@ def _replace_entry(pair: tuple[bool, bool], index: int, value: bool) -> tuple[bo
 
 
 # --------------------------------------------------------------------------------------------------
-# Waiting for one parameter server: with a word after ten seconds, then each minute, and an end
+# Retries of requests to one parameter server: backoff, warnings after 10 s and then once a minute,
+# and a timeout
 
 
 class ServerWait:
-    """That of one who asked a server for something.
+    """The retry state of one request.
 
     Args:
-        server: What the server is called.
-        task: What it was asked to do, for words.
-        timeout: So long it may be away, or without what it held.
-        sleep: Waits for some seconds; raises if nobody is to wait any more.
-        started_at: When the waiting began, by the monotonic clock; None: now.
-        loss_reason: Returns why what the server held is lost, where it was not started again; else
-            "". It takes whether the server has begun again with nothing.
+        server: Description of the server.
+        task: What the server was asked to do, for messages.
+        timeout: Seconds for which the server may be unreachable or lack its contents.
+        sleep: Sleeps for some seconds; raises to stop waiting.
+        started_at: When the waiting began, by the monotonic clock; None means now.
+        loss_reason: Returns why the server's contents are lost, if not because of a restart; else
+            "". Its argument says whether the server has started again without contents.
     """
 
     def __init__(
@@ -347,13 +351,13 @@ class ServerWait:
         self._timeout = timeout
         self._sleep = sleep
         self._started_at = time.monotonic() if started_at is None else started_at
-        self._warnings = WaitWarnings()
+        self._warnings = WaitWarningLimiter()
         self._backoff = Backoff(0.02, longest=1.0, factor=1.3, jitter=0.2)
 
     def warn_if_due(self, state: str) -> None:
-        """Log what the server does, where that has lasted."""
+        """Log what the server does, if a warning is due."""
         waited = time.monotonic() - self._started_at
-        if self._warnings.is_due(waited):
+        if self._warnings.should_warn(waited):
             _log.warning(
                 "%s %s for %.0f s; it was asked to %s",
                 self._server,
@@ -363,14 +367,14 @@ class ServerWait:
             )
 
     def wait_before_retry(self, error: HeadraceError) -> None:
-        """Wait before the next try.
+        """Sleep before the next attempt.
 
         Args:
-            error: What the last try ended with.
+            error: Error of the last attempt.
 
         Raises:
-            DataLossError: Nobody has restored in time what the server held.
-            UnavailableError: It could not be reached in time.
+            DataLossError: If the server's contents were not restored in time.
+            UnavailableError: If the server was unreachable for too long.
         """
         pause = next(self._backoff)
         if time.monotonic() + pause > self._started_at + self._timeout:

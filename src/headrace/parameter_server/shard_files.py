@@ -1,10 +1,10 @@
-"""A server writes its shards to a checkpoint, while it goes on with what it is asked.
+"""Shard files of checkpoints: servers write and read their shards while they execute operations.
 
-Rule 1. What is copied is copied between two operations, at most `CHUNK_BYTES` at a time where it
-        can be more; the rest of the work is done on another thread.
-Rule 2. A shard is of one moment. One that is larger than a part is copied part by part, and then
-        the rows that were written meanwhile are copied at a time: they replace the earlier copies.
-Rule 3. Keys of writes to a shard are those of its moment.
+Rule 1. Copies are made between two operations, at most `CHUNK_BYTES` at a time if a shard is
+        larger; all other work is done on another thread.
+Rule 2. A shard is saved as of one moment. A shard larger than a chunk is copied chunk by chunk;
+        then the rows written meanwhile are copied together, and replace the earlier copies.
+Rule 3. The write keys of a shard are those of the same moment.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ __all__ = [
 
 
 CHUNK_BYTES = 8 << 20
-"""What is copied between two operations: some milliseconds."""
+"""Bytes copied between two operations, which takes a few milliseconds."""
 _TARGET_FILE_BYTES = 64 << 20
 
 
 class WrittenShards(NamedTuple):
-    """What a server wrote.
+    """Shards that a server wrote to files.
 
     Attributes:
-        pieces: In their order.
-        mark: What was written before it is in the pieces.
-        counters: What they are at.
-        coordinator_term: Of the coordinator whose writes `answers` are.
-        answers: Keys of writes, by shard.
-        bytes: Of the files.
+        pieces: Pieces, in order.
+        mark: The pieces contain everything written before this mark.
+        counters: Values of the counters.
+        coordinator_term: Term of the coordinator whose writes `answers` holds.
+        answers: Answers by write key, for each shard.
+        bytes: Size of the files.
     """
 
     pieces: tuple[ShardPiece, ...]
@@ -82,7 +82,7 @@ class WrittenShards(NamedTuple):
 
 
 class _CopiedPiece(NamedTuple):
-    """A piece without a file yet, and its arrays."""
+    """A piece with its arrays, before it has a file."""
 
     shard: StoredShard
     owner: str
@@ -106,17 +106,17 @@ def write_shards(
     """Write shards to files.
 
     Args:
-        store: Whose.
+        store: Store of the shards.
         call_between_operations: Calls a function between two operations.
-        folder: Where to.
-        file_prefix: What the names of the files begin with.
-        shards: Which shards.
-        since: A mark: write what changed after it. None: write all.
-        forget_earlier_marks: Nobody will ask for what changed after an earlier mark.
-        chunk_bytes: Copied at a time.
+        folder: Directory to write to.
+        file_prefix: Prefix of the file names.
+        shards: Shards to write.
+        since: Mark after which changes are written; None writes everything.
+        forget_earlier_marks: Whether changes after earlier marks will never be requested.
+        chunk_bytes: Bytes to copy at a time.
 
     Raises:
-        NotFoundError: The store has no such shard.
+        NotFoundError: If the store lacks one of the shards.
     """
 
     def begin() -> int:
@@ -180,7 +180,7 @@ def write_shards(
 def _copy_small_shards(
     store: ShardStore, shards: list[StoredShard], since: int | None, answers: Answers
 ) -> list[_CopiedPiece]:
-    """Copy shards as they are at this moment, or what was written of them since a mark."""
+    """Copy the current contents of shards, or their changes since a mark."""
     made = []
     for holding in shards:
         target = f"{holding.kind} {holding.name}"
@@ -213,7 +213,7 @@ def _build_piece(
 ) -> _CopiedPiece:
     record, arrays = saved
     if shard.kind == "table":
-        # Columns were taken row by row: they are copies.
+        # Columns were gathered row by row, so they are copies.
         made = dict(arrays)
         return _CopiedPiece(
             shard, record.spec.table, None, begins, record.slot_firsts, record.step, made
@@ -235,7 +235,7 @@ def _copy_in_chunks(
     chunk_bytes: int,
     answers: Answers,
 ) -> Iterator[_CopiedPiece]:
-    """Copy a large shard part by part, and at last what was written since it was begun."""
+    """Copy a large shard chunk by chunk, and finally the changes since the start."""
     start = 0
     stop, row_bytes = call_between_operations(partial(measure_rows, store, shard))
     step = max(1, chunk_bytes // row_bytes)
@@ -257,7 +257,7 @@ def _copy_in_chunks(
 
 
 class _PieceFiles:
-    """Puts pieces into files, each as long as some parts."""
+    """Collects pieces into files of about 64 MB."""
 
     def __init__(self, folder: Folder, file_prefix: str) -> None:
         self.pieces: list[ShardPiece] = []
@@ -269,7 +269,7 @@ class _PieceFiles:
         self._size = 0
 
     def add(self, copied: _CopiedPiece) -> None:
-        """Take a piece; it is written when there is enough for a file."""
+        """Add a piece; it is written when there is enough for a file."""
         key = str(len(self.pieces))
         value = copied.arrays.get("value")
         is_run = copied.row is not None and value is not None and value.ndim
@@ -295,7 +295,7 @@ class _PieceFiles:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is left."""
+        """Write the remaining pieces."""
         if self._tensors:
             name = f"{self._file_prefix}-{self._number}.safetensors"
             self.bytes += write_tensors(self._folder, name, self._tensors)
@@ -303,12 +303,12 @@ class _PieceFiles:
             self._tensors, self._size = {}, 0
 
 
-# --- shards from the pieces of a checkpoint, whatever the shards were that it was saved from ------
+# --- assembly of shards from the pieces of a checkpoint, however it was partitioned ---------------
 
-#     shard = assembled_shard(spec, pieces, arrays_of, renamed)
-#     table = _assembled_table(spec, pieces, arrays_of, renamed)
+#     shard = assemble_shard(spec, pieces, arrays_of, optimizer_renames)
+#     table = _assemble_table(spec, pieces, arrays_of, optimizer_renames)
 #
-# `arrays_of(piece)` returns the arrays of a piece; it is called once for each, in their order.
+# `arrays_of(piece)` returns the arrays of a piece; it is called once for each, in order.
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -324,13 +324,13 @@ def assemble_shard(
     """Return a shard of a variable.
 
     Args:
-        spec: Which rows of it.
-        pieces: Of the variable.
+        spec: Spec of the shard.
+        pieces: Pieces of the variable.
         arrays_of: Returns the arrays of a piece.
         optimizer_renames: New names of optimizers.
 
     Raises:
-        DataLossError: Not all of its rows are there.
+        DataLossError: If rows of the shard are missing.
     """
     found: dict[str, NDArray[Any]] = {}
     firsts: dict[str, float] = {}
@@ -363,14 +363,14 @@ def assemble_shard(
 
 
 def _has_no_rows_of(spec: ShardSpec, rows: int, piece: ShardPiece) -> bool:
-    """Whether a piece is known to have no row of the shard, so that it need not be read."""
+    """Return whether a piece is known to have no row of the shard, so that it need not be read."""
     if piece.row is None or piece.rows is None:
         return False
     return piece.row + piece.rows <= spec.row or piece.row >= spec.row + rows
 
 
 def _locate_rows(spec: ShardSpec, rows: int, piece: ShardPiece, arrays: Arrays) -> tuple[Any, Any]:
-    """Return where in the shard a piece goes, and which part of the piece goes there."""
+    """Return the rows of the shard that a piece fills, and the matching part of the piece."""
     if piece.row is None:
         local = arrays["rows"] - spec.row
         mine = (local >= 0) & (local < rows)
@@ -389,10 +389,10 @@ def _assemble_table(
     arrays_of: ArraysOf,
     optimizer_renames: Mapping[str, str],
 ) -> ShardSnapshot[SavedTable]:
-    """Return a shard of a table: the ids that fall to it; see `assemble_shard`."""
+    """Return a shard of a table with the ids assigned to it; see `assemble_shard`."""
     firsts: dict[str, float] = {}
     step = 0
-    #: Where the state of an id is: of those that stand there several times the last counts.
+    #: State of ids; if an id occurs several times, the last one is used.
     layers: list[dict[str, NDArray[Any]]] = []
     waiting: dict[str, dict[str, NDArray[Any]]] = {}
     for piece in current_pieces(pieces):
@@ -426,7 +426,7 @@ def _assemble_table(
 def _latest_rows(
     layers: Sequence[Mapping[str, NDArray[Any]]], firsts: Mapping[str, float]
 ) -> dict[str, NDArray[Any]]:
-    """Return the rows of all layers, of each id the last, without those that were removed."""
+    """Return the latest row of each id in all layers, without removed ids."""
     kept: list[NDArray[np.bool_]] = [np.ones(len(layer["ids"]), bool) for layer in layers]
     later = np.zeros(0, np.int64)
     for number in range(len(layers) - 1, -1, -1):
@@ -471,10 +471,10 @@ def _slot_initial_value(
 
 
 # --------------------------------------------------------------------------------------------------
-# A server reads shards from a checkpoint: those that it is to have, whatever they were before
+# Restore of shards from a checkpoint, however it was partitioned
 
-# Files are read and shards are put together on another thread (`read_shards`); then all are put in
-# place between two operations (`put_shards`), so that nobody finds one without the others.
+# Files are read and shards are assembled on another thread (`read_shards`); then all are installed
+# between two operations (`put_shards`), so that no operation sees only some of them.
 
 RestoredShards: TypeAlias = list[ArrayShard | TableShard]
 
@@ -486,17 +486,17 @@ def read_shards(
     pieces: Sequence[ShardPiece],
     optimizer_renames: Mapping[str, str],
 ) -> RestoredShards:
-    """Read shards, and check them.
+    """Read and check shards.
 
     Args:
-        folder: Where the files are.
-        shards: Each with the name of the variable in the checkpoint.
-        tables: Likewise.
-        pieces: What is in the files.
+        folder: Directory of the files.
+        shards: Variable shards, each with the name of its variable in the checkpoint.
+        tables: Table shards, likewise.
+        pieces: Contents of the files.
         optimizer_renames: New names of optimizers.
 
     Raises:
-        DataLossError: A file is missing or damaged, or rows are.
+        DataLossError: If a file or rows are missing, or a file is damaged.
     """
     files = _OpenPieceFile(folder)
     ready: RestoredShards = []
@@ -520,16 +520,17 @@ def put_shards(
     answers: Answers,
     is_recovery: bool = False,
 ) -> None:
-    """Put shards in place of what is there under their names.
+    """Install shards, replacing those of the same names.
 
     Args:
-        store: Whose.
+        store: Store of the shards.
         call_between_operations: Calls a function between two operations.
         parts: The shards.
-        counters: What they are to be at.
-        coordinator_term: Of the coordinator whose writes `answers` are.
-        answers: Keys of writes that are in the shards; none where rows were dealt again.
-        is_recovery: The store lost what it had: what it has counted since then counts as well.
+        counters: Values for the counters.
+        coordinator_term: Term of the coordinator whose writes `answers` holds.
+        answers: Answers by write key of writes that the shards contain; empty if the rows were
+            repartitioned.
+        is_recovery: Whether the store lost its contents; its counts since then are then kept.
     """
 
     def put_in_place() -> None:
@@ -551,11 +552,12 @@ def put_shards(
 def _count_unsaved_increments(
     store: ShardStore, counter: str, coordinator_term: int, answers: Answers
 ) -> int:
-    """Return how far a counter was moved by writes that are not in what was saved of it."""
+    """Return the sum of a counter's increments that are not in its saved value."""
     target = f"counter {counter}"
     moved = store.counters.get(counter, 0)
     if store.write_keys.coordinator_term == coordinator_term:
-        # Those whose answer the lost server did not get out: they were sent again.
+        # Increments that were saved but not acknowledged by the lost server: clients sent them
+        # again.
         known = {(closure, number) for closure, number, _ in answers.get(target, ())}
         for closure, number, answer in store.write_keys.answers_for(target):
             if (closure, number) in known and isinstance(answer, Counted):
@@ -568,7 +570,7 @@ def _pieces_of(pieces: Sequence[ShardPiece], kind: str, name: str) -> list[Shard
 
 
 class _OpenPieceFile:
-    """The last file that was read: pieces of one file come one after another."""
+    """The most recently read file: the pieces of one file are read one after another."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -577,7 +579,7 @@ class _OpenPieceFile:
         self._verified: set[tuple[str, str]] = set()
 
     def arrays_of(self, piece: ShardPiece) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a piece; they are checked when it is read first."""
+        """Return the arrays of a piece; their checksum is verified on the first read."""
         if self._file is None or self._name != piece.file:
             self._file = None
             self._file = TensorFile(self._folder, piece.file)

@@ -1,16 +1,15 @@
-"""Shards as plain values: what is saved of them.
+"""Shards as plain values, in the form in which they are saved.
 
-    SavedShard    spec, names of slots · arrays: value, "optimizer/slot" ...
+    SavedShard    spec, slot_firsts    · arrays: value, "optimizer/slot" ...
     SavedTable    spec, step           · arrays: ids, value, seen, touched, "optimizer/slot" ...
                                          and waiting_ids, waiting_seen, waiting_touched
     SavedServer   counters, keys       · no arrays
 
-A record is small and an `msgspec` struct; arrays travel beside it, by name. Rows stand along the
-first axis of each array, so that other numbers of shards are slices and concatenations
-(`shard_writer`).
+A record is a small `msgspec` struct; its arrays are kept next to it, by name. The first axis of
+each array is the row, so shards can be repartitioned by slices and concatenations (`shard_files`).
 
-Keys belong to a server: they are restored where the server comes back with its own shards, and mean
-nothing where rows were dealt again.
+Write keys belong to a server: they are restored if the server gets its own shards back, and are
+meaningless after rows were repartitioned.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class SavedShard(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One shard of a variable.
 
     Attributes:
-        spec: What it is.
-        slot_firsts: What the elements of each slot begin with.
+        spec: Spec of the shard.
+        slot_firsts: Initial value of the elements of each slot.
     """
 
     spec: ShardSpec
@@ -56,9 +55,9 @@ class SavedTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One shard of a table.
 
     Attributes:
-        spec: What it is.
-        step: The highest step that an optimizer had reached.
-        slot_firsts: What the elements of each slot begin with.
+        spec: Spec of the shard.
+        step: Highest step that an optimizer had reached.
+        slot_firsts: Initial value of the elements of each slot.
     """
 
     spec: TableSpec
@@ -67,11 +66,11 @@ class SavedTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SavedServer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a server holds beside its shards.
+    """Contents of a server besides its shards.
 
     Attributes:
-        counters: What they are at.
-        keys: Writes that were carried out.
+        counters: Values of the counters.
+        keys: Keys of executed writes.
     """
 
     counters: dict[str, int] = {}
@@ -79,20 +78,20 @@ class SavedServer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ShardSnapshot(NamedTuple, Generic[R]):
-    """A record and the arrays that belong to it."""
+    """A record with its arrays."""
 
     record: R
     arrays: Arrays
 
 
 class ShardChanges(NamedTuple, Generic[R]):
-    """What was written of a shard since a mark.
+    """Changes of a shard since a mark.
 
     Attributes:
-        record: Of the shard, as it is now.
-        is_complete: Whether `arrays` are all of it; else they are some rows.
-        rows: Of a variable: which rows of the shard. None for a table, whose arrays name ids.
-        removed_ids: Of a table: ids that have no row any more.
+        record: Current record of the shard.
+        is_complete: Whether `arrays` have all rows; else they have some rows.
+        rows: For a variable: rows of the shard. None for a table, whose arrays contain ids.
+        removed_ids: For a table: ids that no longer have a row.
         arrays: Values and slots of those rows.
     """
 
@@ -103,17 +102,17 @@ class ShardChanges(NamedTuple, Generic[R]):
     arrays: Arrays
 
 
-# --- which rows were written since a mark: what an incremental checkpoint has to hold -------------
+# --- rows written since a mark, for incremental checkpoints ---------------------------------------
 
 
 class DirtyRows:
     """The rows of one shard, each with the number of the period in which it was last written.
 
-    Periods are counted from 0, and each mark begins one. In period 0 nothing is kept: whoever sets
-    no mark pays nothing.
+    Periods are counted from 0, and each mark begins one. Period 0 records nothing, so there is no
+    cost without marks.
 
     Args:
-        period: Now; the shard is new, so all of it was written in this period.
+        period: Current period; the shard is new, so all of it was written in this period.
     """
 
     def __init__(self, period: int) -> None:
@@ -122,15 +121,15 @@ class DirtyRows:
         self._row_periods = np.zeros(0, np.uint32)
 
     def begin_period(self, period: int) -> None:
-        """Begin a period: what is written from now on belongs to it."""
+        """Begin a period: later writes belong to it."""
         self._period = period
 
     def mark_all(self) -> None:
-        """Note that all rows were written."""
+        """Record a write of all rows."""
         self._all_written_in = self._period
 
     def mark_rows(self, rows: NDArray[np.int64], capacity: int) -> None:
-        """Note that rows were written, of `capacity` that there are or may be."""
+        """Record a write of some rows, of `capacity` that exist or may exist."""
         if not self._period:
             return
         if len(self._row_periods) < capacity:
@@ -140,10 +139,10 @@ class DirtyRows:
         self._row_periods[rows] = self._period
 
     def rows_since(self, mark: int) -> NDArray[np.int64] | None:
-        """Return the rows that were written in later periods than `mark`; None: all of them."""
+        """Return the rows written in periods after `mark`; None means all of them."""
         return None if self._all_written_in > mark else np.flatnonzero(self._row_periods > mark)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return self._row_periods.nbytes

@@ -1,4 +1,4 @@
-"""What operations speak of: shards, tables, first values, who writes, rules of optimizers."""
+"""Records used by operations: shards, tables, initializers, write keys, and optimizer rules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from headrace.distribute.scattering import is_floating
+from headrace.distribute.row_access import is_floating
 from headrace.element.description import decode_dtype
-from headrace.serving.call import Message
+from headrace.serving.rpc import Message
 
 __all__ = [
     "AdadeltaRule",
@@ -42,20 +42,20 @@ __all__ = [
 ]
 
 
-# --- what is kept ------------------------------------------------------------------------------
+# --- contents -------------------------------------------------------------------------------------
 
 
 class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard of a variable: a run of its rows, or all of it.
+    """One shard of a variable: consecutive rows, or all of it.
 
     Attributes:
-        name: Of the shard; no other in the cluster has it ("weights/part_0").
+        name: Name of the shard, unique in the cluster ("weights/part_0").
         variable: Name of the variable.
-        index: Which shard of the variable it is.
-        row: The first row of the variable that it holds.
-        shape: Of the shard.
-        dtype: As `mode_name` writes it ("float32", "bfloat16").
-        variable_shape: Of the whole variable.
+        index: Index of the shard in the variable.
+        row: First row of the variable in the shard.
+        shape: Shape of the shard.
+        dtype: Name of the dtype, as returned by `name_of` ("float32", "bfloat16").
+        variable_shape: Shape of the whole variable.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Zeros(Message, frozen=True):
-    """Every element is 0.
+    """Sets every element to 0.
 
     >>> hr.initializers.Zeros()
     Zeros()
@@ -76,7 +76,7 @@ class Zeros(Message, frozen=True):
 
 
 class Constant(Message, frozen=True):
-    """Every element is `value`.
+    """Sets every element to `value`.
 
     >>> hr.initializers.Constant(0.5)
     Constant(value=0.5)
@@ -86,7 +86,7 @@ class Constant(Message, frozen=True):
 
 
 class Uniform(Message, frozen=True):
-    """Elements are spread evenly over [low, high), each by its row and column alone.
+    """Draws elements uniformly from [low, high), each determined by its row, column and the seed.
 
     >>> hr.initializers.Uniform(-0.1, 0.1)
     Uniform(low=-0.1, high=0.1, seed=0)
@@ -98,7 +98,7 @@ class Uniform(Message, frozen=True):
 
 
 class Normal(Message, frozen=True):
-    """Elements are normally distributed, each by its row and column alone.
+    """Draws elements from a normal distribution, each determined by its row, column and the seed.
 
     >>> hr.initializers.Normal(stddev=0.01, seed=3)
     Normal(mean=0.0, stddev=0.01, seed=3)
@@ -110,26 +110,26 @@ class Normal(Message, frozen=True):
 
 
 Initializer: TypeAlias = Zeros | Constant | Uniform | Normal
-"""First values, the same whatever the order of arrival and the number of shards."""
+"""Initial values, independent of the order of requests and the number of shards."""
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard of a table: rows of those ids that fall to it (`gradients.shard_of_ids`).
+    """One shard of a table: rows of the ids assigned to it (`gradients.assign_shards`).
 
     Attributes:
-        name: Of the shard; no other in the cluster has it.
+        name: Name of the shard, unique in the cluster.
         table: Name of the table.
-        index: Which shard of the table it is.
-        shards: How many there are.
-        dim: Elements in a row.
-        dtype: As `mode_name` writes it; a floating one.
-        initializer: First value of a row.
-        admission: An id gets a row when it was looked up this often; before, it reads zeros and
-            its gradients are dropped. 1: at once.
-        evict_after: A row that was not touched for so many steps is dropped with its slots. None:
-            never.
-        capacity: The shard holds at most so many rows; those touched longest ago go first. None: no
-            bound.
+        index: Index of the shard in the table.
+        shards: Number of shards of the table.
+        dim: Number of elements in a row.
+        dtype: Name of the floating dtype, as returned by `name_of`.
+        initializer: Initial value of a row.
+        admission: Number of look-ups after which an id gets a row; before, it reads zeros and its
+            gradients are dropped. 1 admits it at once.
+        evict_after: Number of steps after which an unused row is evicted with its slots. None
+            disables this.
+        capacity: Largest number of rows in the shard; the least recently used are evicted first.
+            None means unlimited.
     """
 
     name: str
@@ -144,20 +144,20 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int | None = None
 
 
-# --- who writes --------------------------------------------------------------------------------
+# --- identity of writes ---------------------------------------------------------------------------
 
 
 class WriteKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Which write of which closure this is; a shard carries it out once.
+    """Identity of a write of a closure; a shard applies it once.
 
-    Another attempt at the closure writes with the same keys but for `worker_session`.
+    Another run of the closure writes with the same keys, except for `worker_session`.
 
     Attributes:
-        coordinator_term: Of the coordinator; one that starts again has a higher one.
+        coordinator_term: Term of the coordinator; a restarted one has a higher term.
         closure: Number of the closure.
-        worker_session: Number that the coordinator gave this worker when it greeted it. A worker
-            that was lost and returns gets another: a fence keeps out a number for ever.
-        number: Counts the writes of this closure to this shard, table or counter, from 0.
+        worker_session: Number that the coordinator gave the worker's session. A worker that was
+            lost and returns gets another one, as a fence on a number is permanent.
+        number: Number of the closure's write to this shard, table or counter, from 0.
     """
 
     coordinator_term: int
@@ -167,27 +167,29 @@ class WriteKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of an optimizer.
+    """Parameters of one optimizer step.
 
     Attributes:
-        iteration: Steps that were taken before this one: `Counted.before` of `iterations`.
-        learning_rate: For this step; a schedule has been evaluated.
+        iteration: Number of earlier steps: `Counted.before` of the step counter.
+        learning_rate: Learning rate of this step; a schedule has been evaluated.
     """
 
     iteration: int
     learning_rate: float
 
 
-# --- how optimizers change a shard ---------------------------------------------------------------
+# --- optimizer rules ------------------------------------------------------------------------------
 
 
 class _Rule(Message, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What all rules have.
+    """Base of all rules.
 
     Attributes:
-        weight_decay: Fraction of a value that each step takes off, times the learning rate.
-        ema_momentum: How much of the running average of values a step keeps. None: no average.
-        ema_overwrite_frequency: Every so many steps the average becomes the value. None: never.
+        weight_decay: Fraction of a value that each step subtracts, times the learning rate.
+        ema_momentum: Fraction of the moving average of the values that a step keeps. None disables
+            the average.
+        ema_overwrite_frequency: Interval, in steps, at which the values are set to the average.
+            None never does so.
     """
 
     weight_decay: float | None = None
@@ -203,14 +205,14 @@ class SgdRule(_Rule, frozen=True, kw_only=True):
 
 
 class AdagradRule(_Rule, frozen=True, kw_only=True):
-    """Adagrad: steps shrink by the gradients' squares so far."""
+    """Adagrad: steps shrink with the sum of the squared gradients."""
 
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
 
 
 class RowWiseAdagradRule(_Rule, frozen=True, kw_only=True):
-    """Adagrad with one accumulator a row: the mean of the row's squares."""
+    """Adagrad with one accumulator per row, for the mean of the row's squares."""
 
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
@@ -224,7 +226,7 @@ class AdadeltaRule(_Rule, frozen=True, kw_only=True):
 
 
 class RMSpropRule(_Rule, frozen=True, kw_only=True):
-    """RMSprop: steps are divided by a running root mean square."""
+    """RMSprop: steps are divided by the running root mean square of the gradients."""
 
     rho: float = 0.9
     momentum: float = 0.0
@@ -233,7 +235,7 @@ class RMSpropRule(_Rule, frozen=True, kw_only=True):
 
 
 class AdamRule(_Rule, frozen=True, kw_only=True):
-    """Adam, and AdamW: the decay of weights is apart from the gradient in both."""
+    """Adam and AdamW: weight decay is decoupled from the gradient in both."""
 
     beta_1: float = 0.9
     beta_2: float = 0.999
@@ -242,7 +244,7 @@ class AdamRule(_Rule, frozen=True, kw_only=True):
 
 
 class AdamaxRule(_Rule, frozen=True, kw_only=True):
-    """Adamax: Adam with a decaying maximum of gradients in place of the mean square."""
+    """Adamax: Adam with a decaying maximum of the gradients instead of the mean square."""
 
     beta_1: float = 0.9
     beta_2: float = 0.999
@@ -258,7 +260,7 @@ class NadamRule(_Rule, frozen=True, kw_only=True):
 
 
 class LionRule(_Rule, frozen=True, kw_only=True):
-    """Lion: steps of equal size, by the sign of a running average of gradients."""
+    """Lion: steps of equal size, with the sign of a running average of the gradients."""
 
     beta_1: float = 0.9
     beta_2: float = 0.99
@@ -287,10 +289,12 @@ OptimizerRule: TypeAlias = (
     | LionRule
     | FtrlRule
 )
-"""What changes a shard and its slots. Clipping is not here: the client has the whole gradient."""
+"""Rule by which a shard and its slots are updated. Clipping is done by the client, which has the
+whole gradient.
+"""
 
 
-# --- names of dtypes, as specs carry them: "float32", "bool", "bfloat16" --------------------------
+# --- names of dtypes in specs: "float32", "bool", "bfloat16" --------------------------------------
 
 _NUMPY_DTYPE_NAMES = {
     np.dtype(kind).name
@@ -299,15 +303,15 @@ _NUMPY_DTYPE_NAMES = {
 
 
 def fill_array(shape: tuple[int, ...], first: float, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return an array full of one number; zeros take no memory or time until they are touched."""
+    """Return an array filled with one number; zeros take no memory until they are accessed."""
     return np.full(shape, first, dtype) if first else np.zeros(shape, dtype)
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return a dtype that a user gave: a type, a dtype or a name, such as "bfloat16".
+    """Return a dtype given by the user: a type, a dtype or a name, such as "bfloat16".
 
     Raises:
-        TypeError: It is none.
+        TypeError: If it is not a dtype.
     """
     try:
         found: np.dtype[Any] = np.dtype(dtype)
@@ -325,15 +329,15 @@ def name_of(dtype: Any) -> str:
     """Return the name of a dtype that a variable can have.
 
     Raises:
-        TypeError: No variable can: strings, objects, records.
+        TypeError: If it is not numeric or bool, such as strings, objects or records.
     """
     return _name_of(dtype if isinstance(dtype, np.dtype) else as_dtype(dtype))
 
 
-@lru_cache(256)  # NumPy puts a name together each time, and each array that is sent has one
+@lru_cache(256)  # NumPy builds the name each time, and each sent array needs it
 def _name_of(found: np.dtype[Any]) -> str:
     name: str = found.name
-    # Those that another package has registered (ml_dtypes) are "built in" with number 2.
+    # Dtypes registered by another package (ml_dtypes) have the `isbuiltin` number 2.
     if name not in _NUMPY_DTYPE_NAMES and found.isbuiltin != 2:
         raise TypeError(
             f"a variable on parameter servers holds numbers or bools, but got dtype {found}"
@@ -346,21 +350,21 @@ def parse_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a name.
 
     Raises:
-        ValueError: There is none.
-        FailedPreconditionError: It needs a package that is not installed here.
+        ValueError: If the name is unknown.
+        FailedPreconditionError: If it needs a package that is not installed.
     """
     return np.dtype(name) if name in _NUMPY_DTYPE_NAMES else decode_dtype(name)
 
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that a rule computes in, and that slots have.
+    """Return the dtype of a rule's computations and slots.
 
-    Numbers of less than 32 bits are stored as they are and changed in float32: with the 8 bits of
+    Values of less than 32 bits are stored as they are and updated in float32: with the 8 bits of
     bfloat16, small steps and running averages would be lost by rounding.
     """
     return dtype if dtype.isbuiltin == 1 and dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
 def adding_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that numbers are added in: floats of less than 32 bits in float32."""
+    """Return the dtype in which numbers are added: floats of less than 32 bits in float32."""
     return working_dtype(dtype) if is_floating(dtype) else dtype

@@ -1,22 +1,23 @@
-"""The store of one parameter server: carries out operations, and takes and restores snapshots.
+"""The store of one parameter server: executes operations, takes and restores snapshots.
 
-    answer, arrays = store.carry_out(operation, arrays)
+    answer, arrays = store.execute(operation, arrays)
 
-Rule 1: an operation is carried out whole, or an error is raised and nothing has changed.
-Rule 2: arrays that come in belong to the caller again once `execute` has returned.
-Rule 3: arrays that go out are new, but for `ReadShard`: they are the shard's own memory, read-only,
-        and hold until the next operation. Who needs them longer copies them.
-Rule 4: a key is carried out once (`write_keys`).
+Rule 1. An operation is executed completely, or an error is raised and nothing has changed.
+Rule 2. The caller owns the input arrays again once `execute` has returned.
+Rule 3. Returned arrays are new, except for `ReadShard`: it returns the shard's own memory,
+        read-only, which is valid until the next operation. Callers that need it longer must copy
+        it.
+Rule 4. A write key is executed once (`write_keys`).
 
-A snapshot is taken between two operations, so each shard in it is consistent. Its arrays are the
-store's own, too: copy them before they are written, or used after the next operation.
+A snapshot is taken between two operations, so each shard in it is consistent. Its arrays, too, are
+the store's own: copy them before changing them or using them after the next operation.
 
-    for holding in holdings(store):
-        saved = snapshot_of(store, holding)
-    restore(store, saved)
+    for shard in list_shards(store):
+        saved = snapshot_shard(store, shard)
+    restore_snapshot(store, saved)
 
-    period = mark(store)
-    changes = changes_of(store, holding, period)    # rows written since the mark
+    period = set_mark(store)
+    changes = snapshot_changes(store, shard, period)    # rows written since the mark
 
 No thread, socket or clock.
 """
@@ -44,7 +45,7 @@ from headrace.parameter_server.specs import parse_dtype
 from headrace.parameter_server.table_rows import fill_initial_values
 from headrace.parameter_server.table_shard import TableShard, slot_column
 from headrace.parameter_server.write_keys import WriteKeys
-from headrace.serving.call import Done
+from headrace.serving.rpc import Done
 
 __all__ = [
     "ShardStore",
@@ -74,16 +75,16 @@ class ShardStore:
     """Shards, tables and counters of one server.
 
     Args:
-        allocate: Makes the arrays that answer `GatherRows`, `LookupIds` and `GatherIds`, from a
-            shape and a dtype; it may return memory from which they are sent.
+        allocate: Allocates the arrays that answer `GatherRows`, `LookupIds` and `GatherIds`, from a
+            shape and a dtype, possibly in memory from which they are sent.
 
     Attributes:
-        shards: Of variables, by name.
-        tables: Shards of tables, by name.
-        counters: By name.
-        write_keys: Writes that were carried out.
-        period: How many marks were set (`marks`).
-        is_restored: Whether it was filled from a checkpoint: what is not there was not saved.
+        shards: Variable shards, by name.
+        tables: Table shards, by name.
+        counters: Counters, by name.
+        write_keys: Keys of executed writes.
+        period: Number of marks set (`set_mark`).
+        is_restored: Whether it was restored from a checkpoint: missing objects were then not saved.
     """
 
     def __init__(self, allocate: Callable[..., NDArray[Any]] = np.empty) -> None:
@@ -96,13 +97,13 @@ class ShardStore:
         self._allocate = allocate
 
     def execute(self, operation: ops.Operation, arrays: Arrays = ()) -> OperationOutcome:
-        """Carry out one operation, and return its answer and the arrays that go with it.
+        """Execute one operation; return its answer and arrays.
 
         Raises:
-            InvalidArgumentError: Arrays do not fit the operation, or what it names.
-            NotFoundError: It names no shard or table of this server.
-            AlreadyExistsError: It makes something under a name that is taken.
-            AbortedError: Its key is refused.
+            InvalidArgumentError: If the arrays do not fit the operation or its target.
+            NotFoundError: If this server lacks the shard or table.
+            AlreadyExistsError: If a different shard or table of the name exists.
+            AbortedError: If its write key is refused.
         """
         kind = type(operation)
         carry_out, fewest, most = _HANDLERS[kind]
@@ -257,7 +258,7 @@ class ShardStore:
         ids, values, following = table.export(operation.start, operation.limit)
         return ops.Exported(next=following, rows=len(table.rows)), (ids, values)
 
-    # --- closures, and all of it -----------------------------------------------------------------
+    # --- write keys, terms and descriptions -------------------------------------------------------
 
     def _settle(self, operation: ops.ForgetWriteKeys, arrays: Arrays) -> OperationOutcome:
         self.write_keys.forget_closures(
@@ -312,7 +313,7 @@ class ShardStore:
         return found
 
 
-#: How each operation is carried out, and how many arrays come with it, at least and at most.
+#: For each operation: its method, and the smallest and largest number of arrays.
 _HANDLERS: dict[
     type[Any], tuple[Callable[[ShardStore, Any, Arrays], OperationOutcome], int, int]
 ] = {
@@ -337,7 +338,7 @@ _HANDLERS: dict[
 
 
 def _target(operation: Any) -> str:
-    """Return what a write changes: a shard, a table and a counter may have one name."""
+    """Return the target of a write; a shard, a table and a counter may have the same name."""
     for kind in ("shard", "table", "counter"):
         name = getattr(operation, kind, None)
         if name is not None:
@@ -355,14 +356,14 @@ def _listed(names: Any) -> str:
 
 
 class StoredShard(NamedTuple):
-    """One thing that a store holds: `kind` is shard or table."""
+    """A shard in a store; `kind` is "shard" or "table"."""
 
     kind: str
     name: str
 
 
 def list_shards(store: ShardStore) -> list[StoredShard]:
-    """Return what there is to save, beside what `snapshot_server` has."""
+    """Return all shards to save; `snapshot_server` has the other contents."""
     return [
         *(StoredShard("shard", name) for name in store.shards),
         *(StoredShard("table", name) for name in store.tables),
@@ -370,16 +371,16 @@ def list_shards(store: ShardStore) -> list[StoredShard]:
 
 
 def snapshot_server(store: ShardStore) -> ShardSnapshot[SavedServer]:
-    """Return counters and keys."""
+    """Return counters and write keys."""
     record = SavedServer(counters=dict(store.counters), keys=store.write_keys.state())
     return ShardSnapshot(record, {})
 
 
 def snapshot_shard(store: ShardStore, holding: StoredShard) -> ShardSnapshot[Any]:
-    """Return a shard or table as it is now.
+    """Return the current contents of a shard or table.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: If it does not exist.
     """
     part = _find(store, holding)
     if isinstance(part, ArrayShard):
@@ -391,9 +392,9 @@ def snapshot_shard(store: ShardStore, holding: StoredShard) -> ShardSnapshot[Any
 
 
 def measure_rows(store: ShardStore, holding: StoredShard) -> tuple[int, int]:
-    """Return how many rows a shard or table has, and the bytes of one with its slots.
+    """Return the number of rows of a shard or table, and the bytes of one row with its slots.
 
-    Of a table, rows that ids lost are counted as well.
+    For a table, rows without an id are counted as well.
     """
     part = _find(store, holding)
     if isinstance(part, ArrayShard):
@@ -408,7 +409,7 @@ def measure_rows(store: ShardStore, holding: StoredShard) -> tuple[int, int]:
 def measure_dirty_bytes(
     store: ShardStore, holding: StoredShard, since: int | None
 ) -> tuple[int, bool]:
-    """Return how many bytes were written since a mark (None: ever), and whether that is all."""
+    """Return the bytes written since a mark (None: ever), and whether that is everything."""
     rows, row_bytes = measure_rows(store, holding)
     touched = None if since is None else _find(store, holding).dirty_rows.rows_since(since)
     return (rows if touched is None else len(touched)) * row_bytes, touched is None
@@ -417,9 +418,9 @@ def measure_dirty_bytes(
 def snapshot_rows(
     store: ShardStore, holding: StoredShard, start: int, stop: int
 ) -> ShardSnapshot[Any]:
-    """Return some rows of a shard or table as they are now.
+    """Return the current contents of some rows of a shard or table.
 
-    Of a table, ids that wait for admission are left out.
+    For a table, ids waiting for admission are not included.
     """
     part = _find(store, holding)
     if isinstance(part, ArrayShard):
@@ -433,7 +434,7 @@ def snapshot_rows(
 
 
 def set_mark(store: ShardStore) -> int:
-    """Begin another period, and return the one that ended: what is written now comes after it."""
+    """Begin a new period, and return the one that ended: later writes belong to the new one."""
     ended = store.period
     store.period += 1
     for shard in store.shards.values():
@@ -444,12 +445,12 @@ def set_mark(store: ShardStore) -> int:
 
 
 def snapshot_changes(store: ShardStore, holding: StoredShard, since: int) -> ShardChanges[Any]:
-    """Return what was written of a shard or table after a mark.
+    """Return the changes of a shard or table after a mark.
 
     Args:
-        store: Which store.
-        holding: What of it.
-        since: What `set_mark` returned.
+        store: The store.
+        holding: The shard or table.
+        since: Result of `set_mark`.
     """
     part = _find(store, holding)
     rows = part.dirty_rows.rows_since(since)
@@ -457,7 +458,7 @@ def snapshot_changes(store: ShardStore, holding: StoredShard, since: int) -> Sha
         arrays = {"value": part.value, **part.slots}
         if rows is None:
             return ShardChanges(_shard_record(part), True, None, None, arrays)
-        # A single number is written whole: here none of it was.
+        # A scalar is always written as a whole; here it was not written.
         written = {name: np.atleast_1d(array)[rows] for name, array in arrays.items()}
         return ShardChanges(_shard_record(part), False, rows, None, written)
     record = _table_record(part)
@@ -466,7 +467,7 @@ def snapshot_changes(store: ShardStore, holding: StoredShard, since: int) -> Sha
         return ShardChanges(
             record, True, None, None, {**_table_columns(part, live), **_waiting_columns(part)}
         )
-    # A row that was freed was written before that.
+    # Freed rows are left out; their ids are among the removed ones.
     rows = rows[np.isin(rows, live, assume_unique=True)]
     return ShardChanges(
         record,
@@ -478,18 +479,18 @@ def snapshot_changes(store: ShardStore, holding: StoredShard, since: int) -> Sha
 
 
 def forget_removed_ids(store: ShardStore, until: int) -> None:
-    """Forget which ids were removed in periods up to a mark: no increment will ask for them."""
+    """Forget ids removed in periods up to a mark, which no later increment needs."""
     for table in store.tables.values():
         table.removed_ids = [(period, ids) for period, ids in table.removed_ids if period > until]
 
 
 def restore_snapshot(store: ShardStore, saved: ShardSnapshot[Any]) -> None:
-    """Put back what was saved; what is there under its name is replaced.
+    """Restore saved contents, replacing those of the same name.
 
     Arrays are copied.
 
     Raises:
-        InvalidArgumentError: A value does not fit its spec.
+        InvalidArgumentError: If a value does not fit its spec.
     """
     record, arrays = saved
     if isinstance(record, SavedServer):
@@ -503,10 +504,10 @@ def restore_snapshot(store: ShardStore, saved: ShardSnapshot[Any]) -> None:
 
 
 def build_shard(saved: ShardSnapshot[Any]) -> ArrayShard | TableShard:
-    """Return what was saved as it is kept; a shard of a variable takes the arrays as they are.
+    """Return the shard of a snapshot; a variable shard takes over the arrays.
 
     Raises:
-        InvalidArgumentError: A value does not fit its spec.
+        InvalidArgumentError: If a value does not fit its spec.
     """
     record, arrays = saved
     if isinstance(record, SavedTable):
@@ -520,7 +521,7 @@ def build_shard(saved: ShardSnapshot[Any]) -> ArrayShard | TableShard:
 
 
 def put_shard(store: ShardStore, part: ArrayShard | TableShard) -> None:
-    """Have a store keep a shard or table, in place of what is there under its name."""
+    """Add a shard or table to a store, replacing one of the same name."""
     part.dirty_rows = DirtyRows(store.period)
     if isinstance(part, ArrayShard):
         store.shards[part.spec.name] = part

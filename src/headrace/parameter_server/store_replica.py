@@ -1,10 +1,10 @@
-"""One seat of a replicated store, in the server that has it; and all that a server has.
+"""One replica of a replicated store on its server, and all replicas of a server.
 
-Rule 1. What arrives is looked at between two operations, in the order in which it came: so a seat
-        takes nothing from the one before after it was made the leading one.
-Rule 2. The store and the seat are read and changed there alone, so they need no lock of their own.
-        Two looks are taken elsewhere, on the transport's thread, and may be late: whether the seat
-        outranks who speaks to it, and what it does, in words.
+Rule 1. Messages are handled between two operations, in arrival order, so a replica accepts nothing
+        from a former leader after it became leader itself.
+Rule 2. The store and the replica's state are read and changed only there, so they need no lock. Two
+        values are read on the transport's thread and may be slightly out of date: whether this
+        replica outranks a sender, and the description of its role.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from headrace.parameter_server.store import (
     snapshot_shard,
 )
 from headrace.parameter_server.write_keys import WriteKeys
-from headrace.serving.call import Done, Message, Ping
+from headrace.serving.rpc import Done, Message, Ping
 from headrace.transport import zeromq
 from headrace.transport.channel import Buffer, Channel, Request
 from headrace.transport.security import Security
@@ -77,16 +77,18 @@ __all__ = ["ReplicationStream", "StoreReplica", "StoreReplicas"]
 _log = logging.getLogger(__name__)
 
 _PERIODS_PER_TERM = 1 << 20
-"""Marks of one epoch: those of the next are larger, so that increments have all of each shard."""
+"""Dirty-row periods per term: those of a later term are larger, so that the first incremental
+checkpoint after a takeover contains all of each shard.
+"""
 
 
 class StoreReplica:
-    """One seat: a store, what carries out operations on it, and its conversation with the other.
+    """A replica: a store, the executor of its operations, and the link to the other replica.
 
     Args:
-        store_number: Of the store.
-        index: Of this server.
-        security: Keys of a client of the other server.
+        store_number: Number of the store.
+        index: Index of this server.
+        security: Keys of a client, for requests to the other server.
     """
 
     def __init__(self, store_number: int, index: int, security: Security | None) -> None:
@@ -98,14 +100,14 @@ class StoreReplica:
             store_number, self._store, self._state, self.executor, self._discard_state, security
         )
         self._file_thread = CheckpointThread(self._store, self.executor, self._stream.pause)
-        #: How many writes were here when they were given up because others were missing; -1: none.
+        #: Number of writes in the contents discarded because others were missing; -1 if none were.
         self._discarded_writes = -1
         self.executor.start()
         self._file_thread.start()
 
     @property
     def role_description(self) -> str:
-        """What the seat does."""
+        """Description of the replica's current role."""
         seat = self._state
         if seat.role is ReplicaRole.LEADER:
             return "leader" if self._stream.has_synced_follower else "leader without follower"
@@ -114,14 +116,14 @@ class StoreReplica:
         return "empty"
 
     def close(self) -> None:
-        """Carry out nothing more."""
+        """Stop executing operations."""
         self._stream.close()
         self._file_thread.close()
         self.executor.close()
         self._stream.disconnect()
 
     def handle(self, requests: Sequence[Request]) -> None:
-        """Take requests; called by the transport's thread."""
+        """Accept requests; called by the transport's thread."""
         clients: list[Request] = []
         for request in requests:
             message = request.message
@@ -131,7 +133,8 @@ class StoreReplica:
             elif isinstance(
                 message, FollowLeader | TransferShard | ReplicateOperations
             ) and self._state.outranks(message.term, message.state_id):
-                # At once: where two believe that they lead, each may wait for the other here.
+                # Reply at once: if two replicas believe that they lead, each could wait for the
+                # other here.
                 request.reply(NotLeader(is_empty=False))
             else:
                 self.executor.handle(clients)
@@ -139,22 +142,22 @@ class StoreReplica:
                 self.executor.call_in_order(partial(self._handle_peer_request, hear, request))
         self.executor.handle(clients)
 
-    # --- between two operations, or as a part of one ----------------------------------------------
+    # --- called between two operations, or as part of one -----------------------------------------
 
     @property
     def position(self) -> Position:
-        """Which operations have been carried out."""
+        """Operations executed so far."""
         return self._state.position
 
     @property
     def must_confirm_leadership(self) -> bool:
-        """Whether the other seat may have taken over without the knowledge of this one."""
+        """Whether the other replica may have taken over unnoticed."""
         return self._stream.must_confirm_leadership
 
     def rejection_for(
         self, message: ExecuteOperations | SaveShards | RestoreShards
     ) -> Message | None:
-        """Return the answer to what is not carried out here; None: it is."""
+        """Return the reply to a request that this replica must not execute; None if it may."""
         if self.must_confirm_leadership:
             self._stream.confirm_leadership()
         admission = self._state.decide(
@@ -177,7 +180,7 @@ class StoreReplica:
         return None
 
     def _discard_stale_state(self, required_position: Position) -> Message:
-        """Give up contents that lack acknowledged operations; return the answer that says so."""
+        """Discard contents that lack acknowledged operations; return the reply that says so."""
         had = self.executor.writes
         _log.error(
             "store %d is given up on this server: it stood still or was cut off, and lacks "
@@ -194,13 +197,13 @@ class StoreReplica:
         return NotLeader(is_empty=True, discarded_writes=had)
 
     def replicate(self, writes: Sequence[ExecutedWrite]) -> bool:
-        """Have the other seat carry out what was; False: this one does not lead any more."""
+        """Have the other replica execute the writes; return False if this one no longer leads."""
         return self._stream.replicate(writes)
 
     def _take_over(self) -> None:
         store = self._store
         store.period = self._state.term * _PERIODS_PER_TERM
-        # Which rows were written after an earlier mark, only the other seat knew.
+        # Only the other replica knew which rows were written since an earlier period.
         for shard in store.shards.values():
             shard.dirty_rows.begin_period(store.period)
             shard.dirty_rows.mark_all()
@@ -286,7 +289,7 @@ class StoreReplica:
             except NotFoundError:
                 if seat.is_complete:
                     raise
-                # It comes with its shard, which this seat does not have yet.
+                # The follower lacks this shard so far; its transfer will include the write.
         seat.position, self.executor.writes = message.position, message.writes
         return Done()
 
@@ -300,11 +303,11 @@ _PEER_REQUEST_HANDLERS: dict[type, Callable[[StoreReplica, Request], Message]] =
 
 
 class StoreReplicas:
-    """The seats that one server has, each from when it is first asked for.
+    """The replicas on one server, each created on the first request for it.
 
     Args:
-        index: Of the server.
-        security: Keys of a client of other servers.
+        index: Index of the server.
+        security: Keys of a client, for requests to other servers.
     """
 
     def __init__(self, index: int, security: Security | None) -> None:
@@ -313,7 +316,7 @@ class StoreReplicas:
         self._replicas: dict[int, StoreReplica] = {}
 
     def handle(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Take requests to replicated stores; return the others."""
+        """Handle the requests to replicated stores; return the others."""
         others: list[Request] = []
         by_store: dict[int, list[Request]] = {}
         for request in requests:
@@ -331,7 +334,7 @@ class StoreReplicas:
         return found
 
     def add_to_status(self, status: ServerStatus) -> ServerStatus:
-        """Return what a server has done, with what its seats have."""
+        """Return a server's status with the figures of its replicas added."""
         replicas = dict(self._replicas)
         each = [replica.executor.status() for replica in replicas.values()]
         seats = {number: replica.role_description for number, replica in replicas.items()}
@@ -348,50 +351,51 @@ class StoreReplicas:
         return msgspec.structs.replace(status, operations=dict(operations), replicas=seats, **sums)
 
     def close(self) -> None:
-        """Carry out nothing more. May be called twice."""
+        """Stop executing operations. Idempotent."""
         for replica in list(self._replicas.values()):
             replica.close()
 
 
-# --- what the leading seat of a replicated store says to the other one ----------------------------
+# --- messages from the leader of a replicated store to its follower -------------------------------
 
-#     follow, fill, fill, ..., mirror(is_whole)       the other seat gets what there is
-#     mirror, mirror, ...                             and does what is done here
+#     FollowLeader, TransferShard, ..., ReplicateOperations(is_complete)      copy the contents
+#     ReplicateOperations, ...                                                copy each write
 #
-# Rule 1. A write is answered when the other seat has it, too, or is gone: then this one is alone.
-# Rule 2. The other seat is filled one shard or table at a time, between two operations. What is
-#         done meanwhile is mirrored as well: where the shard is not there yet, it will come with
-#         it.
-# Rule 3. All that is said is said between two operations, or as a part of one
-#         (`OperationExecutor`), so that its order is that of the operations. What this object knows
-#         changes there alone, too, and has no lock; its thread only waits, and asks whether the
-#         other server answers.
-# Rule 4. Before it goes on alone, and before it answers when it has heard nothing of the other for
-#         a while, as after its process stood still, it asks the other, on a connection of its own
-#         if need be: that one may have taken over.
-# Rule 5. A seat that takes nothing may have begun again, or lead itself. It is asked to follow;
-#         what leads does not, and then what is here is given up, with the write that was not taken.
+# Rule 1. A write is acknowledged when the follower has it, too, or is lost; then the leader is
+#         alone.
+# Rule 2. Contents are transferred one shard or table at a time, between two operations. Writes made
+#         meanwhile are replicated as well; if the follower lacks the shard, its transfer will
+#         include the write.
+# Rule 3. All messages are sent between two operations or as part of one (`OperationExecutor`), so
+#         their order is that of the operations. The state of this object changes only there and has
+#         no lock; its thread only waits and checks whether the other server replies.
+# Rule 4. Before it continues alone, and before it replies after a time without contact (as after a
+#         pause of its process), the leader asks the other replica, if necessary on a new
+#         connection: that one may have taken over.
+# Rule 5. A replica that rejects messages may have restarted or may lead. It is asked to follow; if
+#         it leads, it refuses, and this replica discards its contents with the rejected write.
 
 _RETRY_SECONDS = 0.1
 _CHECK_SECONDS = 0.5
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 1.0
 _LEADER_LEASE_SECONDS = 1.0
-"""For so long a leading seat answers without news of the other; less than `REPLICA_TIMEOUT_SECONDS`
-of clients."""
+"""Seconds that a leader replies without contact to its follower; less than the clients'
+`REPLICA_TIMEOUT_SECONDS`.
+"""
 _MAX_REQUEST_BYTES = 16 << 30
 
 
 class ReplicationStream:
-    """The leading seat's end; it has something to do only while the seat leads, or wants to.
+    """The leader's side of replication; idle unless the replica leads or is about to.
 
     Args:
-        store_number: Of the store.
-        store: What this seat has.
-        state: What it does.
-        executor: Carries out operations on the store.
-        discard_state: Gives up what this seat has: another one leads.
-        security: Keys of a client of the other server.
+        store_number: Number of the store.
+        store: Contents of this replica.
+        state: State of this replica.
+        executor: Executes operations on the store.
+        discard_state: Discards the contents of this replica when another one leads.
+        security: Keys of a client, for requests to the other server.
     """
 
     def __init__(
@@ -403,7 +407,7 @@ class ReplicationStream:
         discard_state: Callable[[], object],
         security: Security | None,
     ) -> None:
-        #: When the last message was sent that the other seat has answered as one that follows.
+        #: Send time of the last message that the other replica acknowledged as a follower.
         self._last_contact = 0.0
         self.replica_addresses = ("", "")
         self.replica_index = 0
@@ -414,13 +418,13 @@ class ReplicationStream:
         self._discard_state = discard_state
         self._security = security
         self._channel: Channel | None = None
-        #: Whether the other seat follows, and gets all that is done here.
+        #: Whether the other replica follows and receives all writes.
         self._has_follower = False
-        #: Whether this seat is to lead contents that begin empty.
+        #: Whether this replica is about to lead a store that starts empty.
         self._starts_empty = False
-        #: Why the other seat does not follow, as it was logged last.
+        #: Last logged reason why the other replica does not follow.
         self._logged_reason = ""
-        #: Whether the other seat is left alone, as while this one is restored.
+        #: Whether replication is paused, as during a restore of this replica.
         self._is_paused = False
         self._sync_requested = threading.Event()
         self._closed = threading.Event()
@@ -428,28 +432,28 @@ class ReplicationStream:
 
     @property
     def has_synced_follower(self) -> bool:
-        """Whether the other seat has all that this one has."""
+        """Whether the other replica has all contents of this one."""
         return self._has_follower and not self._sync_requested.is_set()
 
     @property
     def must_confirm_leadership(self) -> bool:
-        """Whether the other seat, which followed, has not been heard of for a while."""
+        """Whether the follower has been silent for longer than the leader's lease."""
         return self._has_follower and time.monotonic() - self._last_contact > _LEADER_LEASE_SECONDS
 
-    # --- between two operations ---------------------------------------------------------------
+    # --- called between two operations ------------------------------------------------------------
 
     def confirm_leadership(self) -> None:
-        """Notice that the other seat is gone, or leads, also where nobody writes."""
+        """Detect a lost or leading peer even if there are no writes."""
         if self._has_follower:
             self._send(self._build_replicate())
 
     def start_empty_store(self) -> None:
-        """Lead contents that begin empty, if the other seat agrees."""
+        """Lead a store that starts empty, if the other replica agrees."""
         self._starts_empty = True
         self.start_sync()
 
     def start_sync(self) -> None:
-        """Have the other seat follow, now or as soon as it is there."""
+        """Make the other replica follow, now or when it is reachable."""
         self._sync_requested.set()
         if self._thread is None and not self._closed.is_set():
             self._thread = threading.Thread(
@@ -458,8 +462,9 @@ class ReplicationStream:
             self._thread.start()
 
     def replicate(self, writes: Sequence[ExecutedWrite]) -> bool:
-        """Have the other seat do what was done here; False: this one does not lead any more."""
-        # Who lacks a Settle remembers a few keys for longer; it has all that was written.
+        """Send writes to the follower; return False if this replica no longer leads."""
+        # `ForgetWriteKeys` does not count: a replica that misses it remembers a few keys for
+        # longer, but has all writes.
         self._state.advance_position(
             self.replica_index, sum(type(each) is not ForgetWriteKeys for each, _ in writes)
         )
@@ -475,7 +480,7 @@ class ReplicationStream:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave the other seat alone, as while this one is restored; not between two operations."""
+        """Pause replication, as during a restore; must not be called between two operations."""
         self._executor.call_between_operations(self._begin_pause)
         try:
             yield
@@ -483,28 +488,26 @@ class ReplicationStream:
             self._executor.call_between_operations(self._end_pause)
 
     def _begin_pause(self) -> None:
-        """Have the other seat know that it lacks something."""
+        """Make the follower's copy out of date, and stop replication."""
         self._is_paused = True
-        self._state.advance_position(
-            self.replica_index, 1
-        )  # what the other seat has now is outdated soon
+        self._state.advance_position(self.replica_index, 1)  # makes the follower's copy out of date
         if self._has_follower and self._ask_peer_to_follow():
             self._has_follower = False
 
     def _end_pause(self) -> None:
-        """Have the other seat follow again."""
+        """Make the other replica follow again."""
         self._is_paused = self._has_follower = False
         self._sync_requested.set()
 
     def stop_leading(self) -> None:
-        """Have nobody follow any more: this seat does not lead."""
+        """Stop replication because this replica does not lead."""
         self._has_follower = self._starts_empty = False
         self._sync_requested.clear()
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say nothing more. May be called twice; `disconnect` follows when no operation runs."""
+        """Stop sending. Idempotent; call `disconnect` after the last operation."""
         self._closed.set()
         self._sync_requested.set()
         if self._thread is not None:
@@ -539,7 +542,7 @@ class ReplicationStream:
         return True
 
     def _sync_follower(self) -> None:
-        """Bring the other seat what there is, one thing after another."""
+        """Copy all contents to the other replica, one shard at a time."""
         if not self._executor.call_between_operations(self._begin_sync):
             return
         for holding in self._executor.call_between_operations(partial(list_shards, self._store)):
@@ -613,7 +616,7 @@ class ReplicationStream:
             self._logged_reason = ""
             _log.info("store %d is on two servers (epoch %d)", self._store_number, seat.term)
 
-    # --- saying -----------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def _connect(self) -> Channel:
         return zeromq.connect(
@@ -636,18 +639,18 @@ class ReplicationStream:
         )
 
     def _send(self, message: Message, buffers: Sequence[Buffer] = ()) -> bool:
-        """Say something to the other seat, and wait until it is done; False: it is not."""
+        """Send a message to the other replica and wait; return whether it was executed."""
         reply = self._call_peer(message, buffers)
         is_refused = isinstance(reply, NotLeader)
         if reply is None and not self._closed.is_set():
-            is_refused = self._is_peer_reachable()  # the connection alone was lost
+            is_refused = self._is_peer_reachable()  # only the connection was lost
         if is_refused and self._ask_peer_to_follow():
-            self._has_follower = False  # it has nothing of what was said before
+            self._has_follower = False  # it lost the earlier messages
             self._sync_requested.set()
         return isinstance(reply, Done)
 
     def _call_peer(self, message: Message, buffers: Sequence[Buffer] = ()) -> Message | None:
-        """Return what the other seat answers; None: it is gone, or cannot."""
+        """Return the other replica's reply; None if it is unreachable or failed."""
         try:
             if self._channel is None:
                 self._channel = self._connect()
@@ -670,7 +673,7 @@ class ReplicationStream:
 
     def _record_peer_lost(self, error: Exception) -> None:
         words = describe_error(error)
-        is_news = words != self._logged_reason  # it is tried again and again
+        is_news = words != self._logged_reason  # retries repeat the same error
         if is_news and self._state.role is ReplicaRole.LEADER and not self._closed.is_set():
             self._logged_reason = words
             _log.warning(

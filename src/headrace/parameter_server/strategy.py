@@ -1,8 +1,8 @@
-"""The strategy of parameter servers: what is placed where, and what runs on a worker.
+"""The parameter-server strategy: placement of variables and tables, and execution on a worker.
 
-Workers are not in step: `num_replicas_in_sync` counts the replicas of one worker. Functions run on
-workers when a `ClusterCoordinator` schedules them; a strategy that is used without one runs them
-here, against the servers.
+Workers run asynchronously: `num_replicas_in_sync` counts the replicas of one worker. A
+`ClusterCoordinator` schedules functions on workers; a strategy without one runs them in this
+process, against the servers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import CHIEF, EVALUATOR, PS, TYPES, WORKER, ClusterSpec
 from headrace.data.dataset import Dataset
-from headrace.distribute.context import check_cross_replica
+from headrace.distribute.execution_context import check_cross_replica
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Extended, Strategy
 from headrace.errors import FailedPreconditionError
@@ -76,7 +76,7 @@ _READ_FUNCTION_IN_PROGRAM_MESSAGE = (
 
 
 class ParameterServerStrategy(Strategy):
-    """Variables on parameter servers, and workers that change them without waiting for each other.
+    """Variables on parameter servers, updated by workers that do not wait for each other.
 
     >>> import headrace as hr
     >>> from headrace.parameter_server.server import ParameterServer
@@ -94,24 +94,28 @@ class ParameterServerStrategy(Strategy):
     >>> server.stop()
 
     Args:
-        cluster_resolver: Says where parameter servers ("ps") and workers are; None: `TF_CONFIG`.
+        cluster_resolver: Provides the addresses of parameter servers ("ps") and workers; None means
+            `TF_CONFIG`.
         variable_partitioner: One of `hr.distribute.partitioners`, or a function of a shape and a
-            dtype that returns the parts along each axis. None: variables are not cut.
-        mode: "async": what a function writes counts at once. "sync": gradients of a round of
+            dtype that returns the number of parts along each axis. None does not partition
+            variables.
+        mode: "async": writes of a function take effect at once. "sync": gradients of a round of
             functions are averaged and applied together, before the next round begins.
-        staleness: A function begins only when all but so many of those that were scheduled before
-            it are done; None: no bound.
-        round_size: How many functions make a round of "sync"; None: as many as there are workers.
-        placement: "round_robin": shards go to servers in turn; "bytes": to the one with the least.
-        replication: How many servers have each shard, table and counter. With 2, what a server that
-            is lost had is on another one, which goes on with it.
+        staleness: How many earlier functions may be unfinished when a function starts; None means
+            unlimited.
+        round_size: Number of functions in a round with mode "sync"; None means the number of
+            workers.
+        placement: "round_robin" assigns shards to servers in turn; "bytes" to the server with the
+            fewest bytes.
+        replication: Number of servers that hold each shard, table and counter. With 2, another
+            server takes over what a lost server held.
         security: Keys of a client of the servers.
-        server_timeout: Seconds for which a server that cannot be reached is waited for.
-        replicas: Of each worker.
+        server_timeout: Seconds to wait for an unreachable server.
+        replicas: Number of replicas on each worker.
 
     Raises:
-        ValueError: The cluster lacks what is needed, or an argument makes no sense.
-        UnavailableError: A parameter server cannot be reached.
+        ValueError: If the cluster lacks a required task, or an argument is invalid.
+        UnavailableError: If a parameter server is unreachable.
     """
 
     def __init__(
@@ -168,7 +172,7 @@ class ParameterServerStrategy(Strategy):
             users.add(self)
 
     def _find_earlier_steps(self) -> None:
-        """Ask what the servers counted for an earlier program, which optimizers would continue."""
+        """Record step counts of earlier programs, which optimizers of the same name continue."""
         answer, _ = self._cluster.servers.execute(COUNTING_SERVER, DescribeStore())
         assert isinstance(answer, StoreDescription)
         self._cluster.optimizers.record_earlier_counts(step_counts(answer.counters))
@@ -178,9 +182,9 @@ class ParameterServerStrategy(Strategy):
         self._cluster = cluster
         self._settings = settings
         self._lock = threading.Lock()
-        #: Of variables and tables.
+        #: Names of variables and tables.
         self._names = UniqueNames()
-        #: Names of variables that the servers had before this program made them.
+        #: Names of variables that existed on the servers before this program created them.
         self.existing: set[str] = set()
         self._warned = False
         cluster.register("strategy", "", self)
@@ -201,15 +205,15 @@ class ParameterServerStrategy(Strategy):
     def __reduce__(self) -> tuple[Any, ...]:
         return _resolve, (self._cluster.cluster_id, self._settings)
 
-    # --- what it is ---------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
-    #: Makes a variable of each worker's own; a coordinator sets it.
+    #: Creates a variable with a copy on each worker; set by a coordinator.
     make_per_worker_variable: Callable[..., Any] | None = None
-    #: Stops the coordinator, which sets it and may be gone before this object.
+    #: Stops the coordinator, which sets it and may be deleted before this object.
     stop_coordinator: weakref.WeakMethod[Callable[[], None]] | None = None
 
     def variable_type(self, *args: Any, per_worker_variable: bool = False, **kwargs: Any) -> Any:
-        """Make what `hr.Variable` is in its scope: on the servers, or a copy for each worker."""
+        """Create an `hr.Variable` in this scope: on the servers, or with a copy on each worker."""
         if not per_worker_variable:
             return ServerVariable(*args, **kwargs)
         if self.make_per_worker_variable is None:
@@ -226,53 +230,53 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """What says who takes part; None on a worker."""
+        """Resolver of the cluster; None on a worker."""
         return self._resolver
 
     @property
     def cluster_id(self) -> str:
-        """What handles call the cluster."""
+        """Id of the cluster in handles."""
         return self._cluster.cluster_id
 
     @property
     def server_addresses(self) -> Sequence[str]:
-        """Where the parameter servers listen."""
+        """Addresses of the parameter servers."""
         return self._cluster.servers.addresses
 
     @property
     def worker_addresses(self) -> Sequence[str]:
-        """Where the workers listen; none on a worker."""
+        """Addresses of the workers; empty on a worker."""
         return _worker_addresses(self._spec)
 
     @property
     def settings(self) -> StrategySettings:
-        """How it works: what a worker needs to know."""
+        """Settings that a worker needs."""
         return self._settings
 
     @property
     def mode(self) -> str:
-        """Whether writes count at once, "async", or by rounds, "sync"."""
+        """Mode: "async" if writes take effect at once, "sync" if they do so in rounds."""
         return self._settings.mode
 
     @property
     def staleness(self) -> int | None:
-        """How many functions one may be behind; None: no bound."""
+        """Number of earlier functions that may be unfinished when one starts; None: unlimited."""
         return self._settings.staleness
 
     @property
     def round_size(self) -> int | None:
-        """How many functions make a round of mode="sync"; None: there are no rounds."""
+        """Number of functions in a round with mode="sync"; None without rounds."""
         if self.mode == "async":
             return None
         return self._settings.round_size or max(1, len(self.worker_addresses))
 
     @property
     def extended(self) -> Extended:
-        """What tf.distribute has there."""
+        """Counterpart of tf.distribute's `extended`."""
         return _ServerExtended(self)
 
     def close(self) -> None:
-        """Ask the servers nothing more, and close the coordinator.
+        """Close the connections to the servers, and the coordinator.
 
         Variables and tables stay on the servers until those end.
         """
@@ -286,19 +290,19 @@ class ParameterServerStrategy(Strategy):
     # --- variables ----------------------------------------------------------------------------
 
     def unused_name(self, name: str) -> str:
-        """Return a name for a variable or table, with a number behind it if there is one so."""
+        """Return a name for a variable or table, with a number appended if the name is taken."""
         return self._names.find_unused(name)
 
     def reserve_name(self, name: str) -> str:
-        """Return such a name, which nothing else gets from now on."""
+        """Return such a name, and reserve it."""
         return self._names.assign_name(name)
 
     def make_variable(
         self, initial: InitialValue, name: str | None, trainable: bool, aggregation: str
     ) -> tuple[ServerCluster, VariableRecord]:
-        """Cut a variable into shards and have the servers make them."""
+        """Partition a variable into shards, and create them on the servers."""
         with contextlib.ExitStack() as undo:
-            with self._lock:  # the n-th name has the n-th place, in each program alike
+            with self._lock:  # the n-th name gets the n-th placement, in every program
                 own_name = self._names.assign_name("Variable", name)
                 undo.callback(self._names.release, own_name)
                 beside = _colocated_with.get()
@@ -328,7 +332,7 @@ class ParameterServerStrategy(Strategy):
             )
 
     def place_table(self, spec: TableSpec) -> tuple[ServerCluster, TableRecord]:
-        """Deal a table to all servers."""
+        """Shard a table over all servers."""
         self._names.assign_name("EmbeddingTable", spec.name)
         count = len(self._cluster.servers)
         capacity = None if spec.capacity is None else -(-spec.capacity // count)
@@ -356,15 +360,16 @@ class ParameterServerStrategy(Strategy):
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Call `fn` on each replica of the worker that this runs on; see `Strategy.run`.
+        """Call `fn` on each replica of the current worker; see `Strategy.run`.
 
-        Outside of functions that a coordinator schedules it is called here, with one warning.
+        Outside of functions that a coordinator schedules, it is called in this process, with one
+        warning.
         """
         self._warn_once("run")
         return super().run(fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Return one value for those of all replicas of a worker; see `Strategy.reduce`."""
+        """Reduce the values of all replicas of a worker to one; see `Strategy.reduce`."""
         self._warn_once("reduce", "all_reduce()")
         return super().reduce(reduce_op, value, axis)
 
@@ -382,7 +387,7 @@ class ParameterServerStrategy(Strategy):
     ) -> PerWorkerInput:
         """Return a dataset for `create_per_worker_dataset`: each worker reads all of it."""
         check_cross_replica(self, "distribute_dataset")
-        super().distribute_dataset(dataset, options)  # refuses what no worker could build
+        super().distribute_dataset(dataset, options)  # rejects what no worker could build
         return PerWorkerInput(
             functools.partial(_build, self, "distribute_dataset", dataset, options),
             _READ_IN_PROGRAM_MESSAGE,
@@ -418,11 +423,11 @@ def _resolve(cluster_id: str, settings: StrategySettings) -> ParameterServerStra
     )
 
 
-# --- how a strategy of parameter servers works: what its handle carries, checked once -------------
+# --- settings of a strategy, which its handle carries ---------------------------------------------
 
 
 class StrategySettings(msgspec.Struct, frozen=True):
-    """How a strategy works, as its handle carries it."""
+    """Settings of a strategy, which its handle carries."""
 
     mode: str
     staleness: int | None
@@ -434,10 +439,10 @@ class StrategySettings(msgspec.Struct, frozen=True):
 def _checked_settings(
     mode: Any, staleness: Any, round_size: Any, replication: Any, replicas: Any
 ) -> StrategySettings:
-    """Check how a strategy is to work.
+    """Check the settings of a strategy.
 
     Raises:
-        ValueError: An argument is out of its bounds, or does not go with another.
+        ValueError: If an argument is out of bounds, or excludes another one.
     """
     if mode not in ("async", "sync"):
         raise ValueError(f'`mode` must be "async" or "sync", but got {mode!r}')
@@ -459,23 +464,23 @@ def _checked_settings(
     return StrategySettings(mode, staleness, round_size, replication, replicas)
 
 
-# --- `strategy.extended`, where variables are on servers ------------------------------------------
+# --- `strategy.extended` for variables on servers -------------------------------------------------
 
 _colocated_with: ContextVar[ServerVariable | None] = ContextVar("headrace_beside", default=None)
 
 
 class _ServerExtended(Extended):
-    """What `strategy.extended` has, where variables are on servers."""
+    """Attributes of `strategy.extended` for variables on servers."""
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The parameter servers."""
+        """Names of the parameter servers."""
         count = len(self._strategy.cluster.servers)
         return tuple(f"ps:{number}" for number in range(count))
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Place the variables that are made inside where that one's first shard is, in one."""
+        """Place new variables unpartitioned, on the server of that variable's first shard."""
         if getattr(colocate_with_variable, "cluster", None) is not self._strategy.cluster:
             raise ValueError(
                 "`colocate_vars_with` must only be passed a variable created in this "
@@ -488,11 +493,11 @@ class _ServerExtended(Extended):
             _colocated_with.reset(token)
 
 
-# --- what a cluster must have, so that parameter servers can train in it --------------------------
+# --- checks of a cluster for parameter-server training --------------------------------------------
 
 
 def _check_resolver(resolver: object) -> None:
-    """Raise TypeError for what is no resolver, and say where there is one."""
+    """Raise TypeError if the value is not a resolver, and say where to find one."""
     if isinstance(resolver, ClusterResolver):
         return
     cure = ""
@@ -507,10 +512,10 @@ def _check_resolver(resolver: object) -> None:
 
 
 def _checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
-    """Return the tasks of a cluster that has what is needed.
+    """Return the cluster spec after checking that it has all required tasks.
 
     Raises:
-        ValueError: It says what is missing, or too much.
+        ValueError: If a task is missing or not allowed.
     """
     spec = resolver.cluster_spec()
     if not spec:
@@ -546,10 +551,10 @@ def _checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
 
 
 def _server_addresses(spec: ClusterSpec) -> list[str]:
-    """Return where the parameter servers are, in the order of their numbers.
+    """Return the addresses of the parameter servers, by index.
 
     Raises:
-        ValueError: Their numbers have gaps.
+        ValueError: If their indices have gaps.
     """
     numbers = spec.task_indices(PS)
     if numbers != list(range(len(numbers))):
@@ -560,21 +565,21 @@ def _server_addresses(spec: ClusterSpec) -> list[str]:
 
 
 def _worker_addresses(spec: ClusterSpec) -> list[str]:
-    """Return where the workers are, in the order of their numbers."""
+    """Return the addresses of the workers, by index."""
     numbers = spec.task_indices(WORKER) if WORKER in spec.jobs else []
     return [_strip_scheme(spec.task_address(WORKER, number)) for number in numbers]
 
 
 def _strip_scheme(address: str) -> str:
-    """Return "host:port" of what some resolvers write: "grpc://host:port"."""
+    """Return "host:port" for addresses that some resolvers write as "grpc://host:port"."""
     return address.rpartition("://")[2]
 
 
-# --- names that a strategy gives: unique, and the same ones whenever the same program runs --------
+# --- names assigned by a strategy: unique, and the same in each run of a program ------------------
 
 
 class UniqueNames:
-    """Names of one sort of thing that were given."""
+    """Assigned names of one kind of object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -584,7 +589,7 @@ class UniqueNames:
         """Return `name`; or, if it is None, the kind, with a number from the second one on.
 
         Raises:
-            ValueError: It was given before.
+            ValueError: If the name is taken.
         """
         with self._lock:
             if name in self._used:
@@ -597,11 +602,11 @@ class UniqueNames:
             return free
 
     def find_unused(self, name: str) -> str:
-        """Return a name, with a number behind it if it was given already."""
+        """Return a name, with a number appended if it is taken."""
         with self._lock:
             return number_name(name, self._used)
 
     def release(self, name: str) -> None:
-        """Forget a name: what was to have it could not be made."""
+        """Release a name whose object could not be created."""
         with self._lock:
             self._used.discard(name)

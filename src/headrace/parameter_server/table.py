@@ -1,9 +1,9 @@
-"""Tables: rows for any integer ids, without a vocabulary, dealt to the servers by a hash.
+"""Embedding tables: rows for any integer ids, without a vocabulary, sharded over servers by a hash.
 
-A row comes to be when its id is looked up (often enough, with `admission`), with first values that
-depend on the seed, the id and nothing else. Rows that are not used go again, with what optimizers
-keep for them (`evict_after`, `capacity`). `save` and `load` write and read all rows as one file
-for other programs: safetensors, or Parquet.
+A row is created when its id is looked up (several times, with `admission`). Its initial values
+depend only on the seed and the id. Unused rows are evicted, with their optimizer slots
+(`evict_after`, `capacity`). `save` and `load` write and read all rows as one file for other
+programs: safetensors or Parquet.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from headrace.arguments import check_int, check_string
-from headrace.distribute.current import get_strategy
-from headrace.distribute.pooling import as_ids, check_combiner, pool_rows
-from headrace.distribute.scattering import cast_exactly, is_floating
+from headrace.distribute.bag_combiner import as_ids, check_combiner, combine_bags
+from headrace.distribute.current_strategy import get_strategy
+from headrace.distribute.row_access import cast_exactly, is_floating
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.arrays import IndexedSlices, as_array, raise_if_tracing
 from headrace.parameter_server.cluster_registry import Handle, ServerCluster
@@ -84,25 +84,25 @@ _NAMED: dict[str, Callable[[int], Initializer]] = {
 
 
 class PlacedTable(msgspec.Struct, frozen=True):
-    """A shard of a table, and which server has it."""
+    """A table shard and the index of its server."""
 
     spec: TableSpec
     server: int
 
 
 class TableRecord(msgspec.Struct, frozen=True):
-    """A table, as its handle carries it."""
+    """Record of a table that its handle carries."""
 
     name: str
     dim: int
     dtype: str
     shards: tuple[PlacedTable, ...]
-    #: Dtype of what is sent; "": that of the rows.
+    #: Dtype of sent rows; "" means the dtype of the table.
     wire: str = ""
 
 
 class EmbeddingTable(Handle[TableRecord]):
-    """Rows for any int64 ids on parameter servers; made in the scope of their strategy.
+    """Rows for any int64 ids on parameter servers; created in the scope of their strategy.
 
         with strategy.scope():
             users = hr.EmbeddingTable(16, name="users")
@@ -118,22 +118,22 @@ class EmbeddingTable(Handle[TableRecord]):
     (2, 4)
 
     Args:
-        dim: Elements in a row.
-        name: Unique in the strategy.
-        initializer: "uniform" (-0.05 to 0.05), "normal", "zeros", a number, or one of
-            `hr.initializers`: first values of a row.
-        seed: Other seeds have other first values; for the names "uniform" and "normal".
-        dtype: Of the rows: a floating one.
-        admission: An id gets its row when it was looked up this often; until then it reads zeros,
-            and its gradients are dropped. None: at once.
-        evict_after: A row that was not used for so many steps goes. None: never.
-        capacity: At most so many rows, over all servers; those unused for longest go. None: no
-            bound.
-        wire_dtype: What rows and gradients are sent as, such as "bfloat16", which halves what goes
-            over the network; the servers keep `dtype`. None: as they are.
+        dim: Number of elements in a row.
+        name: Name, unique in the strategy.
+        initializer: Initial values of a row: "uniform" (-0.05 to 0.05), "normal", "zeros", a
+            number, or one of `hr.initializers`.
+        seed: Seed of the initial values, for the names "uniform" and "normal".
+        dtype: Floating dtype of the rows.
+        admission: Number of look-ups after which an id gets its row; until then it reads zeros, and
+            its gradients are dropped. None admits it at once.
+        evict_after: Number of steps after which an unused row is evicted; None disables this.
+        capacity: Largest number of rows on all servers together; the least recently used are
+            evicted. None means unlimited.
+        wire_dtype: Dtype in which rows and gradients are sent, such as "bfloat16", which halves the
+            network traffic; the servers keep `dtype`. None sends them as they are.
 
     Raises:
-        FailedPreconditionError: It is made outside of the scope, or in a scheduled function.
+        FailedPreconditionError: If it is created outside the scope, or in a scheduled function.
     """
 
     kind = "EmbeddingTable"
@@ -195,26 +195,26 @@ class EmbeddingTable(Handle[TableRecord]):
 
     @property
     def shards(self) -> tuple[PlacedTable, ...]:
-        """Its parts."""
+        """Shards of the table."""
         return self._record.shards
 
     # --- reading ------------------------------------------------------------------------------
 
     def lookup(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
-        """Return the rows of ids, and make those that are due; for training.
+        """Return the rows of ids, and create rows of newly admitted ids; for training.
 
         Args:
-            ids: Integers of any shape; a doubled one is sent once, with how often it stands there.
-            combiner: Each bag, along the last axis of `ids`, becomes one row: "sum", "mean", or
-                "sqrtn", the sum by the square root of how many there are. None: nothing does.
+            ids: Integers of any shape; a repeated id is sent once, with its count.
+            combiner: How each bag of ids, along the last axis, becomes one row: "sum", "mean", or
+                "sqrtn", the sum divided by the square root of the count. None does not combine.
 
         Returns:
-            An array of the shape of `ids` and `dim`; with a combiner, less the last axis of `ids`.
+            An array of shape `(*ids.shape, dim)`; with a combiner, without the last axis of `ids`.
         """
         return self._read(ids, combiner, counts=True)
 
     def gather(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
-        """Return the rows of ids, zeros where there is none, and change nothing.
+        """Return the rows of ids, zeros for ids without a row; change nothing.
 
         Args:
             ids: Integers of any shape.
@@ -227,7 +227,7 @@ class EmbeddingTable(Handle[TableRecord]):
             whose = f"EmbeddingTable {self.name!r}"
             raise_if_tracing(whose)
             ids = self.check_ids(ids)
-            check_combiner(combiner, ids, whose, kind="f")
+            check_combiner(combiner, ids, whose, owner_kind="f")
         (found,) = pull([self], [ids], counts=counts)
         return found.expand() if combiner is None else found.pool(combiner)
 
@@ -238,12 +238,12 @@ class EmbeddingTable(Handle[TableRecord]):
         *,
         initialize: bool = False,
     ) -> tuple[list[OperationRequest], list[NDArray[np.int64]]]:
-        """Return what to ask of which server for rows, and which of `unique_ids` each answers for.
+        """Return the requests for rows, and for each the positions of its ids in `unique_ids`.
 
         Args:
-            unique_ids: Ids, each once.
-            counts: How often each was asked for; None: nothing is counted or made.
-            initialize: Without `counts`, return first values for rows that do not exist, not zeros.
+            unique_ids: Distinct ids.
+            counts: Number of look-ups of each id; None counts and creates nothing.
+            initialize: Whether, without `counts`, ids without a row get initial values, not zeros.
         """
         asks, places = [], []
         shards = self._record.shards
@@ -263,22 +263,22 @@ class EmbeddingTable(Handle[TableRecord]):
         return asks, places
 
     def check_ids(self, ids: Any) -> NDArray[np.int64]:
-        """Return ids as int64, of any shape.
+        """Return ids as int64, of the same shape.
 
         Raises:
-            TypeError: They are no integers.
-            ValueError: They are lists of unlike lengths.
-            InvalidArgumentError: One is too large.
+            TypeError: If they are not integers.
+            ValueError: If they are lists of different lengths.
+            InvalidArgumentError: If an id is too large.
         """
         whose = f"EmbeddingTable {self.name!r}"
         plain = as_ids(ids, whose) if isinstance(ids, list | tuple) else as_array(ids)
         return check_ids(plain, whose)
 
     def export(self, limit: int = 65_536) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-        """Yield the ids that have a row, and their rows, part by part.
+        """Yield the ids that have a row, and their rows, in chunks.
 
         Args:
-            limit: At most so many rows in a part.
+            limit: Largest number of rows in a chunk.
         """
         check_int("limit", limit, minimum=1)
         for shard in self._record.shards:
@@ -293,16 +293,17 @@ class EmbeddingTable(Handle[TableRecord]):
                     yield arrays[0], arrays[1]
 
     def save(self, path: Any) -> int:
-        """Write all ids and rows to one file, and return how many there were.
+        """Write all ids and rows to one file; return their number.
 
-        The file is there when it is whole.
+        The file becomes visible when it is complete.
 
         Args:
-            path: ".safetensors" (tensors `ids` and `rows`; all rows pass through the memory of this
-                process), or ".parquet" (columns `id` and `row`, part by part; needs PyArrow).
+            path: Ends with ".safetensors" (tensors `ids` and `rows`; all rows must fit in the
+                memory of this process) or ".parquet" (columns `id` and `row`, written in chunks;
+                needs PyArrow).
 
         Raises:
-            ValueError: It ends otherwise.
+            ValueError: If `path` has another suffix.
         """
         target = Path(path)
         write = _choose_by_suffix(target, _WRITERS)
@@ -315,13 +316,13 @@ class EmbeddingTable(Handle[TableRecord]):
         return count
 
     def load(self, path: Any) -> int:
-        """Write the rows of a file that `save` wrote, and return how many there were.
+        """Assign the rows of a file that `save` wrote; return their number.
 
-        Other rows stay. Optimizers begin with the rows: what they kept is not in such a file, but
-        in a checkpoint.
+        Other rows are kept. Optimizer slots of the rows are not in such a file, only in
+        checkpoints, so they start from their initial values.
 
         Raises:
-            InvalidArgumentError: Its rows have another length.
+            InvalidArgumentError: If the rows have another length.
         """
         source = Path(path)
         count = 0
@@ -338,7 +339,7 @@ class EmbeddingTable(Handle[TableRecord]):
     # --- writing ------------------------------------------------------------------------------
 
     def assign(self, ids: Any, values: Any) -> None:
-        """Write rows; their ids are admitted. Of an id that stands there twice the last stays."""
+        """Write rows, and admit their ids; the last row of a repeated id is used."""
         wanted = self.check_ids(ids).reshape(-1)
         rows = np.broadcast_to(as_array(values), (len(wanted), self.dim))
         rows = cast_exactly(rows, self.dtype, f"EmbeddingTable {self.name!r}")
@@ -357,26 +358,26 @@ class EmbeddingTable(Handle[TableRecord]):
     needs_step_number = True
 
     def apply_gradients(self, optimizer: Any, gradients: Any, ids: Any = None) -> int:
-        """Take one step of an optimizer with the gradients of some rows.
+        """Apply one step of an optimizer with the gradients of some rows.
 
         Args:
             optimizer: One of `hr.optimizers`.
             gradients: An `IndexedSlices`; or rows, with `ids`.
-            ids: Whose gradients they are, as they were looked up.
+            ids: Ids of the rows, as passed to `lookup`.
 
         Returns:
-            How many steps the optimizer has taken.
+            The number of steps that the optimizer has taken.
         """
         if ids is not None:
             gradients = IndexedSlices(gradients, self.check_ids(ids))
         return push_gradients(optimizer, [(gradients, self)])
 
     def convert_gradient(self, gradient: Any) -> Gradient:
-        """Bring a gradient into the table's form: each id once.
+        """Convert a gradient to the form of the table, with distinct ids.
 
         Raises:
-            TypeError: It is no `IndexedSlices`.
-            InvalidArgumentError: Its rows have another length.
+            TypeError: If it is not an `IndexedSlices`.
+            InvalidArgumentError: If its rows have another length.
         """
         if not isinstance(gradient, IndexedSlices):
             raise TypeError(
@@ -395,7 +396,7 @@ class EmbeddingTable(Handle[TableRecord]):
     def step_requests(
         self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
     ) -> list[OperationRequest]:
-        """Return what is to be asked of which server for one step."""
+        """Return the requests of one step."""
         ids = gradient.rows
         assert ids is not None
         if self.wire_name:
@@ -410,7 +411,7 @@ class EmbeddingTable(Handle[TableRecord]):
                 asks.append(OperationRequest(shard.server, operation, gradient.slice_arrays(part)))
         return asks
 
-    #: `Optimizer.apply_gradients` and `Optimizer.begin_gradients` call them.
+    #: Called by `Optimizer.apply_gradients` and `Optimizer.begin_gradients`.
     push_gradients = staticmethod(push_gradients)
     begin_gradients = staticmethod(begin_gradients)
 
@@ -441,7 +442,7 @@ def _initializer(given: Any, seed: int) -> Initializer:
     )
 
 
-# --- rows of tables, pulled: each id once, of many tables in one request to each server -----------
+# --- pulled rows: distinct ids of many tables, in one request to each server ----------------------
 
 Ids = NDArray[np.int64]
 
@@ -450,9 +451,9 @@ class PulledRows(NamedTuple):
     """Rows of one table.
 
     Attributes:
-        ids: Rising, and each once.
-        inverse: Where each id that was asked for is among them; of the shape of what was asked.
-        rows: One for each of `ids`.
+        ids: Distinct ids, sorted.
+        inverse: Index among them of each requested id; has the shape of the request.
+        rows: One row for each of `ids`.
     """
 
     ids: Ids
@@ -460,28 +461,28 @@ class PulledRows(NamedTuple):
     rows: NDArray[Any]
 
     def expand(self) -> NDArray[Any]:
-        """Return a row for each id that was asked for, in its place."""
+        """Return a row for each requested id."""
         is_plain = self.inverse.ndim == 1 and len(self.inverse) == len(self.ids)
         if is_plain and np.array_equal(self.inverse, np.arange(len(self.ids))):
             return self.rows
         return self.rows.take(self.inverse, axis=0)
 
     def pool(self, combiner: str) -> NDArray[Any]:
-        """Return a row for each bag of ids, along their last axis (`distribute.pooling`)."""
-        return pool_rows(self.rows, self.inverse, combiner, adding_dtype(self.rows.dtype))
+        """Return a row for each bag of ids along their last axis (`distribute.bag_combiner`)."""
+        return combine_bags(self.rows, self.inverse, combiner, adding_dtype(self.rows.dtype))
 
 
 class TablePull:
-    """A request for rows of one table, to be sent together with other requests.
+    """Requests for rows of one table, to be sent together with others.
 
     Args:
-        table: Whose rows.
-        ids: Each once.
-        counts: How often each is looked up; None reads rows and changes nothing.
-        initialize: Without `counts`, return first values for rows that do not exist, not zeros.
+        table: The table.
+        ids: Distinct ids.
+        counts: Number of look-ups of each id; None reads rows and changes nothing.
+        initialize: Whether, without `counts`, ids without a row get initial values, not zeros.
 
     Attributes:
-        requests: What to ask the servers of the table's cluster.
+        requests: Requests to the servers of the table's cluster.
     """
 
     def __init__(
@@ -493,11 +494,11 @@ class TablePull:
 
     @property
     def servers(self) -> ParameterServerClient:
-        """The servers to ask."""
+        """Client of the table's servers."""
         return self._table.cluster.servers
 
     def rows(self, answers: Sequence[OperationReply]) -> NDArray[Any]:
-        """Return the rows in the order of the ids, from the answers to `requests`."""
+        """Return the rows in the order of the ids, from the replies to `requests`."""
         arrays = [arrays[0] for _, arrays in answers]
         if len(arrays) == 1:
             return arrays[0].astype(self._table.dtype, copy=False)
@@ -508,16 +509,16 @@ class TablePull:
 
 
 def pull(tables: Sequence[EmbeddingTable], ids: Sequence[Any], *, counts: bool) -> list[PulledRows]:
-    """Pull the rows of ids of several tables; each server is asked once.
+    """Pull the rows of ids of several tables, with one request to each server.
 
     Args:
-        tables: All in one cluster.
+        tables: Tables of one cluster.
         ids: For each table, integers of any shape.
-        counts: Whether ids are counted, and rows that are due are made: for training.
+        counts: Whether to count the ids and create rows of newly admitted ids, for training.
 
     Raises:
-        FailedPreconditionError: JAX traces the code that reads.
-        ValueError: The tables are of several clusters.
+        FailedPreconditionError: If JAX traces the calling code.
+        ValueError: If the tables are in several clusters.
     """
     for table in tables:
         raise_if_tracing(f"EmbeddingTable {table.name!r}")
@@ -541,7 +542,7 @@ def pull(tables: Sequence[EmbeddingTable], ids: Sequence[Any], *, counts: bool) 
     ]
 
 
-# --- rows in one file: safetensors, or Parquet ----------------------------------------------------
+# --- all rows in one file: safetensors or Parquet -------------------------------------------------
 
 TableRowsChunk = tuple[NDArray[np.int64], NDArray[Any]]
 

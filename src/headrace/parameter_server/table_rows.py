@@ -1,4 +1,4 @@
-"""Rows by id, with columns that grow together: one index, and an array for each thing a row has."""
+"""Rows by id: one index, and columns that grow together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.scattering import is_floating
+from headrace.distribute.row_access import is_floating
 from headrace.parameter_server.specs import (
     Constant,
     Initializer,
@@ -27,14 +27,14 @@ Ids = NDArray[np.int64]
 
 
 class RowColumn(NamedTuple):
-    """What each row has one of.
+    """A column: a part of each row.
 
     Attributes:
-        shape: Of the part of a row.
-        dtype: Of its elements.
-        initial_value: What a new row begins with.
-        with_id: Whether it lies beside the row's id, where who looks for that finds it at no
-            cost; an int64.
+        shape: Shape of the part.
+        dtype: Dtype of its elements.
+        initial_value: Value of a new row.
+        with_id: Whether it is stored next to the id, where a search finds it without another cache
+            miss; must be an int64 scalar.
     """
 
     shape: tuple[int, ...]
@@ -47,12 +47,12 @@ class TableRows:
     """Ids and their rows, in columns.
 
     Attributes:
-        index: Which row an id has.
+        index: Maps ids to rows.
     """
 
     def __init__(self, **columns: RowColumn) -> None:
         beside = [name for name, column in columns.items() if column.with_id]
-        #: Columns that the index has, and as which of its numbers.
+        #: Numbers of the columns that the index stores.
         self._beside = {name: number for number, name in enumerate(beside)}
         self.index = IdIndex(self._grow, len(beside))
         self._columns = dict(columns)
@@ -69,7 +69,7 @@ class TableRows:
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name, with room for `index.room` rows."""
+        """Arrays by name, with space for `index.capacity` rows."""
         return {name: self[name] for name in self._columns}
 
     @property
@@ -78,31 +78,31 @@ class TableRows:
         return self.index.nbytes + sum(array.nbytes for array in self._arrays.values())
 
     def initial_value(self, column: str) -> float:
-        """Return what a new row has in a column."""
+        """Return the value of a new row in a column."""
         return self._columns[column].initial_value
 
     def add_column(self, name: str, column: RowColumn) -> None:
-        """Give each row one thing more."""
+        """Add a column to all rows."""
         self._columns[name] = column
         self._arrays[name] = _filled(column, self.index.capacity)
 
     def find_or_add(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return the row of each id, and those that are new; these have first values."""
+        """Return the row of each id, and the new rows, which have initial values."""
         rows, added = self.index.find_or_add(ids)
         for name, column in self._columns.items():
-            # Rows that were freed are used again.
+            # A new row may reuse a freed one.
             self[name][added] = column.initial_value
         return rows, added
 
     def least_recently_used(self, count: int, but: Ids) -> Ids:
-        """Return so many rows that were "touched" longest ago, in no order.
+        """Return the `count` rows with the smallest "touched", in no particular order.
 
-        Of those that were touched at one time, the ones "seen" least go first, then by id: so the
-        choice does not depend on where a row lies.
+        Ties are resolved by the smallest "seen", then by id, so the choice does not depend on the
+        position of a row.
 
         Args:
-            count: How many.
-            but: Rows that are not to be among them.
+            count: Number of rows.
+            but: Rows to exclude.
         """
         spared = np.zeros(self.index.capacity, bool)
         spared[but] = True
@@ -131,14 +131,14 @@ def _filled(column: RowColumn, room: int) -> NDArray[Any]:
     return fill_array((room, *column.shape), column.initial_value, column.dtype)
 
 
-# --- which row an id has: open addressing, for many ids at a time ---------------------------------
+# --- index from ids to rows: open addressing, vectorized over many ids ----------------------------
 
-# Slots hold numbers of rows, rows hold their ids. An id begins at the slot that its hash names and
-# goes on to the next until it is found or a slot was never used; all ids of a call go together, and
-# each round is for those that are left. The number of slots is a power of two, and more than 5/8
-# are never in use.
+# Slots hold row numbers, rows hold their ids. The search for an id begins at the slot of its hash
+# and continues with the next slots until the id or a never-used slot is found. All ids of a call
+# are searched together; each iteration handles the ids that remain. The number of slots is a power
+# of two, and at most 5/8 of them are in use.
 #
-# A row that is freed is used again by one of the next ids, so rows stay dense.
+# A freed row is reused for one of the next ids, so rows stay dense.
 
 _NEVER_USED = -1
 _FREED = -2
@@ -150,18 +150,18 @@ class IdIndex:
     """Rows for int64 ids.
 
     Args:
-        grow: Called with the new room before a row is given out for which there was none.
-        id_column: How many whole numbers lie beside each id. In a large table no row is in the
-            processor's caches: who looks for an id then has these as well.
+        grow: Called with the new capacity before rows beyond the old one are assigned.
+        beside: Number of integers stored next to each id. The rows of a large table are not in the
+            CPU caches, so a search for an id loads these at no extra cost.
 
     Attributes:
-        used: Rows below this number have been given out.
+        used: Rows below this number have been assigned.
     """
 
     def __init__(self, grow: Callable[[int], None] = lambda room: None, beside: int = 0) -> None:
         self._grow_beside = grow
         self.used = 0
-        #: Of each row its id, and the numbers beside that.
+        #: Id of each row, followed by the integers stored next to it.
         self._rows = np.zeros((0, 1 + beside), np.int64)
         self._live = np.zeros(0, bool)
         self._free = np.zeros(0, np.int64)
@@ -175,24 +175,24 @@ class IdIndex:
         return self._rows[:, 0]
 
     def id_column(self, number: int) -> Ids:
-        """Return one of the numbers beside the ids, of all rows, to be read and written.
+        """Return a writable column of the integers next to the ids, for all rows.
 
-        It is this memory until the room grows.
+        The view is valid until the capacity grows.
         """
         return self._rows[:, 1 + number]
 
     @property
     def capacity(self) -> int:
-        """How many rows arrays beside this should have room for; it grows by doubling."""
+        """Number of rows that parallel arrays should have space for; it grows by doubling."""
         return len(self._rows)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return sum(part.nbytes for part in (self._slots, self._rows, self._live, self._free))
 
     def rows(self) -> Ids:
-        """Return the rows that have an id, rising."""
+        """Return the rows that have an id, in ascending order."""
         return np.flatnonzero(self._live[: self.used])
 
     def ids_of(self, rows: Ids) -> Ids:
@@ -200,13 +200,13 @@ class IdIndex:
         return self._ids[rows]
 
     def find(self, ids: Ids) -> Ids:
-        """Return the row of each id, -1 where it has none."""
+        """Return the row of each id, -1 for ids without one."""
         return self._probe(ids)[1]
 
     def find_or_add(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return the row of each id, and the rows that were given out for it.
+        """Return the row of each id, and the rows that are new.
 
-        An id that stands there twice gets one row.
+        An id that occurs several times gets one row.
         """
         rows = self.find(ids)
         missing = np.flatnonzero(rows < 0)
@@ -221,15 +221,15 @@ class IdIndex:
         return rows, added
 
     def add(self, ids: Ids) -> Ids:
-        """Return new rows for ids that have none, each of them once."""
+        """Return new rows for distinct ids that have none."""
         again = min(len(ids), len(self._free))
         fresh = np.arange(self.used, self.used + len(ids) - again)
         rows = np.concatenate([self._free[len(self._free) - again :][::-1], fresh])
-        # Memory first: where there is none left, nothing has changed.
+        # Allocate first: if that fails, nothing has changed.
         self._grow_rows(self.used + len(fresh))
         crowded = (self._filled + len(ids)) * 8 > len(self._slots) * 5
         if crowded:
-            # Twice what is needed, and freed slots are gone.
+            # Twice the needed size; the freed slots disappear.
             wanted = max(_FEWEST_SLOTS, (len(self) + len(ids)) * 2)
             self._make_slots(1 << (wanted - 1).bit_length())
         self._free = self._free[: len(self._free) - again]
@@ -240,7 +240,7 @@ class IdIndex:
         return rows
 
     def remove(self, ids: Ids) -> Ids:
-        """Forget ids, each of them once, and return the rows that those had which had one."""
+        """Remove distinct ids, and return the rows of those that had one."""
         slots, rows = self._probe(ids)
         there = rows >= 0
         rows = rows[there]
@@ -251,7 +251,7 @@ class IdIndex:
 
     def _make_slots(self, count: int) -> None:
         self._slots = np.full(count, _NEVER_USED, np.int32)
-        #: Slots that are not _NEVER_USED.
+        #: Number of slots that are not _NEVER_USED.
         self._filled = 0
         self._shift = np.uint64(64 - (count.bit_length() - 1))
 
@@ -259,11 +259,11 @@ class IdIndex:
         if used > self.capacity:
             room = 1 << max(3, (used - 1).bit_length())
             self._grow_beside(room)
-            # Both before either is put in place: there may be memory for one alone.
+            # Both are allocated before either is assigned, in case memory suffices for only one.
             self._rows, self._live = _longer(self._rows, room), _longer(self._live, room)
 
     def _home(self, ids: Ids) -> Ids:
-        # The high bits of a product depend on all bits of the id.
+        # The high bits of the product depend on all bits of the id.
         return ((ids.view(np.uint64) * _ODD) >> self._shift).view(np.int64)
 
     def _probe(self, ids: Ids) -> tuple[Ids, Ids]:
@@ -272,8 +272,8 @@ class IdIndex:
         if not self.capacity:
             return slots, np.full(len(ids), -1, np.int64)
         rows = self._slots.take(slots, mode="clip").astype(np.int64)
-        # A slot without a row reads the id of row 0: hence the second condition. `take` wants whole
-        # memory; an index into a column takes twice as long.
+        # A slot without a row reads the id of row 0, hence the second condition. `take` needs
+        # contiguous memory; indexing a column takes twice as long.
         held, width = self._rows.reshape(-1), self._rows.shape[1]
         going = np.flatnonzero((held.take(rows * width, mode="clip") != ids) | (rows < 0))
         going = going[rows[going] != _NEVER_USED]
@@ -290,12 +290,12 @@ class IdIndex:
         return slots, rows
 
     def _place(self, rows: Ids) -> None:
-        """Put rows whose ids have no slot into slots."""
+        """Assign slots to rows whose ids have none."""
         self._filled += len(rows)
         at, last = self._home(self._ids[rows]), len(self._slots) - 1
         while len(rows):
-            # Of those that want one slot the last takes it. Freed slots stay freed: an id further
-            # on in their chain was found over them.
+            # If several rows want one slot, the last one gets it. Freed slots stay freed: the probe
+            # sequence of another id may pass over them.
             open_slots = self._slots.take(at, mode="clip") == _NEVER_USED
             self._slots[at[open_slots]] = rows[open_slots]
             on = self._slots.take(at, mode="clip") != rows
@@ -309,25 +309,25 @@ def _longer(held: NDArray[Any], room: int) -> NDArray[Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# First values of rows: each element by a seed, its row or id, and its column, and nothing else
+# Initial values of rows: each element depends on the seed, the row or id, and the column only
 
-# So a row begins with the same values whatever came before it, whoever asks for it, and however
-# many shards there are.
+# So a row has the same initial values whatever happened before, whichever client asks for it, and
+# however many shards there are.
 
 
 def initial_rows(
     initializer: Initializer, rows: NDArray[np.int64], columns: int, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """Return the first values of rows.
+    """Return the initial values of rows.
 
     Args:
-        initializer: What they are to be.
-        rows: Their numbers, or ids: 1-D.
-        columns: Elements in a row.
-        dtype: Of the values; those of less than 32 bits are rounded from float32.
+        initializer: The initializer.
+        rows: Row numbers or ids, 1-D.
+        columns: Number of elements in a row.
+        dtype: Dtype of the values; those of less than 32 bits are rounded from float32.
 
     Returns:
-        An array of `len(rows)` by `columns`.
+        An array of shape `(len(rows), columns)`.
     """
     values = np.empty((len(rows), columns), dtype)
     match initializer:
@@ -352,7 +352,7 @@ def _uniform(
 ) -> NDArray[Any]:
     span = initializer.high - initializer.low
     if is_floating(dtype) and working_dtype(dtype).itemsize == 4:
-        # Two numbers from each 64 bits: 24 of 32 are all that float32 can hold.
+        # Two values from each 64 bits: float32 holds only 24 of 32 bits.
         halves = _bits(initializer.seed, rows, (columns + 1) // 2).view(np.uint32)[:, :columns]
         even = (halves >> np.uint32(8)).view(np.int32).astype(np.float32)
         even *= np.float32(span * 2.0**-24)
@@ -365,7 +365,7 @@ def _uniform(
 
 def _normal(initializer: Normal, rows: NDArray[np.int64], columns: int) -> NDArray[Any]:
     bits = _bits(initializer.seed, rows, columns)
-    # Box-Muller: the high half of the bits is the distance, the low half the angle.
+    # Box-Muller: the high half of the bits gives the distance, the low half the angle.
     distance = ((bits >> _HALF).astype(np.float64) + 1) * 2.0**-32
     angle = (bits & _LOW).astype(np.float64) * (2 * math.pi * 2.0**-32)
     spread: NDArray[Any] = np.sqrt(-2 * np.log(distance)) * np.cos(angle)
@@ -375,7 +375,7 @@ def _normal(initializer: Normal, rows: NDArray[np.int64], columns: int) -> NDArr
 
 
 def fill_initial_values(values: NDArray[Any], initializer: Initializer, first_row: int) -> None:
-    """Write first values into a shard whose first row has this number in the variable."""
+    """Write initial values into a shard that begins at row `first_row` of its variable."""
     if not values.size:
         return
     flat = values.reshape(len(values) if values.ndim else 1, -1)
@@ -387,13 +387,13 @@ def fill_initial_values(values: NDArray[Any], initializer: Initializer, first_ro
 
 
 def _bits(seed: int, rows: NDArray[np.int64], columns: int) -> NDArray[np.uint64]:
-    """Return 64 bits for each element: its row and its column, mixed."""
+    """Return 64 bits for each element, mixed from the seed, its row and its column."""
     begin = _mix(np.uint64(seed & _ALL) + _ODD * np.arange(1, columns + 1, dtype=np.uint64))
     return _mix(_mix(rows.view(np.uint64) + _ODD)[:, None] ^ begin)
 
 
 def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread each number's bits over all 64, in place (the finalizer of MurmurHash3)."""
+    """Mix the bits of each number, in place (the finalizer of MurmurHash3)."""
     shifted = bits >> _SHIFT
     bits ^= shifted
     bits *= np.uint64(0xFF51AFD7ED558CCD)

@@ -1,11 +1,11 @@
-"""One shard of a table: rows that ids get when they are seen often enough, and lose with time.
+"""One shard of a table: rows are created for ids seen often enough, and evicted with time.
 
-    looked up      an id is counted, and gets a row when it was seen `admission` times
+    looked up      the id is counted, and gets a row when it was seen `admission` times
     not admitted   it reads zeros, and its gradients are dropped
-    touched        by a look-up or a gradient: the row's age is 0 steps again
-    evicted        by age or for want of room: the row goes, and its slots with it
+    touched        by a look-up or a gradient: the row's age is reset to 0 steps
+    evicted        because of age or capacity: the row is dropped with its slots
 
-Time is the highest step that an optimizer has reached here.
+The clock is the highest step that an optimizer has reached on this shard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.scattering import is_floating
+from headrace.distribute.row_access import is_floating
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.array_shard import (
     check_gradient,
@@ -41,16 +41,16 @@ Array = NDArray[Any]
 Ids = NDArray[np.int64]
 
 _COUNT = _WHEN = RowColumn((), np.dtype(np.int64), with_id=True)
-#: Ids that wait for admission, for each row of the capacity.
+#: Largest number of ids waiting for admission, per row of the capacity.
 _WAITING_IDS_PER_ROW = 4
 
 
 class TableShard:
-    """Rows of those ids that fall to one server.
+    """Rows of the ids assigned to one server.
 
     Args:
-        spec: What it is.
-        period: Which period of marks this is.
+        spec: Spec of the shard.
+        period: Current period of marks.
     """
 
     def __init__(self, spec: TableSpec, period: int) -> None:
@@ -70,18 +70,18 @@ class TableShard:
         self.spec = spec
         #: Columns: "value", "seen", "touched", and slots as "optimizer/name".
         self.rows = TableRows(value=RowColumn((spec.dim,), self.dtype), seen=_COUNT, touched=_WHEN)
-        #: Ids that were not seen often enough.
+        #: Ids that have not been seen often enough.
         self.waiting_ids = TableRows(seen=_COUNT, touched=_WHEN)
         self.step = 0
         self.dirty_rows = DirtyRows(period)
-        #: Ids that lost their row, by period.
+        #: Ids that lost their row, with the period in which they did.
         self.removed_ids: list[tuple[int, Ids]] = []
         self._period = period
         self._next_sweep = 0
 
     @property
     def slots(self) -> list[str]:
-        """Names of the slots that rows have."""
+        """Names of the slots of rows."""
         return [name for name in self.rows.columns if "/" in name]
 
     @property
@@ -140,12 +140,12 @@ class TableShard:
     def gather(
         self, ids: Array, allocate: Callable[..., Array], *, initialize: bool = False
     ) -> Array:
-        """Return rows, and change nothing.
+        """Return rows without changing anything.
 
         Args:
-            ids: Whose rows.
-            allocate: Makes the array to return.
-            initialize: Return the first value of a row that does not exist, in place of zeros.
+            ids: Ids of the rows.
+            allocate: Allocates the returned array.
+            initialize: Whether ids without a row get initial values, not zeros.
         """
         found = self._checked(ids)
         rows = self.rows.index.find(found)
@@ -157,7 +157,7 @@ class TableShard:
         return answer
 
     def assign(self, ids: Array, values: Array) -> None:
-        """Write rows; ids that have none are admitted."""
+        """Write rows; ids without one are admitted."""
         found = self._checked(ids)
         self._check_values(found, values, "values")
         if values.dtype != self.dtype:
@@ -168,7 +168,7 @@ class TableShard:
         if not is_strictly_increasing(found):
             once, inverse = unique_ids(found)
             last = np.zeros(len(once), np.int64)
-            # Of equal ids the last one counts.
+            # For equal ids, the last value is used.
             last[inverse] = np.arange(len(found))
             found, values = once, values[last]
         here = self.rows.index.find(found)
@@ -190,15 +190,15 @@ class TableShard:
         gradient: Array,
         which: Array | None = None,
     ) -> None:
-        """Take one step of an optimizer on the rows that are there.
+        """Apply one step of an optimizer to existing rows.
 
         Args:
-            optimizer: Whose slots.
-            rule: What it does.
-            step: Which step.
-            ids: Whose rows.
-            gradient: One for each; or what they share.
-            which: Which of the gradients each has; None: each has its own.
+            optimizer: Name of the optimizer.
+            rule: Update rule.
+            step: Parameters of the step.
+            ids: Ids of the rows.
+            gradient: One gradient for each id, or gradients that ids share.
+            which: Index of the gradient of each id; None means one per id.
         """
         found = self._checked(ids)
         check_gradient(gradient, self.spec.table)
@@ -222,12 +222,13 @@ class TableShard:
             self.rows["touched"][rows] = self.step
             self.dirty_rows.mark_rows(rows, self.rows.index.capacity)
         if self.spec.evict_after is not None and self.step >= self._next_sweep:
-            # All rows are looked at, so not at each step: a row may be a quarter older.
+            # The sweep visits all rows, so it does not run at each step: a row may exceed the age
+            # by a quarter.
             self.evict(self.spec.evict_after)
             self._next_sweep = self.step + max(1, self.spec.evict_after // 4)
 
     def evict(self, older_than: int | None) -> int:
-        """Drop rows that were not touched for so many steps, and return how many."""
+        """Evict rows not touched for `older_than` steps; return their number."""
         age = self.spec.evict_after if older_than is None else older_than
         if age is None:
             raise InvalidArgumentError(
@@ -245,7 +246,7 @@ class TableShard:
         return len(ids)
 
     def export(self, start: int, limit: int) -> tuple[Ids, Array, int | None]:
-        """Return ids and values of some rows, and where the next part begins."""
+        """Return ids and values of some rows, and the start of the next part."""
         rows = self.rows.index.rows()
         rows = rows[np.searchsorted(rows, start) :]
         part = rows[:limit]
@@ -253,13 +254,13 @@ class TableShard:
         return self.rows.index.ids_of(part), self.rows["value"][part], following
 
     def removed_since(self, mark: int) -> Ids:
-        """Return ids that lost their row in later periods than `mark`, and have none now."""
+        """Return ids that lost their row in periods after `mark`, and have none now."""
         gone = [ids for period, ids in self.removed_ids if period > mark]
         ids = np.unique(np.concatenate(gone)) if gone else np.zeros(0, np.int64)
         return ids[self.rows.index.find(ids) < 0]
 
     def _admit(self, ids: Ids, times: Ids, in_use: Ids) -> Ids:
-        """Count ids that have no row, and return the row of each that gets one, else -1."""
+        """Count ids without a row; return the new row of each admitted id, else -1."""
         answer = np.full(len(ids), -1, np.int64)
         seen = times
         due = np.arange(len(ids))
@@ -281,13 +282,13 @@ class TableShard:
         self.rows["value"][rows] = initial_rows(
             self.spec.initializer, ids[due], self.spec.dim, self.dtype
         )
-        # What is counted now is added by whoever asked.
+        # The caller adds the current count.
         self.rows["seen"][rows] = seen[due] - times[due]
         answer[due] = rows
         return answer
 
     def _sweep_waiting_ids(self, in_use: Ids) -> None:
-        """Keep what is seen once and never again from growing without bound."""
+        """Bound the number of ids that are seen a few times and never again."""
         if self.spec.capacity is None:
             return
         over = len(self.waiting_ids) - _WAITING_IDS_PER_ROW * self.spec.capacity
@@ -299,7 +300,7 @@ class TableShard:
     def _free_capacity(self, count: int, capacity: int, in_use: Ids) -> None:
         over = len(self.rows) + count - capacity
         if over > 0:
-            # Some more at a time: to find the oldest, all rows are looked at.
+            # Evict more than needed: finding the oldest rows visits all rows.
             rows = self.rows.least_recently_used(over + capacity // 16, in_use)
             self._drop(self.rows.index.ids_of(rows))
 
@@ -348,5 +349,5 @@ class TableShard:
 
 
 def slot_column(shape: tuple[int, ...], dtype: np.dtype[Any], first: float) -> RowColumn:
-    """Return the column of a slot beside values of a dtype."""
+    """Return the column of a slot for values of a dtype."""
     return RowColumn(shape, working_dtype(dtype), first)

@@ -1,7 +1,7 @@
-"""A strategy that each worker's own program makes, without a coordinator: `hr.distribute.v1`.
+"""A strategy that each worker's program creates, without a coordinator: `hr.distribute.v1`.
 
-All programs make the same variables and tables, by name. One of them, the chief, gives variables
-their first values; the others wait for that. From then on each reads and writes as it likes.
+All programs create the same variables and tables, by name. One of them, the chief, initializes the
+variables; the others wait for that. Afterwards all read and write independently.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import CHIEF, WORKER, rank, workers
 from headrace.data.dataset import Dataset
-from headrace.distribute.context import check_cross_replica
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.execution_context import check_cross_replica
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
 from headrace.errors import AlreadyExistsError, DeadlineExceededError
@@ -27,7 +27,7 @@ from headrace.parameter_server.specs import ShardSpec
 from headrace.parameter_server.strategy import ParameterServerStrategy as WithCoordinator
 from headrace.parameter_server.variable_shards import InitialValue, PlacedShard, create_shards
 from headrace.transport.security import Security
-from headrace.waiting import WaitWarnings
+from headrace.waiting import WaitWarningLimiter
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -42,14 +42,16 @@ _POLL_SECONDS = 0.05
 
 
 class ParameterServerStrategy(WithCoordinator):
-    """Variables on parameter servers, for programs that run side by side without a coordinator.
+    """Variables on parameter servers, for parallel programs without a coordinator.
 
-    Every worker's program (and that of the chief, if there is one) makes one, makes the same
+    Every worker's program (and the chief's, if there is one) creates a strategy, creates the same
     variables and tables in its scope, and trains at its own pace: writes of different workers do
-    not wait for each other. So do ranks of PyTorch or JAX, whose dense part is in step.
+    not wait for each other. This also works for ranks of PyTorch or JAX, which synchronize their
+    dense part.
 
-    The chief, else worker 0, gives variables their first values. The others wait for that, up to
-    `server_timeout`, and say so after ten seconds. Under one name there is one shape and one dtype.
+    The chief, or else worker 0, initializes variables. The others wait for that, up to
+    `server_timeout`, and log a warning after 10 s. All programs must use the same shape and dtype
+    for a name.
 
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=2, processes=False) as cluster:
     ...     spec = cluster.cluster_resolver.cluster_spec()
@@ -63,18 +65,18 @@ class ParameterServerStrategy(WithCoordinator):
     1
 
     Args:
-        cluster_resolver: Says where parameter servers are, and which task this is; None:
-            `TF_CONFIG`.
+        cluster_resolver: Provides the addresses of parameter servers and the task of this program;
+            None means `TF_CONFIG`.
         variable_partitioner: As in `hr.distribute.ParameterServerStrategy`; the same in all
             programs.
         placement: "round_robin" or "bytes"; the same in all programs.
         security: Keys of a client of the servers.
-        server_timeout: Seconds for which servers, and first values, are waited for.
-        replicas: How many replicas `run` has here. What they bring to a variable with an
-            aggregation becomes one write.
+        server_timeout: Seconds to wait for servers, and for the initialization of variables.
+        replicas: Number of replicas of `run` in this program. Their values for a variable with an
+            aggregation become one write.
 
     Raises:
-        ValueError: The resolver does not say which worker this is, or the cluster is not complete.
+        ValueError: If the resolver does not name this worker's task, or the cluster is incomplete.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class ParameterServerStrategy(WithCoordinator):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this program gives first values, and is to write checkpoints and summaries."""
+        """Whether this program initializes variables, and should save checkpoints and summaries."""
         return self._is_chief
 
     should_checkpoint = should_save_summary = is_chief
@@ -113,11 +115,11 @@ class ParameterServerStrategy(WithCoordinator):
     def _create_shards(
         self, name: str, initial: InitialValue, shards: Sequence[PlacedShard]
     ) -> None:
-        """Make shards, or wait until the chief has made them.
+        """Create shards, or wait until the chief has created them.
 
         Raises:
-            AlreadyExistsError: There is a variable of this name with another shape or dtype.
-            DeadlineExceededError: The chief did not make it in time.
+            AlreadyExistsError: If a variable of this name with another shape or dtype exists.
+            DeadlineExceededError: If the chief did not create them in time.
         """
         if self._is_chief:
             create_shards(self._cluster.servers, shards, initial)
@@ -125,10 +127,10 @@ class ParameterServerStrategy(WithCoordinator):
             _wait_for(self._cluster.servers, name, shards)
 
     def _find_earlier_steps(self) -> None:
-        """Do nothing: steps that other programs took are expected here."""
+        """Do nothing: steps taken by other programs are expected."""
 
     def _warn_once(self, method: str, instead: str = "merge_call()") -> None:
-        """Say nothing: what is not scheduled runs here, as it should."""
+        """Do not warn: functions that are not scheduled are meant to run in this process."""
         check_cross_replica(self, method, instead)
 
     # --- input --------------------------------------------------------------------------------
@@ -136,9 +138,9 @@ class ParameterServerStrategy(WithCoordinator):
     def distribute_dataset(  # type: ignore[override]
         self, dataset: Dataset, options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Share each batch among the replicas of this program, which reads all of the dataset.
+        """Split each batch among the replicas of this program, which reads all of the dataset.
 
-        `dataset.shard(num_shards, index)` before it makes each program read a part.
+        Call `dataset.shard(num_shards, index)` first to have each program read a part.
         """
         return Strategy.distribute_dataset(self, dataset, options)
 
@@ -147,10 +149,10 @@ class ParameterServerStrategy(WithCoordinator):
         dataset_fn: Callable[[InputContext], Dataset],
         options: InputOptions | None = None,
     ) -> DistributedDatasetsFromFunction:
-        """Have the replicas take elements of the dataset that a function makes for this program.
+        """Split among the replicas the dataset that a function creates for this program.
 
-        It is called with an `InputContext` of all workers, the chief among them, this one's number,
-        and the replicas here.
+        The function gets an `InputContext` with the number of workers, including the chief, the
+        index of this one, and its number of replicas.
         """
         check_callable("dataset_fn", dataset_fn)
         context = InputContext(len(workers(self._spec)), self._rank, self.num_replicas_in_sync)
@@ -172,9 +174,9 @@ def _check_task(resolver: ClusterResolver) -> None:
 
 
 def _wait_for(servers: ParameterServerClient, name: str, shards: Sequence[PlacedShard]) -> None:
-    """Wait until the chief has made all shards of a variable."""
+    """Wait until the chief has created all shards of a variable."""
     began = time.monotonic()
-    warnings = WaitWarnings()
+    warnings = WaitWarningLimiter()
     missing = list(shards)
     while True:
         asked = sorted({shard.server for shard in missing})
@@ -199,7 +201,7 @@ def _wait_for(servers: ParameterServerClient, name: str, shards: Sequence[Placed
                 "first worker) gives it its first value. Does its program run, and make a variable "
                 "of this name, with the same partitioner?"
             )
-        if warnings.is_due(waited):
+        if warnings.should_warn(waited):
             _log.warning(
                 "waiting for %.0f s for the chief (without one, the first worker) to make the "
                 "variable %r",

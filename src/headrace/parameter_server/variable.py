@@ -1,9 +1,9 @@
-"""Variables on parameter servers, in one shard or several.
+"""Variables on parameter servers, in one or several shards.
 
-What `hr.Variable` makes in the scope of a `ParameterServerStrategy`. The object is a handle: the
-value is on the servers alone, and each read asks for it: all of it, rows, slices, or as an array
-among others. It pickles as a handle, too, and means the same variable wherever its cluster is
-known.
+`hr.Variable` creates them in the scope of a `ParameterServerStrategy`. The object is a handle: the
+value is only on the servers, and each read requests it: completely, by rows, by slices, or as an
+operand of array arithmetic. It also pickles as a handle, and means the same variable wherever its
+cluster is known.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from headrace.arguments import check_flag, check_string
+from headrace.distribute.bag_combiner import check_combiner, combine_bags, row_indices
 from headrace.distribute.collectives import (
     ReduceOp,
     VariableAggregation,
     VariableSynchronization,
-    member_named,
+    parse_enum,
 )
-from headrace.distribute.context import OnReplica, here
-from headrace.distribute.current import get_strategy
-from headrace.distribute.pooling import check_combiner, pool_rows, rows_of
-from headrace.distribute.scattering import cast_exactly, is_floating, kind_of, written_together
+from headrace.distribute.current_strategy import get_strategy
+from headrace.distribute.execution_context import ReplicaView, current_context
+from headrace.distribute.row_access import (
+    cast_exactly,
+    dtype_kind,
+    group_contributions,
+    is_floating,
+)
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import (
@@ -66,13 +71,13 @@ __all__ = ["ServerVariable", "VariableShard"]
 
 
 class VariableShard(msgspec.Struct, frozen=True):
-    """Where a part of a variable is.
+    """Location of a shard of a variable.
 
     Attributes:
-        name: Of the shard.
-        server: Index of the parameter server that has it.
-        row: The first row of the variable that it holds.
-        shape: Of the shard.
+        name: Name of the shard.
+        server: Index of its parameter server.
+        row: First row of the variable in the shard.
+        shape: Shape of the shard.
     """
 
     name: str
@@ -82,18 +87,19 @@ class VariableShard(msgspec.Struct, frozen=True):
 
 
 class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
-    """An array on parameter servers; `hr.Variable` in the scope of their strategy makes it.
+    """An array on parameter servers; created by `hr.Variable` in the scope of their strategy.
 
     Args:
-        initial_value: An array or number, or a function that returns one; with `shape` and `dtype`
-            the function is called once a shard, with `partition_shape` and `partition_offset`, if
-            it takes them. Or an initializer of the servers' own (`hr.initializers`).
-        name: Unique in the strategy; None: "Variable", and a number.
-        dtype: Of the variable; None: that of the initial value.
-        trainable: Whether it is to be trained; it changes nothing here.
-        aggregation: How what several replicas of a worker write becomes one.
+        initial_value: An array or number, or a function that returns one. With `shape` and `dtype`,
+            the function is called once for each shard, with `partition_shape` and
+            `partition_offset` if it accepts them. Or an initializer that the servers evaluate
+            (`hr.initializers`).
+        name: Name, unique in the strategy; None means "Variable" and a number.
+        dtype: Dtype of the variable; None means that of the initial value.
+        trainable: Whether it should be trained; only informative.
+        aggregation: How writes of several replicas of a worker are combined.
         synchronization: AUTO or ON_WRITE: there is one copy.
-        shape: Of the variable; None: that of the initial value.
+        shape: Shape of the variable; None means that of the initial value.
     """
 
     kind = "Variable"
@@ -101,7 +107,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     sharded: VariableShards
-    """Its shards, and the servers that have them."""
+    """Its shards and their servers."""
 
     def __init__(
         self,
@@ -128,7 +134,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
                 "a variable on parameter servers has one copy: `synchronization` must be AUTO or "
                 f"ON_WRITE, but got {synchronization!r}"
             )
-        kind = member_named("aggregation", VariableAggregation, aggregation)
+        kind = parse_enum("aggregation", VariableAggregation, aggregation)
         made = get_strategy().make_variable(  # type: ignore[attr-defined]
             resolve_initial_value(initial_value, shape, dtype), name, bool(trainable), kind.name
         )
@@ -141,11 +147,11 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         self.sharded = VariableShards(cluster.servers, record)
         super()._become(cluster, record)
 
-    # --- what it is ---------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How what several replicas of a worker write becomes one."""
+        """How writes of several replicas of a worker are combined."""
         return VariableAggregation[self._record.aggregation]
 
     @property
@@ -155,17 +161,17 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def shards(self) -> tuple[VariableShard, ...]:
-        """Its parts, in the order of their rows."""
+        """Shards, in row order."""
         return tuple(
             VariableShard(each.spec.name, each.server, each.spec.row, each.spec.shape)
             for each in self._record.shards
@@ -174,13 +180,13 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     # --- reading ------------------------------------------------------------------------------
 
     def read(self) -> Any:
-        """Return the value, as an array of NumPy that belongs to the caller.
+        """Return the value, as a NumPy array owned by the caller.
 
-        Each shard is of one moment; different shards may be of different ones.
+        Each shard is read at one moment; different shards may be read at different moments.
 
         Raises:
-            FailedPreconditionError: JAX traces the code that reads.
-            UnavailableError: A server cannot be reached.
+            FailedPreconditionError: If JAX traces the calling code.
+            UnavailableError: If a server is unreachable.
         """
         raise_if_tracing(f"Variable {self.name!r}")
         cache = current_read_cache()
@@ -191,36 +197,36 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     numpy = value = read_value = read
 
     def gather(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
-        """Return the rows of these ids, in their order; or one row for each bag of them.
+        """Return the rows of these ids, in order, or one row for each bag of ids.
 
         Args:
-            ids: Integers of any shape, from 0 to the number of rows - 1; a doubled one is sent
+            ids: Integers of any shape, from 0 to the number of rows - 1; a repeated id is sent
                 once.
-            combiner: Each bag, along the last axis of `ids`, becomes one row: "sum", "mean", or
-                "sqrtn", the sum by the square root of how many there are. None: nothing does.
+            combiner: How each bag of ids, along the last axis, becomes one row: "sum", "mean", or
+                "sqrtn", the sum divided by the square root of the count. None does not combine.
 
         Raises:
-            InvalidArgumentError: One is out of range; it is named.
-            ValueError: There is no such combiner, or not for such numbers.
+            InvalidArgumentError: If an id is out of range; the message names it.
+            ValueError: If the combiner is unknown, or does not support the dtype.
         """
         raise_if_tracing(f"Variable {self.name!r}")
         rows = self._checked_rows(ids)
         if combiner is not None:
             whose = f"Variable {self.name!r}"
-            check_combiner(combiner, rows, whose, kind=kind_of(self.dtype))
+            check_combiner(combiner, rows, whose, owner_kind=dtype_kind(self.dtype))
         cache = current_read_cache()
         if cache is None or not cache.has(self.sharded):
             return self.sharded.read_rows(IdBatch(rows), combiner)
         value = cache.read(self.sharded)
         if combiner is None:
             return value.take(rows, axis=0)
-        return pool_rows(value, rows, combiner, adding_dtype(self.dtype))
+        return combine_bags(value, rows, combiner, adding_dtype(self.dtype))
 
     sparse_read = gather
 
     def _checked_rows(self, ids: Any) -> NDArray[np.int64]:
         plain = ids if isinstance(ids, list | tuple) else as_array(ids)
-        return rows_of(self, plain)
+        return row_indices(self, plain)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         array = np.asarray(self.read())
@@ -235,7 +241,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*plain, **kwargs)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a part, as NumPy would of the whole; only the rows that it needs are sent."""
+        """Return a part, with NumPy's semantics; only the required rows are sent."""
         keys = key if isinstance(key, tuple) else (key,)
         for each in keys:
             _refuse_foreign(each)
@@ -285,12 +291,12 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     def assign(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> ServerVariable:
-        """Make `value` the value, and return the variable.
+        """Assign `value`, and return the variable.
 
-        The other arguments are accepted as in tf.Variable.
+        The other arguments are accepted for compatibility with tf.Variable.
 
         Raises:
-            ValueError: It has another shape.
+            ValueError: If it has another shape.
         """
         return self._write("assign", value)
 
@@ -310,38 +316,38 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         self.sharded.assign(mode, self._fit(value, self.shape))
 
     def scatter_add(self, ids: Any, values: Any = None) -> ServerVariable:
-        """Add a value to each row that is named; a row named twice is changed twice.
+        """Add a value to each given row; a repeated row is changed each time.
 
         Args:
             ids: Integers, 1-D; or an `IndexedSlices`, without `values`.
-            values: One for each id, or one for all.
+            values: One value for each id, or one for all.
         """
         return self._scatter("add", ids, values)
 
     def scatter_sub(self, ids: Any, values: Any = None) -> ServerVariable:
-        """Subtract a value from each row that is named; see `scatter_add`."""
+        """Subtract a value from each given row; see `scatter_add`."""
         return self._scatter("sub", ids, values)
 
     def scatter_update(self, ids: Any, values: Any = None) -> ServerVariable:
-        """Make a value the new row; of a row named twice the last stays. See `scatter_add`."""
+        """Assign a value to each given row, of a repeated row the last; see `scatter_add`."""
         return self._scatter("update", ids, values)
 
     batch_scatter_update = scatter_update
 
     def scatter_mul(self, ids: Any, values: Any = None) -> ServerVariable:
-        """Multiply each row that is named by a value; see `scatter_add`."""
+        """Multiply each given row by a value; see `scatter_add`."""
         return self._scatter("mul", ids, values)
 
     def scatter_div(self, ids: Any, values: Any = None) -> ServerVariable:
-        """Divide each row that is named by a value; see `scatter_add`."""
+        """Divide each given row by a value; see `scatter_add`."""
         return self._scatter("div", ids, values)
 
     def scatter_min(self, ids: Any, values: Any = None) -> ServerVariable:
-        """Keep the lesser of each row that is named and a value; see `scatter_add`."""
+        """Assign the minimum of each given row and a value; see `scatter_add`."""
         return self._scatter("min", ids, values)
 
     def scatter_max(self, ids: Any, values: Any = None) -> ServerVariable:
-        """Keep the greater of each row that is named and a value; see `scatter_add`."""
+        """Assign the maximum of each given row and a value; see `scatter_add`."""
         return self._scatter("max", ids, values)
 
     def _scatter(self, mode: str, ids: Any, values: Any) -> ServerVariable:
@@ -366,11 +372,11 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     needs_step_number = False
 
     def convert_gradient(self, gradient: Any) -> Gradient:
-        """Bring a gradient into the variable's form: its dtype, and each row once.
+        """Convert a gradient to the form of the variable: its dtype, and distinct rows.
 
         Raises:
-            TypeError: The variable holds no floating numbers.
-            ValueError: It has another shape.
+            TypeError: If the variable does not have a floating dtype.
+            ValueError: If it has another shape.
         """
         if not is_floating(self.dtype):
             raise TypeError(
@@ -403,25 +409,25 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         )
 
     def read_slot(self, optimizer: Optimizer, name: str) -> NDArray[Any]:
-        """Return what an optimizer keeps for this variable, as an array of NumPy.
+        """Return a slot of an optimizer for this variable, as a NumPy array.
 
         Args:
-            optimizer: One that has trained the variable.
-            name: Of the slot, as Keras calls it: "momentum", "velocity"; "average" is the running
-                average of an optimizer with `use_ema=True`.
+            optimizer: An optimizer that has trained the variable.
+            name: Keras's name of the slot: "momentum", "velocity"; "average" is the moving average
+                of an optimizer with `use_ema=True`.
 
         Raises:
-            NotFoundError: The optimizer has no such slot, or has not trained the variable.
+            NotFoundError: If the optimizer has no such slot, or has not trained the variable.
         """
         return self.sharded.read_slot(f"{optimizer.name_in(self.cluster)}/{name}")
 
     def set_slot(self, optimizer: Optimizer, name: str, value: NDArray[Any]) -> None:
-        """Set what an optimizer keeps for this variable, which it need not have trained.
+        """Set a slot of an optimizer for this variable, which it need not have trained.
 
         Args:
-            optimizer: Whose slot.
-            name: Of the slot, see `read_slot`.
-            value: Of the shape of the variable.
+            optimizer: The optimizer.
+            name: Name of the slot, see `read_slot`.
+            value: Array of the variable's shape.
         """
         firsts = {slot.name: slot.initial_value for slot in slots_for_rule(optimizer.rule)}
         key = f"{optimizer.name_in(self.cluster)}/{name}"
@@ -438,18 +444,18 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     def step_requests(
         self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
     ) -> list[OperationRequest]:
-        """Return what is to be asked of which server for one step."""
+        """Return the requests of one step."""
         return self.sharded.step_requests(optimizer, rule, step, gradient)
 
-    #: `Optimizer.apply_gradients` and `Optimizer.begin_gradients` call them: variables know their
+    #: Called by `Optimizer.apply_gradients` and `Optimizer.begin_gradients`: variables know their
     #: servers, optimizers do not.
     push_gradients = staticmethod(push_gradients)
     begin_gradients = staticmethod(begin_gradients)
 
     def _write(self, mode: str, value: Any) -> ServerVariable:
-        """Write once what all replicas of this worker bring."""
-        place = here.get()
-        if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
+        """Combine the values of all replicas of this worker, and write the result once."""
+        place = current_context.get()
+        if not isinstance(place, ReplicaView) or place.strategy.num_replicas_in_sync == 1:
             self._assign(mode, value)
             return self
         if self.aggregation is VariableAggregation.NONE:
@@ -460,22 +466,22 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         strategy = place.strategy
 
         def merged(brought: list[tuple[Any, str, Any]]) -> list[None]:
-            values = written_together(brought)
+            values = group_contributions(brought)
             first_only = self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
             self._assign(
                 mode,
                 values[0]
                 if first_only or self._is_integer_mean(values)
-                else strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values),
+                else strategy.reduce_replicas(ReduceOp.parse(self.aggregation.name), values),
             )
             return [None] * len(values)
 
         method = mode if mode == "assign" else f"assign_{mode}"
-        place.meet(merged, (self, method, as_array(value)))  # type: ignore[attr-defined]
+        place.merge(merged, (self, method, as_array(value)))  # type: ignore[attr-defined]
         return self
 
     def _is_integer_mean(self, values: list[Any]) -> bool:
-        """Whether replicas bring whole numbers that are alike, whose mean is whole as well."""
+        """Return whether replicas provide equal integers, whose mean is an integer as well."""
         if self.aggregation is not VariableAggregation.MEAN or self.dtype.kind in "fc":
             return False
         return all(np.array_equal(each, values[0]) for each in values[1:])
@@ -495,7 +501,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             )
         return cast_exactly(array, self.dtype, f"Variable {self.name!r}")
 
-    # --- else ---------------------------------------------------------------------------------
+    # --- copying and printing ---------------------------------------------------------------------
 
     def __copy__(self) -> ServerVariable:
         return self

@@ -1,8 +1,8 @@
-"""Making a variable on parameter servers: its shape, its shards, where they go, its first values.
+"""Variables on parameter servers: shape, shards, placement, initial values, and requests.
 
-A value is built here and sent in parts. Where that is too much for this process, a function that
-takes `partition_shape` and `partition_offset` is called once a shard, and an initializer of the
-servers' own (`Zeros`, `Uniform` ...) not at all.
+A value is computed in this process and sent in parts. If it is too large for that, a function that
+takes `partition_shape` and `partition_offset` is called once for each shard; initializers (`Zeros`,
+`Uniform` ...) are evaluated on the servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int
-from headrace.distribute.scattering import cast_exactly
+from headrace.distribute.row_access import cast_exactly
 from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.gradients import IdBatch, split_by_rows
@@ -70,19 +70,19 @@ _INITIALIZERS = (Zeros, Constant, Uniform, Normal)
 
 
 class PlacedShard(msgspec.Struct, frozen=True):
-    """A shard, and which server has it."""
+    """A shard and the index of its server."""
 
     spec: ShardSpec
     server: int
 
     @property
     def rows(self) -> slice:
-        """The rows of the variable that it holds."""
+        """Rows of the variable in the shard."""
         return slice(self.spec.row, self.spec.row + (self.spec.shape[0] if self.spec.shape else 1))
 
 
 class VariableRecord(msgspec.Struct, frozen=True):
-    """A variable, as its handle carries it."""
+    """Record of a variable that its handle carries."""
 
     name: str
     shape: tuple[int, ...]
@@ -93,14 +93,14 @@ class VariableRecord(msgspec.Struct, frozen=True):
 
 
 class InitialValue(msgspec.Struct, frozen=True):
-    """First values: all of them, or what makes them.
+    """Initial values of a variable, or their source.
 
     Attributes:
-        shape: Of the variable.
-        dtype: Of the variable.
-        value: All of it.
-        shard_function: Makes the value of a shard of this shape that begins at this offset.
-        initializer: Of the servers' own.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
+        value: The complete value.
+        shard_function: Returns the value of a shard, given its shape and offset.
+        initializer: Initializer that the servers evaluate.
     """
 
     shape: tuple[int, ...]
@@ -111,11 +111,11 @@ class InitialValue(msgspec.Struct, frozen=True):
 
 
 def resolve_initial_value(initial_value: Any, shape: Any, dtype: Any) -> InitialValue:
-    """Find out the shape and dtype of a variable from what a user gave.
+    """Determine shape and dtype of a variable from the user's arguments.
 
     Raises:
-        TypeError: It is no array of numbers.
-        ValueError: The shape is missing, or another one.
+        TypeError: If the value is not an array of numbers.
+        ValueError: If the shape is missing or does not match the value.
     """
     sizes = None if shape is None else _check_shape(shape)
     if isinstance(initial_value, _INITIALIZERS):
@@ -149,16 +149,16 @@ def place_shards(
     partitioner: Callable[..., Any] | None,
     choose_server: Callable[[int], int],
 ) -> tuple[PlacedShard, ...]:
-    """Cut a variable into shards, and place each.
+    """Partition a variable into shards, and choose their servers.
 
     Args:
-        name: Of the variable.
-        initial: Its shape and dtype.
-        partitioner: Says into how many; None: one.
-        choose_server: Takes a shard's bytes, and returns its server.
+        name: Name of the variable.
+        initial: Shape and dtype of the variable.
+        partitioner: Returns the number of shards; None means one.
+        choose_server: Returns the server for a shard of a number of bytes.
 
     Raises:
-        ValueError: The partitioner returned nonsense, or the name is that of a part.
+        ValueError: If the partitioner returned an invalid value, or the name is that of a shard.
     """
     if _PART.search(name):
         raise ValueError(
@@ -192,10 +192,10 @@ def place_shards(
 def create_shards(
     servers: ParameterServerClient, shards: Sequence[PlacedShard], initial: InitialValue
 ) -> bool:
-    """Have the servers make shards, all at a time; return whether any was there before.
+    """Create shards on the servers, in parallel; return whether any existed before.
 
     Raises:
-        AlreadyExistsError: There is a variable of this name that is another one.
+        AlreadyExistsError: If a different variable of this name exists.
     """
     _check_existing(servers, shards)
     asks = []
@@ -210,7 +210,7 @@ def create_shards(
 
 
 def _check_existing(servers: ParameterServerClient, shards: Sequence[PlacedShard]) -> None:
-    """Refuse a name under which a variable is there that is cut or placed in another way."""
+    """Reject the name of an existing variable that is partitioned or placed differently."""
     spec = shards[0].spec
     asks = [
         OperationRequest(server, DescribeStore(spec.variable)) for server in range(len(servers))
@@ -260,7 +260,8 @@ def _shard_value(shard: PlacedShard, initial: InitialValue, is_part: bool) -> ND
                 initial.shard_function(partition_shape=spec.shape, partition_offset=offset)
             )
         except (TypeError, ValueError):
-            # It knows nothing of parts. It might raise these for another reason: then so it will.
+            # It does not take these arguments. If it raises for another reason, it will raise
+            # again.
             made = as_array(initial.shard_function())
     else:
         made = as_array(initial.shard_function())
@@ -280,33 +281,34 @@ def _check_shape(shape: Any) -> tuple[int, ...]:
     return tuple(check_int("shape", size, minimum=0) for size in shape)
 
 
-# --- the shards of one variable: what of an operation on all of it each of them is asked ----------
+# --- operations on all shards of one variable -----------------------------------------------------
 
-# Everything here takes arrays of the right shape and dtype; what users may pass, `variable` knows.
+# These methods expect arrays of the right shape and dtype; `variable` checks what users pass.
 
 Rows = NDArray[np.int64]
 
 
 class VariableShards:
-    """The shards of a variable, and the servers that have them.
+    """The shards of a variable, and their servers.
 
     Args:
-        servers: Those of the cluster.
-        record: Of the variable.
+        servers: Client of the cluster's servers.
+        record: Record of the variable.
     """
 
     def __init__(self, servers: ParameterServerClient, record: VariableRecord) -> None:
         self.servers = servers
         self._row_shape = record.shape[1:]
         self._dtype = parse_dtype(record.dtype)
-        #: In which rows are sent: half of an int64, for most variables.
+        #: Dtype in which row indices are sent: for most variables, half the size of an int64 or
+        #: less.
         self._row_dtype = np.min_scalar_type(max(record.shape[:1], default=0))
         self._shards: Sequence[PlacedShard] = record.shards
         self._ranges = [range(each.rows.start, each.rows.stop) for each in record.shards]
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one shard alone."""
+        """Whether the variable has only one shard."""
         return len(self._shards) == 1
 
     def read(self) -> NDArray[Any]:
@@ -321,16 +323,16 @@ class VariableShards:
         return self.join_value(self.servers.execute_all(asks))
 
     def read_requests(self) -> list[OperationRequest]:
-        """Return what asks for the value."""
+        """Return the requests that read the value."""
         return [OperationRequest(each.server, ReadShard(each.spec.name)) for each in self._shards]
 
     def join_value(self, answers: Sequence[OperationReply]) -> NDArray[Any]:
-        """Return the value; in one copy where it has several parts, and in none else."""
+        """Return the value from the replies; several parts are copied once, a single one is not."""
         parts = [arrays[0] for _, arrays in answers]
         return parts[0] if self.is_single else np.concatenate(parts)
 
     def read_rows(self, batch: IdBatch, combiner: str | None = None) -> NDArray[Any]:
-        """Return the rows of a batch, or of each of its bags one."""
+        """Return the rows of a batch, or one row for each of its bags."""
         asks = self.row_requests(batch.unique)
         answers = execute_with_prefetch(self.servers, asks) if asks else []
         parts = [arrays[0] for _, arrays in answers]
@@ -339,7 +341,7 @@ class VariableShards:
         return batch.pool(parts, self._row_shape, self._dtype, combiner)
 
     def row_requests(self, rows: Rows) -> list[OperationRequest]:
-        """Return what asks for rows, which rise and of which each is there once."""
+        """Return the requests for distinct rows in ascending order."""
         sent = rows.astype(self._row_dtype)
         return [
             OperationRequest(shard.server, GatherRows(shard.spec.name), [sent[part]])
@@ -348,7 +350,7 @@ class VariableShards:
         ]
 
     def join_rows(self, answers: Sequence[OperationReply]) -> NDArray[Any]:
-        """Return the rows that `row_requests` asked for."""
+        """Return the rows from the replies to `row_requests`."""
         parts = [arrays[0] for _, arrays in answers]
         if not parts:
             return np.empty((0, *self._row_shape), self._dtype)
@@ -357,13 +359,13 @@ class VariableShards:
     def assign(
         self, mode: str, value: NDArray[Any], slot: str = "", initial_value: float = 0.0
     ) -> None:
-        """Change the whole value; or set a slot, which begins with `initial_value`."""
+        """Change the whole value, or set a slot, whose elements begin with `initial_value`."""
         self.servers.execute_all(self.assign_requests(mode, value, slot, initial_value))
 
     def assign_requests(
         self, mode: str, value: NDArray[Any], slot: str = "", initial_value: float = 0.0
     ) -> list[OperationRequest]:
-        """Return what asks for a change of the whole value, or of a slot."""
+        """Return the requests that change the whole value or a slot."""
         return [
             OperationRequest(
                 shard.server,
@@ -374,9 +376,9 @@ class VariableShards:
         ]
 
     def scatter(self, mode: str, rows: Rows, values: NDArray[Any]) -> None:
-        """Change rows, in any order; one that is named twice is changed twice."""
+        """Change rows, in any order; a repeated row is changed each time."""
         parts = [slice(0, len(rows))]
-        if not self.is_single:  # stable: of a row that is named twice the last stays the last
+        if not self.is_single:  # stable, so that the last of repeated rows stays the last
             order = np.argsort(rows, kind="stable")
             rows, values = rows[order], values[order]
             parts = split_by_rows(rows, self._ranges)
@@ -390,7 +392,7 @@ class VariableShards:
     def step_requests(
         self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
     ) -> list[OperationRequest]:
-        """Return what one step of an optimizer asks of which server."""
+        """Return the requests of one optimizer step."""
         rows, values, _ = gradient
         asks = []
         if rows is None:
@@ -414,11 +416,11 @@ class VariableShards:
 
 
 def add_to_variables(pairs: Sequence[tuple[Any, NDArray[Any]]]) -> None:
-    """Add to several variables, for which each of their servers is asked once.
+    """Add to several variables, with one request to each server.
 
     Args:
-        pairs: A variable on parameter servers of one cluster, and what is added, of its shape and
-            dtype.
+        pairs: Pairs of a variable on parameter servers of one cluster and the array to add, of its
+            shape and dtype.
     """
     wholes: list[tuple[VariableShards, NDArray[Any]]] = [
         (each.sharded, value) for each, value in pairs

@@ -1,14 +1,14 @@
-"""Who writes: the closure that the code belongs to, and how often it wrote.
+"""Identity of writes: the closure that the code belongs to, and the number of its writes.
 
-    with writing_as(Origin(incarnation=1, closure=7, worker=0)):
-        function(*args)          # each write has a key: it is carried out once, however often sent
+    with write_as(ClosureRun(coordinator_term=1, closure=7, worker_session=0)):
+        function(*args)          # each write has a key: it is applied once, even if sent again
 
-Another attempt at the closure counts from 0 again, so its writes have the same keys. Replicas come
-in any order, so what each of them writes itself is counted for it alone. Outside of closures writes
-have no keys.
+Another run of the closure counts from 0 again, so its writes have the same keys. Replicas run in
+any order, so the writes of each replica are counted separately. Writes outside of closures have no
+keys.
 
-Writes that were begun and not waited for (`pushing.PendingStep`) are the attempt's: what its thread
-asks later is carried out after them, and they are done when it ends.
+Pending writes (`optimizer_steps.PendingStep`) belong to the run: later requests of its thread are
+executed after them, and they are complete when it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.distribute.context import OnReplica, before_replicas, here
+from headrace.distribute.execution_context import ReplicaView, before_replicas_hook, current_context
 from headrace.parameter_server.specs import WriteKey
 
 if TYPE_CHECKING:  # it imports this module
@@ -40,17 +40,17 @@ __all__ = [
 
 
 _REPLICA_NUMBER_STRIDE = 1 << 40
-"""From one replica's numbers to those of the next: more than anything writes."""
+"""Distance between the write numbers of replicas; larger than any number of writes."""
 
 
 class ClosureRun(NamedTuple):
-    """Which attempt at which closure runs here.
+    """One run of a closure.
 
     Attributes:
-        coordinator_term: Of the coordinator.
-        closure: Its number; another attempt has the same.
+        coordinator_term: Term of the coordinator.
+        closure: Number of the closure, the same in each run.
         worker_session: Number that the coordinator gave the worker.
-        first_write_number: Number of its first write to anything.
+        first_write_number: Number of its first write to each target.
     """
 
     coordinator_term: int
@@ -60,12 +60,11 @@ class ClosureRun(NamedTuple):
 
 
 class WriteContext:
-    """An origin, and how often it wrote to what.
+    """A closure run, and its number of writes to each target.
 
     Args:
-        run: What runs.
-        collects_steps: Whether steps of optimizers are kept here (`collected_steps`) and not
-            pushed.
+        run: The closure run.
+        collects_steps: Whether optimizer steps are collected (`collected_steps`) instead of pushed.
     """
 
     def __init__(self, run: ClosureRun, *, collects_steps: bool = False) -> None:
@@ -77,24 +76,24 @@ class WriteContext:
         self.pending_steps: list[PendingStep] = []
         self._end_callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        #: By target, and where the numbers of a replica begin.
+        #: By target and first write number of the replica.
         self._write_counts: dict[tuple[str, int], int] = {}
         self._rejection: Exception | None = None
 
     @property
     def has_written(self) -> bool:
-        """Whether anything was written, or tried."""
+        """Whether the run has written anything, or tried to."""
         return bool(self._write_counts)
 
     def reject_writes(self, error: Exception) -> None:
-        """Have each later write raise this error. May be called from any thread."""
+        """Make each later write raise this error. Thread-safe."""
         self._rejection = error
 
     def next_key(self, target: str) -> WriteKey:
         """Return the key of the next write to a shard, table or counter."""
         incarnation, closure, worker, first = self.run
-        place = here.get()
-        if isinstance(place, OnReplica):
+        place = current_context.get()
+        if isinstance(place, ReplicaView):
             first += _REPLICA_NUMBER_STRIDE * (1 + place.replica_id_in_sync_group)
         with self._lock:
             if self._rejection is not None:
@@ -106,14 +105,14 @@ class WriteContext:
         )
 
     def call_at_end(self, fn: Callable[[], None]) -> None:
-        """Call a function once that of the user has returned, or has met the end of its data."""
+        """Call a function after the user's function has returned or reached the end of its data."""
         self._end_callbacks.append(fn)
 
     def finish(self) -> None:
-        """Do what is left for the end, and wait for what was begun.
+        """Call the end callbacks, and wait for pending steps.
 
         Raises:
-            Exception: What the first of it failed with.
+            Exception: The first error of these.
         """
         while self._end_callbacks:
             self._end_callbacks.pop(0)()
@@ -122,13 +121,13 @@ class WriteContext:
             self.finish_step(self.pending_steps[0])
 
     def finish_step(self, step: PendingStep) -> int:
-        """Wait for a write, and for those before it; raise what it failed with, once."""
+        """Wait for a step, and for those before it; raise its error, once."""
         wait_for_steps(self.pending_steps[: self.pending_steps.index(step) + 1])
         self.pending_steps.remove(step)
         return step.result()
 
     def collect_step(self, step: Any) -> int:
-        """Keep a step of an optimizer; return how many are kept."""
+        """Keep an optimizer step; return the number of kept steps."""
         with self._lock:
             if self._rejection is not None:
                 raise self._rejection
@@ -141,14 +140,14 @@ _current: ContextVar[WriteContext | None] = ContextVar("headrace_closure", defau
 
 @contextmanager
 def write_as(run: ClosureRun, *, collects_steps: bool = False) -> Iterator[WriteContext]:
-    """Give what is written inside the keys of a closure; steps are pushed, or gathered."""
+    """Give writes inside the context the keys of a closure; push steps, or collect them."""
     attempt = WriteContext(run, collects_steps=collects_steps)
     token = _current.set(attempt)
-    before = before_replicas.set(_finish_pending_steps)
+    before = before_replicas_hook.set(_finish_pending_steps)
     try:
         yield attempt
     finally:
-        before_replicas.reset(before)
+        before_replicas_hook.reset(before)
         _current.reset(token)
 
 
@@ -157,19 +156,19 @@ def _finish_pending_steps() -> None:
 
 
 def current_closure_run() -> ClosureRun | None:
-    """Return the closure that the code belongs to; None: it belongs to none."""
+    """Return the closure run that the code belongs to, or None."""
     attempt = _current.get()
     return None if attempt is None else attempt.run
 
 
 def current_collecting_context() -> WriteContext | None:
-    """Return the closure that keeps steps of optimizers here; None: they are pushed."""
+    """Return the context that collects optimizer steps, or None if steps are pushed."""
     attempt = _current.get()
     return attempt if attempt is not None and attempt.collects_steps else None
 
 
 def call_at_closure_end(fn: Callable[[], None]) -> None:
-    """Call a function at the end of the closure that the code belongs to; outside of one, now."""
+    """Call a function at the end of the current closure, or now if there is none."""
     attempt = _current.get()
     if attempt is None:
         fn()
@@ -184,20 +183,20 @@ def next_key(target: str) -> WriteKey | None:
 
 
 def current_background_context() -> WriteContext | None:
-    """Return the closure in which writes may be begun and left; None: here they may not.
+    """Return the context in which steps may stay pending, or None if they may not.
 
-    Channels are a thread's own, and what replicas write becomes one write of all of them.
+    Channels belong to one thread, and the writes of replicas are merged into one.
     """
     attempt = _current.get()
-    place = here.get()
-    is_one = not (isinstance(place, OnReplica) and place.strategy.num_replicas_in_sync > 1)
+    place = current_context.get()
+    is_one = not (isinstance(place, ReplicaView) and place.strategy.num_replicas_in_sync > 1)
     if attempt is None or attempt.collects_steps or attempt.thread_id != threading.get_ident():
         return None
     return attempt if is_one else None
 
 
 def current_pending_steps() -> list[PendingStep]:
-    """Return the writes that were begun on this thread, in the closure, and are not over."""
+    """Return the pending steps of the current closure on this thread."""
     attempt = _current.get()
     if attempt is None or not attempt.pending_steps or attempt.thread_id != threading.get_ident():
         return []
@@ -205,7 +204,7 @@ def current_pending_steps() -> list[PendingStep]:
 
 
 def wait_for_steps(steps: Sequence[PendingStep]) -> None:
-    """Wait for writes in their order, up to one that is waited for already."""
+    """Wait for steps in order, up to one that is already awaited."""
     for each in steps:
         if each.is_awaited:
             return

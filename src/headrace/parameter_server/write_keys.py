@@ -1,11 +1,11 @@
-"""Which writes were carried out, and whose are refused.
+"""Write keys: which writes were executed, and which are refused.
 
-Rule 1: a key is carried out once; a repetition gets the first answer.
-Rule 2: of two incarnations the higher one rules; what the lower still sends is refused.
-Rule 3: a worker that was fenced writes no more.
-Rule 4: a closure that has settled writes no more, and its keys are forgotten.
+Rule 1. A key is executed once; a repetition gets the first answer.
+Rule 2. The highest coordinator term is valid; writes of lower terms are refused.
+Rule 3. Writes of a fenced worker are refused.
+Rule 4. Writes of a finished closure are refused, and its keys are forgotten.
 
-So what is remembered is bounded by the closures that are at work.
+So the number of remembered keys is bounded by the running closures.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import msgspec
 from headrace.errors import AbortedError
 from headrace.parameter_server.operations import Counted
 from headrace.parameter_server.specs import WriteKey
-from headrace.serving.call import Done
+from headrace.serving.rpc import Done
 
 __all__ = ["KeyState", "RecordedAnswer", "WriteKeys"]
 
 RecordedAnswer = Counted | Done
-"""What answers a write: a record without arrays."""
+"""Answer to a write: a record without arrays."""
 
 
 class KeyState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a server knows of keys, as it is saved.
+    """All write keys of a server, in the form in which they are saved.
 
     Attributes:
-        coordinator_term: The highest that was seen; 0: none.
-        fenced_sessions: Workers that write no more.
-        forgotten_closures: Closures that have settled, from `forgotten_below` on.
-        forgotten_below: All closures from 0 to below it have settled.
-        answers: What was answered, by closure: target, number, answer.
+        coordinator_term: Highest term seen; 0 if none.
+        fenced_sessions: Worker sessions whose writes are refused.
+        forgotten_closures: Finished closures with numbers of at least `forgotten_below`.
+        forgotten_below: All closures from 0 to below this number are finished.
+        answers: (target, write number, answer) of executed writes, by closure.
     """
 
     coordinator_term: int = 0
@@ -44,7 +44,7 @@ class KeyState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteKeys:
-    """The keys that one server knows."""
+    """The write keys that one server knows."""
 
     def __init__(self, state: KeyState | None = None) -> None:
         state = state or KeyState()
@@ -61,7 +61,7 @@ class WriteKeys:
         return sum(map(len, self._answers.values()))
 
     def state(self) -> KeyState:
-        """Return all of it as a plain value."""
+        """Return the keys as a plain value."""
         return KeyState(
             coordinator_term=self.coordinator_term,
             fenced_sessions=tuple(sorted(self._fenced_sessions)),
@@ -74,10 +74,10 @@ class WriteKeys:
         )
 
     def find_answer(self, key: WriteKey, target: str) -> RecordedAnswer | None:
-        """Return what a write was answered, or None if it is to be carried out now.
+        """Return the recorded answer to a write, or None if it must be executed now.
 
         Raises:
-            AbortedError: It is not to be carried out at all.
+            AbortedError: If the write is refused.
         """
         self._adopt_term(key.coordinator_term)
         refusal = self._rejection_reason(key)
@@ -86,7 +86,7 @@ class WriteKeys:
         return self._answers.get(key.closure, {}).get((target, key.number))
 
     def record(self, key: WriteKey, target: str, answer: RecordedAnswer) -> None:
-        """Note that a write was carried out."""
+        """Record an executed write."""
         self._answers.setdefault(key.closure, {})[target, key.number] = answer
 
     def answers_for(self, target: str) -> tuple[tuple[int, int, RecordedAnswer], ...]:
@@ -103,7 +103,7 @@ class WriteKeys:
         coordinator_term: int,
         answers: Mapping[str, Sequence[tuple[int, int, RecordedAnswer]]],
     ) -> None:
-        """Know again which writes were carried out; those of another coordinator mean nothing."""
+        """Add keys of executed writes; those of an older coordinator term are ignored."""
         if coordinator_term < self.coordinator_term:
             return
         self._adopt_term(coordinator_term)
@@ -112,7 +112,7 @@ class WriteKeys:
                 self._answers.setdefault(closure, {})[target, number] = answer
 
     def forget_closures(self, coordinator_term: int, closures: tuple[int, ...], below: int) -> None:
-        """Forget the keys of closures, and refuse what still comes from them."""
+        """Forget the keys of closures, and refuse their late writes."""
         self._adopt_term(coordinator_term)
         if coordinator_term < self.coordinator_term:
             return
@@ -127,14 +127,14 @@ class WriteKeys:
         }
 
     def fence(self, coordinator_term: int, worker_session: int | None) -> None:
-        """Refuse older incarnations from now on, and this worker."""
+        """Refuse writes of older terms from now on, and those of this worker session."""
         self._adopt_term(coordinator_term)
         if worker_session is not None and coordinator_term == self.coordinator_term:
             self._fenced_sessions.add(worker_session)
 
     def _adopt_term(self, coordinator_term: int) -> None:
         if coordinator_term > self.coordinator_term:
-            # Closures and workers of another coordinator: numbers mean others now.
+            # Closure and worker numbers of another coordinator have other meanings.
             self.coordinator_term = coordinator_term
             self._fenced_sessions.clear()
             self._forgotten_closures.clear()
@@ -154,5 +154,5 @@ class WriteKeys:
         return None
 
     def _is_forgotten(self, closure: int) -> bool:
-        # What one worker does for itself alone has negative numbers, which are in no order.
+        # Work that a worker does on its own has negative closure numbers, which have no order.
         return 0 <= closure < self._forgotten_below or closure in self._forgotten_closures

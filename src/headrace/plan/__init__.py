@@ -1,1 +1,1 @@
-"""Plans: what is to be done with elements, as values; nothing here reads, runs or waits."""
+"""Plans: immutable descriptions of dataset steps. Nothing in this package reads, runs or waits."""

@@ -1,4 +1,4 @@
-"""Steps that keep elements: ahead of their use, or for the next pass."""
+"""Steps that buffer elements: read-ahead and caches."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ __all__ = ["Cache", "CacheKey", "Prefetch"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Prefetch(Node):
-    """Read up to `buffer_size` elements ahead, on a thread of its own.
+    """Read up to `buffer_size` elements ahead on a separate thread.
 
-    With `only_if_slow` the thread begins when elements turn out to take longer to make than to
-    hand from one thread to another.
+    With `only_if_slow` the thread starts only once computing an element takes longer than handing
+    it from one thread to another.
     """
 
     kind: ClassVar[str] = "prefetch"
-    within_units: ClassVar[bool] = True
-    carries: ClassVar[bool] = True
-    only_reads: ClassVar[bool] = True
+    is_split_local: ClassVar[bool] = True
+    propagates_ids: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
     is_transparent: ClassVar[bool] = True
     one_to_one: ClassVar[bool] = True
-    keeps_count: ClassVar[bool] = True
-    speed_only: ClassVar[tuple[str, ...]] = ("buffer_size", "only_if_slow")
+    preserves_count: ClassVar[bool] = True
+    performance_fields: ClassVar[tuple[str, ...]] = ("buffer_size", "only_if_slow")
 
     input: Node
     buffer_size: int = AUTOTUNE
     only_if_slow: bool = False
 
     def __post_init__(self) -> None:
-        self.keep_int("buffer_size", minimum=0, also=(AUTOTUNE,))
+        self.validate_int("buffer_size", minimum=0, also_allowed=(AUTOTUNE,))
 
 
 class CacheKey:
-    """Names one in-memory cache for as long as a plan that has it is alive."""
+    """Identity of one in-memory cache, which lives as long as a plan refers to it."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[int, int], CacheKey] = {}
+        self._shard_keys: dict[tuple[int, int], CacheKey] = {}
 
-    def part(self, count: int, index: int) -> CacheKey:
-        """Return the name of the cache of part `index` of so many of what this one keeps.
+    def shard_key(self, count: int, index: int) -> CacheKey:
+        """Return the key of the cache of shard `index` of `count`.
 
-        It is the same each time: what shares a plan does so anew for each pass.
+        The key is the same each time, because the plan of each epoch is sharded separately.
         """
-        return self._parts.setdefault((count, index), CacheKey())
+        return self._shard_keys.setdefault((count, index), CacheKey())
 
     def __reduce__(self) -> tuple[type[CacheKey], tuple[()]]:
         return CacheKey, ()
@@ -58,22 +58,22 @@ class CacheKey:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Cache(Node):
-    """Keep the elements of the first complete pass: in memory, or in the file `filename`.
+    """Keep the elements of the first complete epoch, in memory or in the file `filename`.
 
-    What keeps a worker's share (`rewrites.shard`) has the share in the name of its file. That is
-    part of no state: a share has one place on whichever worker it is.
+    The cache file of a worker's dataset shard (`rewrites.shard`) has the shard in its name. The
+    suffix is not part of a state: a state of a shard is valid on any worker.
     """
 
     kind: ClassVar[str] = "cache"
-    within_units: ClassVar[bool] = True
-    only_reads: ClassVar[bool] = True
-    reads_again: ClassVar[bool] = True
-    keeps_count: ClassVar[bool] = True
-    speed_only: ClassVar[tuple[str, ...]] = ("share",)
+    is_split_local: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
+    preserves_count: ClassVar[bool] = True
+    performance_fields: ClassVar[tuple[str, ...]] = ("shard_suffix",)
 
     input: Node
     filename: str = ""
-    share: str = ""
+    shard_suffix: str = ""
     key: CacheKey = field(default_factory=CacheKey)
 
     def __post_init__(self) -> None:
@@ -86,5 +86,5 @@ class Cache(Node):
 
     @property
     def path(self) -> str:
-        """The file in which elements are kept; empty: they are in memory."""
-        return self.filename + self.share
+        """Cache file; empty if elements are kept in memory."""
+        return self.filename + self.shard_suffix

@@ -1,22 +1,21 @@
-"""Prove that a user's function does to whole columns what it does to each element.
+"""Proof that a user's function does to whole columns what it does to each element.
 
-`lambda x: x * x` on a column of a thousand numbers is one NumPy call instead of a thousand calls
-of Python. It is the same, bit for bit, only if the function is *elementwise*. The proof has three
-steps; where one fails, the function is called with elements.
+`lambda x: x * x` on a column of a thousand numbers is one NumPy call instead of a thousand Python
+calls. The result is the same, bit for bit, only if the function is *elementwise*. The proof has
+three steps; if one fails, the function is called once per element.
 
-1. *Its code can do nothing but arithmetic.* Every instruction is on a list of harmless ones: no
-   loop, no handler of exceptions, no formatting, no store outside the function, no inner function.
-2. *What it reads from outside is known.* Names of its module, cells and defaults hold numbers or
-   NumPy's own objects of a short list; attributes are those of that list, and `astype`. The proof
-   holds while these are the same objects (`Proof.holds_for`).
-3. *Called with tracers in place of the element, it returns tracers*, alone or in dicts and tuples.
-   A tracer knows only operations whose result for one element depends on that element alone and
-   is exactly rounded. Asked for anything else (its truth value, its items, its text) it raises,
-   and there is no handler to hide that.
+1. *Its code does arithmetic only.* Every instruction is on an allow list: no loop, no exception
+   handler, no formatting, no store outside the function, no inner function.
+2. *The values it reads from outside are known.* Module globals, cells and defaults are numbers or
+   objects of NumPy on a short list; attributes are on that list, or `astype`. The proof is valid
+   while these are the same objects (`Proof.holds_for`).
+3. *Called with tracers instead of an element, it returns tracers*, alone or in dicts and tuples.
+   A tracer supports only operations whose result for an element depends on that element alone
+   and is exactly rounded. Any other use (truth value, items, text) raises, and there is no
+   exception handler that could hide it.
 
-Components that are combined must have the same shape: broadcasting one against another would mean
-something else on columns. A warning may differ: NumPy warns when a scalar integer overflows and is
-silent about columns.
+Combined components must have the same shape, because broadcasting means something else on
+columns. Warnings may differ: NumPy warns when a scalar integer overflows, but not for columns.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from headrace.element.spec import ArraySpec, Spec
 
 __all__ = ["Proof", "prove"]
 
-_EXACT = {
+_EXACT_UFUNCS = {
     name: getattr(np, name)
     for name in (
         *("add", "subtract", "multiply", "divide", "true_divide", "floor_divide", "remainder"),
@@ -47,8 +46,8 @@ _EXACT = {
         *("bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift"),
     )
 }
-"""Ufuncs whose results are exactly rounded, so that no vector instruction changes a bit. A tie of
-zeros in `minimum` is decided by one instruction, which vectors and scalars share."""
+"""Ufuncs whose results are exactly rounded, so that vector instructions change no bit. The sign of
+zero in `minimum` is decided by one instruction, which vectors and scalars share."""
 
 _SCALARS = {
     name: getattr(np, name)
@@ -58,15 +57,15 @@ _SCALARS = {
     )
 }
 _NUMBERS = frozenset([bool, int, float, *_SCALARS.values()])
-"""Exactly these types: a subclass may define its own arithmetic."""
+"""Exact types only: a subclass may define its own arithmetic."""
 
-_NUMPY = _EXACT | _SCALARS
-_KNOWN = {id(value) for value in (np, abs, bool, int, float, *_NUMPY.values())}
-"""What a function may read from outside besides numbers. None of these is ever freed."""
+_NUMPY = _EXACT_UFUNCS | _SCALARS
+_KNOWN_OBJECTS = {id(value) for value in (np, abs, bool, int, float, *_NUMPY.values())}
+"""Objects besides numbers that a function may read from outside. None of them is ever freed."""
 
 _DIVISIONS = frozenset([np.divide, np.floor_divide])
 _LARGEST_EXACT = 1 << 53
-"""Integers up to this one are floats too, whichever way they are converted."""
+"""Largest integer N such that all integers up to N are exact as floats."""
 
 _INSTRUCTIONS = frozenset(
     [
@@ -85,67 +84,67 @@ _INSTRUCTIONS = frozenset(
         *("RETURN_VALUE", "RETURN_CONST"),
     ]
 )
-"""Instructions of Python 3.11 to 3.13 that arithmetic needs. Another version's are unknown and
-refused. All jumps go forward, so that a function that is traced ends."""
+"""Instructions of Python 3.11 to 3.13 that arithmetic needs; all others are refused. All jumps go
+forward, so that a traced function terminates."""
 
 _OPERATORS = frozenset(["+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<<", ">>"])
-"""Not `+=` and the like, which may write to the element. Tracers refuse `**`: it is not exact."""
+"""No `+=` and the like, which may write to the element. Tracers refuse `**`: it is not exact."""
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What a code object reads from outside by name."""
+    """Names that a code object reads from outside."""
 
     module: tuple[str, ...]
     attributes: tuple[str, ...]
-    """Those of NumPy."""
+    """Attributes of NumPy."""
 
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """That a function is elementwise, for elements of one spec and as long as `holds_for`."""
+    """Proof that a function is elementwise for one spec, valid while `holds_for` returns True."""
 
     result: Spec
-    """The spec of what it returns for one element."""
+    """Spec of the result for one element."""
     code: types.CodeType
     names: _Names
-    outside: list[Any]
-    """What the function read from outside when it was proved."""
+    external_values: list[Any]
+    """Values that the function read from outside when it was proved."""
 
     def holds_for(self, fn: types.FunctionType) -> bool:
-        """Say whether `fn` is still the function that was proved: rebound names change it."""
-        found = _outside(fn, self.names) if fn.__code__ is self.code else None
-        return found is not None and _are_same(found, self.outside)
+        """Return whether `fn` is still the proved function: rebinding a name changes it."""
+        found = _external_values(fn, self.names) if fn.__code__ is self.code else None
+        return found is not None and _are_unchanged(found, self.external_values)
 
 
 def prove(fn: Callable[..., Any], spec: Spec | None) -> Proof | None:
-    """Return the proof that `fn` is elementwise on elements of `spec`, or None if there is none.
+    """Return the proof that `fn` is elementwise on elements of `spec`, or None.
 
-    A function that is made again and again, as in one that opens nested datasets, is proved once:
-    its code, what it reads from outside and the spec decide.
+    The result is cached by code, external values and spec, so that a function which is created
+    repeatedly, such as one inside a function that opens nested datasets, is proved once.
     """
     if spec is None or type(fn) is not types.FunctionType:
         return None
     code = fn.__code__
-    names = _names(code)
-    outside = None if names is None else _outside(fn, names)
+    names = _names_read(code)
+    outside = None if names is None else _external_values(fn, names)
     if names is None or outside is None:
         return None
-    if not all(_is_number(value) or id(value) in _KNOWN for value in outside):
+    if not all(_is_number(value) or id(value) in _KNOWN_OBJECTS for value in outside):
         return None
-    known = _found.get(code)
-    if known is not None and known[0] == spec and _are_same(known[1], outside):
+    known = _cached_proofs.get(code)
+    if known is not None and known[0] == spec and _are_unchanged(known[1], outside):
         return known[2]
     proof = _trace(fn, code, names, outside, spec)
-    if len(_found) >= _MOST_FOUND:
-        _found.clear()
-    _found[code] = spec, outside, proof
+    if len(_cached_proofs) >= _MAX_CACHED_PROOFS:
+        _cached_proofs.clear()
+    _cached_proofs[code] = spec, outside, proof
     return proof
 
 
-_MOST_FOUND = 1024
-_found: dict[types.CodeType, tuple[Spec, list[Any], Proof | None]] = {}
-"""What was found for a code last: the spec, what it read from outside, and the proof if any."""
+_MAX_CACHED_PROOFS = 1024
+_cached_proofs: dict[types.CodeType, tuple[Spec, list[Any], Proof | None]] = {}
+"""Last result for each code object: spec, external values, and the proof or None."""
 
 
 def _trace(
@@ -153,22 +152,22 @@ def _trace(
 ) -> Proof | None:
     """Call the function with tracers."""
     try:
-        element = _element(spec)
-        # A plain tuple is passed as several arguments, as everywhere.
+        element = _trace_element(spec)
+        # A plain tuple is passed as several arguments, as in every step.
         result = fn(*element) if type(element) is tuple else fn(element)
         return Proof(_spec_of(result), code, names, outside)
     except Exception:
-        # Whatever a tracer cannot do is not elementwise, and an error that is the user's own
-        # is raised again, in its place and with its position, when the elements are computed.
+        # Operations that a tracer lacks are not elementwise. An error of the user's own code is
+        # raised again, for the right element, when the elements are computed.
         return None
 
 
-def _are_same(one: list[Any], other: list[Any]) -> bool:
+def _are_unchanged(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
 
 @lru_cache(maxsize=1024)
-def _names(code: types.CodeType) -> _Names | None:
+def _names_read(code: types.CodeType) -> _Names | None:
     """Return the names that `code` reads, or None if it may do more than arithmetic."""
     if code.co_exceptiontable:
         return None  # a handler would hide what tracers raise
@@ -204,8 +203,8 @@ def _is_constant(value: object) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _outside(fn: types.FunctionType, names: _Names) -> list[Any] | None:
-    """Return all that `fn` reads from outside now, or None if that cannot be said."""
+def _external_values(fn: types.FunctionType, names: _Names) -> list[Any] | None:
+    """Return all values that `fn` reads from outside now, or None if they cannot be determined."""
     module = fn.__globals__
     builtins = fn.__builtins__
     if fn.__kwdefaults__ or type(module) is not dict or type(builtins) is not dict:
@@ -217,7 +216,7 @@ def _outside(fn: types.FunctionType, names: _Names) -> list[Any] | None:
         return None
     found += fn.__defaults__ or ()
     for name in names.attributes:
-        # NumPy's own, unless somebody put another in its place.
+        # NumPy's own object, unless someone patched the module.
         if getattr(np, name) is not _NUMPY[name]:
             return None
     return found
@@ -227,24 +226,24 @@ def _is_number(value: object) -> bool:
     return type(value) in _NUMBERS
 
 
-def _element(spec: Spec) -> Any:
-    """Return an element of tracers; only plain containers, for a class may do what it likes."""
+def _trace_element(spec: Spec) -> Any:
+    """Return an element of tracers. Plain containers only: a class may run arbitrary code."""
     if type(spec) is dict:
-        return {key: _element(part) for key, part in spec.items()}
+        return {key: _trace_element(part) for key, part in spec.items()}
     if type(spec) is tuple:
-        return tuple([_element(part) for part in spec])
+        return tuple([_trace_element(part) for part in spec])
     if not isinstance(spec, ArraySpec) or not _is_plain(spec.dtype):
         raise TypeError("only numbers are traced")
     return _Tracer(spec.dtype, spec.shape)
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    # A number taken out of a column with another byte order has the native one.
+    # A number taken from a column with foreign byte order has native order.
     return dtype.type in _NUMBERS and dtype.isnative and not dtype.metadata
 
 
 def _spec_of(result: Any) -> Spec:
-    """Return the spec of what a function made of tracers; raise if that is anything else."""
+    """Return the spec of a function's result; raise TypeError unless it consists of tracers."""
     kind = type(result)
     if kind is _Tracer:
         return ArraySpec(result._shape, result._dtype)
@@ -256,9 +255,9 @@ def _spec_of(result: Any) -> Spec:
 
 
 class _Tracer(NDArrayOperatorsMixin):
-    """Stands for a component of an element: has a dtype and a shape, and no value."""
+    """Placeholder for a component of an element: a dtype and a shape without a value."""
 
-    # Attributes that a user's function may ask for are none: `x.shape` differs on columns.
+    # No array attributes are offered: `x.shape` differs on columns.
     __slots__ = ("_dtype", "_shape")
 
     def __init__(self, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
@@ -271,19 +270,19 @@ class _Tracer(NDArrayOperatorsMixin):
     __bool__ = __repr__ = __str__ = __format__ = __hash__ = _refuse
 
     def astype(self, dtype: Any) -> _Tracer:
-        # Named like the method of arrays; scalars have it too.
+        # Named like the method of arrays and scalars.
         target = np.dtype(dtype)
         if dtype is None or not _is_plain(target):
             raise TypeError("only numbers are traced")
         if self._dtype.kind == "f" and target.kind in "iu":
-            # What does not fit becomes one number in a vector and another in a scalar.
+            # Out-of-range floats become different integers in vectors and in scalars.
             raise TypeError("a float out of an integer's range has no one value there")
         return _Tracer(target, self._shape)
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
     ) -> _Tracer:
-        if method != "__call__" or options or _EXACT.get(ufunc.__name__) is not ufunc:
+        if method != "__call__" or options or _EXACT_UFUNCS.get(ufunc.__name__) is not ufunc:
             raise TypeError(f"{ufunc.__name__} is not elementwise and exact")
         tracers = [x for x in inputs if type(x) is _Tracer]
         if any(x._shape != self._shape for x in tracers):
@@ -295,8 +294,8 @@ class _Tracer(NDArrayOperatorsMixin):
             if type(x) is int and not whole and abs(x) > _LARGEST_EXACT:
                 raise TypeError("an integer that is rounded on its way to a float")
         # The dtype is that of the same operation on values of these dtypes. Python numbers are
-        # passed as they are: they are weak in NumPy's promotion.
-        one = [x._one() if type(x) is _Tracer else x for x in inputs]
+        # passed unchanged, because NumPy's promotion treats them as weak.
+        one = [x._sample() if type(x) is _Tracer else x for x in inputs]
         with np.errstate(all="ignore"):
             result = ufunc(*one)
         dtype = result.dtype
@@ -304,6 +303,6 @@ class _Tracer(NDArrayOperatorsMixin):
             raise TypeError("only numbers are traced")
         return _Tracer(dtype, self._shape)
 
-    def _one(self) -> Any:
-        # Without axes a scalar, as an element of a column of them is.
+    def _sample(self) -> Any:
+        # Without axes, a scalar: that is what an element of a column of scalars is.
         return np.ones((1,) * len(self._shape), self._dtype)[()]

@@ -1,4 +1,4 @@
-"""Sources that are made of others, and read by index as one; and those whose elements are drawn."""
+"""Sources composed of other sources, read by index as one, and sources with random elements."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.spec import Spec, batched
+from headrace.element.spec import Spec, batch_spec
 from headrace.element.structure import Structure, flatten, unflatten
 from headrace.element.transpose import map_leaves
 from headrace.plan.node import Node
 from headrace.plan.source import INDEX_SPEC, INFINITE, IndexedSource
 
 __all__ = [
-    "NUMBERS",
-    "DrawnSource",
-    "EndToEnd",
-    "SideBySide",
-    "decided",
-    "draws",
-    "end_to_end",
-    "gathered_spec",
-    "member_count",
-    "side_by_side",
+    "INTEGERS",
+    "ConcatenatedSource",
+    "RandomizedSource",
+    "ZippedSource",
+    "concatenate_sources",
+    "count_members",
+    "infer_gather_spec",
+    "reads_unresolved_source",
+    "resolve_randomness",
+    "zip_sources",
 ]
 
-# --- Several sources that are read by index at once: what `zip` and `enumerate` make of them ------
+# --- Zipped sources: the result of `zip` and `enumerate` on indexed sources -----------------------
 
 
 @dataclass(frozen=True, eq=False)
-class SideBySide(IndexedSource):
-    """Sources whose elements make one: an index has the structure too, with an int a member.
+class ZippedSource(IndexedSource):
+    """Sources whose elements form one structure; an index has the same structure, with ints.
 
     Args:
-        structure: Where the members' elements stand.
+        structure: Structure of an element.
         members: The sources, in the order of the structure's leaves.
     """
 
@@ -52,35 +52,37 @@ class SideBySide(IndexedSource):
 
     @property
     def element_spec(self) -> Spec | None:
-        return self.spec_at(unflatten(self.structure, [INDEX_SPEC] * len(self.members)))
+        return self.gather_spec(unflatten(self.structure, [INDEX_SPEC] * len(self.members)))
 
     @property
     def runs_user_code(self) -> bool:
         return any(member.runs_user_code for member in self.members)
 
     @property
-    def lends_runs(self) -> bool:
-        return any(member.lends_runs for member in self.members)
+    def can_borrow_runs(self) -> bool:
+        return any(member.can_borrow_runs for member in self.members)
 
     def gather(self, indices: Any) -> Any:
         leaves, _ = flatten(indices)
         parts = [_read(m.gather, leaf) for m, leaf in zip(self.members, leaves, strict=True)]
         return unflatten(self.structure, parts)
 
-    def lend(self, indices: Any) -> Any:
+    def gather_borrowed(self, indices: Any) -> Any:
         leaves, _ = flatten(indices)
-        parts = [_read(m.lend, leaf) for m, leaf in zip(self.members, leaves, strict=True)]
+        parts = [
+            _read(m.gather_borrowed, leaf) for m, leaf in zip(self.members, leaves, strict=True)
+        ]
         return unflatten(self.structure, parts)
 
-    def spec_at(self, indices: Spec) -> Spec | None:
-        """Return the spec of what `gather` returns for indices of this spec."""
+    def gather_spec(self, indices: Spec) -> Spec | None:
+        """Return the spec of `gather`'s result for indices with this spec."""
         leaves, _ = flatten(indices)
-        specs = [gathered_spec(m, leaf) for m, leaf in zip(self.members, leaves, strict=True)]
+        specs = [infer_gather_spec(m, leaf) for m, leaf in zip(self.members, leaves, strict=True)]
         return None if any(spec is None for spec in specs) else unflatten(self.structure, specs)
 
 
-class _Numbers(IndexedSource):
-    """The integers: each is its own index."""
+class _IntegerSource(IndexedSource):
+    """The integers: each element equals its index."""
 
     size = INFINITE
     element_spec = INDEX_SPEC
@@ -89,51 +91,51 @@ class _Numbers(IndexedSource):
         return np.array(indices)
 
 
-NUMBERS = _Numbers()
+INTEGERS = _IntegerSource()
 
 
-def side_by_side(structure: Structure, sources: Sequence[IndexedSource]) -> SideBySide:
-    """Return the sources as one; those that are several already become members one by one."""
+def zip_sources(structure: Structure, sources: Sequence[IndexedSource]) -> ZippedSource:
+    """Return the sources as one; the members of sources that are already zipped are flattened."""
     members: list[IndexedSource] = []
     nested: list[Any] = []
     for source in sources:
-        if isinstance(source, SideBySide):
+        if isinstance(source, ZippedSource):
             members.extend(source.members)
             nested.append(unflatten(source.structure, [0] * len(source.members)))
         else:
             members.append(source)
             nested.append(0)
-    return SideBySide(flatten(unflatten(structure, nested))[1], tuple(members))
+    return ZippedSource(flatten(unflatten(structure, nested))[1], tuple(members))
 
 
-def gathered_spec(source: IndexedSource, indices: Spec) -> Spec | None:
-    """Return the spec of what a source gathers at indices of this spec."""
-    if isinstance(source, SideBySide):
-        return source.spec_at(indices)
+def infer_gather_spec(source: IndexedSource, indices: Spec) -> Spec | None:
+    """Return the spec of what a source gathers at indices with this spec."""
+    if isinstance(source, ZippedSource):
+        return source.gather_spec(indices)
     spec = source.element_spec
     for size in reversed(indices.shape):
-        spec = batched(spec, size)
+        spec = batch_spec(spec, size)
     return spec
 
 
 def _read(read: Callable[[Any], Any], indices: Any) -> Any:
-    """Return what is at indices, or at a single one, which has no axis."""
+    """Return the elements at indices, or the element at a single index, which has no axis."""
     indices = np.asarray(indices)
     if indices.ndim:
         return read(indices)
     return map_leaves(lambda leaf: leaf[0], read(indices[None]))
 
 
-# --- Several sources that are read by index as one: what `concatenate` makes of them --------------
+# --- Concatenated sources: the result of `concatenate` on indexed sources -------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class EndToEnd(IndexedSource):
-    """The elements of several sources, whose specs are equal, one source after the other.
+class ConcatenatedSource(IndexedSource):
+    """Sources of equal specs, one after the other.
 
     Args:
-        members: The sources; none is without end.
-        ends: For each, the number of elements of it and those before it.
+        members: The sources; all are finite.
+        ends: For each member, the number of elements up to its end.
     """
 
     members: tuple[IndexedSource, ...]
@@ -152,14 +154,14 @@ class EndToEnd(IndexedSource):
         return any(member.runs_user_code for member in self.members)
 
     @property
-    def lends_runs(self) -> bool:
-        return any(member.lends_runs for member in self.members)
+    def can_borrow_runs(self) -> bool:
+        return any(member.can_borrow_runs for member in self.members)
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
         return self._read(indices, lambda member, own: member.gather(own))
 
-    def lend(self, indices: NDArray[np.int64]) -> Any:
-        return self._read(indices, lambda member, own: member.lend(own))
+    def gather_borrowed(self, indices: NDArray[np.int64]) -> Any:
+        return self._read(indices, lambda member, own: member.gather_borrowed(own))
 
     def _read(
         self, indices: NDArray[np.int64], read: Callable[[IndexedSource, NDArray[np.int64]], Any]
@@ -170,7 +172,7 @@ class EndToEnd(IndexedSource):
         if len(used) == 1:
             (number,) = used
             return read(self.members[number], indices - self._start(number))
-        # Each member's elements, in turn, and then all in the order of the indices.
+        # Read member by member, then restore the order of the indices.
         parts = []
         for number in used:
             own = indices.ravel()[owners == number] - self._start(number)
@@ -185,74 +187,76 @@ class EndToEnd(IndexedSource):
         return self.ends[number - 1] if number else 0
 
 
-def end_to_end(first: IndexedSource, second: IndexedSource) -> EndToEnd:
-    """Return two sources as one; those that are several already become members one by one."""
+def concatenate_sources(first: IndexedSource, second: IndexedSource) -> ConcatenatedSource:
+    """Return two sources as one; the members of sources already concatenated are flattened."""
     before = first.size
     ends = (*_ends(first), *[before + end for end in _ends(second)])
-    return EndToEnd((*_members(first), *_members(second)), ends)
+    return ConcatenatedSource((*_members(first), *_members(second)), ends)
 
 
-def member_count(source: IndexedSource) -> int:
-    """Return how many sources there are end to end in one."""
+def count_members(source: IndexedSource) -> int:
+    """Return the number of sources that are concatenated in a source (1 if it is a plain one)."""
     return len(_members(source))
 
 
 def _members(source: IndexedSource) -> tuple[IndexedSource, ...]:
-    return source.members if isinstance(source, EndToEnd) else (source,)
+    return source.members if isinstance(source, ConcatenatedSource) else (source,)
 
 
 def _ends(source: IndexedSource) -> tuple[int, ...]:
-    return source.ends if isinstance(source, EndToEnd) else (source.size,)
+    return source.ends if isinstance(source, ConcatenatedSource) else (source.size,)
 
 
-# --- Sources whose elements are drawn: other ones in each iteration over a dataset ----------------
+# --- Sources with random elements, which differ between iterations over a dataset -----------------
 #
-# The normal form numbers them as it does steps that draw (`rewrites.normal`). Whoever iterates then
-# decides what they draw from, and what is decided is a source like any other. What is drawn is the
-# same in all repetitions within one iteration: an index names one element there.
+# The canonical form numbers them like random steps (`rewrites.canonicalize`). The iterator then
+# supplies their entropy, which turns each into an ordinary source. Within one iteration all epochs
+# have the same elements: an index names one element there.
 
 
-class DrawnSource(IndexedSource):
-    """A source of elements that are drawn, unless `is_decided`."""
+class RandomizedSource(IndexedSource):
+    """A source of random elements, unless `has_fixed_seed`."""
 
     number: int | None
-    """Which of the things that draw it is, on the plan as written; set by the normal form."""
+    """Number among the random steps and sources of the plan as written; set by `canonicalize`."""
 
     @property
     @abstractmethod
-    def is_decided(self) -> bool:
-        """Whether all iterations have the same elements: the user gave a seed."""
+    def has_fixed_seed(self) -> bool:
+        """Whether all iterations have the same elements, because the user gave a seed."""
 
     @abstractmethod
-    def numbered(self, number: int) -> DrawnSource:
-        """Return it as number `number` of what draws."""
+    def with_number(self, number: int) -> RandomizedSource:
+        """Return the source with its number among the plan's random steps and sources."""
 
     @abstractmethod
-    def drawn_from(self, entropy: Sequence[int]) -> IndexedSource:
-        """Return it as it is where it draws from these integers."""
+    def with_entropy(self, entropy: Sequence[int]) -> IndexedSource:
+        """Return the source whose elements are drawn from these integers."""
 
 
-def decided(source: IndexedSource, entropy: Callable[[int], Sequence[int]]) -> IndexedSource:
-    """Return a source as it is in one iteration: the same, if nothing is drawn.
+def resolve_randomness(
+    source: IndexedSource, entropy: Callable[[int], Sequence[int]]
+) -> IndexedSource:
+    """Return a source as it is in one iteration; a source without random elements is unchanged.
 
     Args:
-        source: The source, or several side by side.
-        entropy: Returns what number n draws from.
+        source: The source, or a `ZippedSource`.
+        entropy: Returns the integers that seed random source number n.
     """
-    if isinstance(source, DrawnSource) and not source.is_decided:
-        return source.drawn_from(entropy(source.number or 0))
-    if isinstance(source, SideBySide) and _is_drawn(source):
-        members = tuple(decided(member, entropy) for member in source.members)
+    if isinstance(source, RandomizedSource) and not source.has_fixed_seed:
+        return source.with_entropy(entropy(source.number or 0))
+    if isinstance(source, ZippedSource) and _is_unresolved(source):
+        members = tuple(resolve_randomness(member, entropy) for member in source.members)
         return dataclasses.replace(source, members=members)
     return source
 
 
-def draws(node: Node) -> bool:
-    """Say whether what a step reads is drawn, and not decided yet."""
-    return _is_drawn(getattr(node, "source", None))
+def reads_unresolved_source(node: Node) -> bool:
+    """Return whether a step reads a random source whose entropy is not set yet."""
+    return _is_unresolved(getattr(node, "source", None))
 
 
-def _is_drawn(source: object) -> bool:
-    if isinstance(source, SideBySide):
-        return any(map(_is_drawn, source.members))
-    return isinstance(source, DrawnSource) and not source.is_decided
+def _is_unresolved(source: object) -> bool:
+    if isinstance(source, ZippedSource):
+        return any(map(_is_unresolved, source.members))
+    return isinstance(source, RandomizedSource) and not source.has_fixed_seed

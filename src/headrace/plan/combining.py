@@ -1,4 +1,4 @@
-"""Steps that make one stream of several."""
+"""Steps that combine several streams into one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from headrace.arguments import check_callable, check_flag
 from headrace.element.spec import Spec, relax
 from headrace.element.structure import Structure, unflatten
-from headrace.plan.node import Node, is_free
+from headrace.plan.node import Node, is_any_order_requested
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = [
@@ -24,23 +24,23 @@ __all__ = [
     "Interleave",
     "Sample",
     "Zip",
-    "checked_weights",
+    "validate_weights",
 ]
 
 DEFAULT_CYCLE_LENGTH = 8
-"""Streams read in turn when the user names no number. A constant rather than the number of cores:
-the order of the elements is then the same on every machine."""
+"""Number of streams that are read in turn by default. A constant rather than the number of cores,
+so that the order of elements is the same on every machine."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Zip(Node):
-    """Join the n-th elements of several inputs into one structure; the shortest ends it."""
+    """Join the n-th elements of several inputs into one structure; ends with the shortest input."""
 
     kind: ClassVar[str] = "zip"
-    dealt_whole: ClassVar[bool] = True
-    only_reads: ClassVar[bool] = True
-    reads_again: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    needs_single_split: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     datasets: tuple[Node, ...]
     structure: Structure
@@ -66,10 +66,10 @@ class Concatenate(Node):
     """All elements of `first`, then all of `second`."""
 
     kind: ClassVar[str] = "concatenate"
-    within_units: ClassVar[bool] = True
-    carries: ClassVar[bool] = True
-    only_reads: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    is_split_local: ClassVar[bool] = True
+    propagates_ids: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     first: Node
     second: Node
@@ -85,17 +85,17 @@ class Concatenate(Node):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Interleave(Node):
-    """Open the dataset `fn(element)` for `cycle_length` elements at a time; read them in turn.
+    """Open the dataset `fn(element)` for `cycle_length` elements at a time and read them in turn.
 
-    `flat_map` is the same with a cycle of one.
+    `flat_map` is an interleave with a cycle length of 1.
     """
 
     kind: ClassVar[str] = "interleave"
-    within_units: ClassVar[bool] = True
-    reads_again: ClassVar[bool] = True
-    draws: ClassVar[bool] = True
-    own_spec: ClassVar[bool] = True
-    speed_only: ClassVar[tuple[str, ...]] = ("num_parallel_calls",)
+    is_split_local: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
+    is_random: ClassVar[bool] = True
+    has_own_spec: ClassVar[bool] = True
+    performance_fields: ClassVar[tuple[str, ...]] = ("num_parallel_calls",)
 
     input: Node
     fn: Callable[..., Any]
@@ -106,59 +106,59 @@ class Interleave(Node):
 
     def __post_init__(self) -> None:
         check_callable("map_func", self.fn)
-        self.keep_int("cycle_length", minimum=1)
-        self.keep_int("block_length", minimum=1)
-        self.keep_calls(self.num_parallel_calls, self.deterministic)
+        self.validate_int("cycle_length", minimum=1)
+        self.validate_int("block_length", minimum=1)
+        self.validate_parallelism(self.num_parallel_calls, self.deterministic)
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return None
 
-    def frees_order(self, deterministic: bool | None) -> bool:
-        return is_free(self.deterministic, deterministic)
+    def allows_any_order(self, deterministic: bool | None) -> bool:
+        return is_any_order_requested(self.deterministic, deterministic)
 
     def cardinality(self, *inputs: int) -> int:
         return 0 if inputs[0] == 0 else UNKNOWN
 
 
-# --- Steps that take each element from one of several datasets ------------------------------------
+# --- Steps that select one of several datasets for each element -----------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Sample(Node):
-    """Take each element from one of the datasets, drawn with these weights."""
+    """Take each element from a randomly drawn dataset, with the given weights."""
 
     kind: ClassVar[str] = "sample_from_datasets"
-    draws: ClassVar[bool] = True
-    dealt_whole: ClassVar[bool] = True
-    only_reads: ClassVar[bool] = True
-    reads_again: ClassVar[bool] = True
+    is_random: ClassVar[bool] = True
+    needs_single_split: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
 
     datasets: tuple[Node, ...]
-    drawn_weights: tuple[Node, ...] = ()
-    """A dataset of weights, one row a step, in place of `weights`."""
+    weight_inputs: tuple[Node, ...] = ()
+    """A dataset of weights, one row per step, instead of `weights`."""
     weights: tuple[float, ...] | None = None
-    """None: all alike, or as `drawn_weights` say."""
+    """None: equal weights, or those of `weight_inputs`."""
     seed: int | None = None
     stop_on_empty_dataset: bool = False
     rerandomize_each_iteration: bool | None = None
-    drawn_seed: int | None = field(default=None, metadata={"counts": False})
-    """Where each pass has the same order and the user gave no seed: drawn when the step is made."""
+    default_seed: int | None = field(default=None, metadata={"is_parameter": False})
+    """Seed drawn at construction if all epochs have the same order and the user gave no seed."""
 
     def __post_init__(self) -> None:
         _check_members("sample_from_datasets", self.datasets)
         check_flag("stop_on_empty_dataset", self.stop_on_empty_dataset, or_none=False)
         check_flag("rerandomize_each_iteration", self.rerandomize_each_iteration)
         if self.weights is not None:
-            weights = checked_weights(self.weights, len(self.datasets))
+            weights = validate_weights(self.weights, len(self.datasets))
             object.__setattr__(self, "weights", weights)
         if self.seed is not None:
-            self.keep_int("seed", minimum=-(1 << 63))
-        elif self.rerandomize_each_iteration is False and self.drawn_seed is None:
-            object.__setattr__(self, "drawn_seed", secrets.randbits(52))
+            self.validate_int("seed", minimum=-(1 << 63))
+        elif self.rerandomize_each_iteration is False and self.default_seed is None:
+            object.__setattr__(self, "default_seed", secrets.randbits(52))
 
     @property
-    def is_same_in_each_pass(self) -> bool:
-        """Whether each pass draws the same."""
+    def is_same_in_each_epoch(self) -> bool:
+        """Whether each epoch draws the same."""
         if self.rerandomize_each_iteration is None:
             return self.seed is not None
         return not self.rerandomize_each_iteration
@@ -167,7 +167,7 @@ class Sample(Node):
         return reduce(relax, inputs[: len(self.datasets)])
 
     def cardinality(self, *inputs: int) -> int:
-        if self.drawn_weights:
+        if self.weight_inputs:
             return UNKNOWN if inputs[-1] else 0
         weights = self.weights or (1.0,) * len(inputs)
         drawn = [size for size, weight in zip(inputs, weights, strict=True) if weight > 0]
@@ -180,12 +180,12 @@ class Sample(Node):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Choose(Node):
-    """Take each element from the dataset whose number `choices` yields."""
+    """Take each element from the dataset whose index `choices` yields."""
 
     kind: ClassVar[str] = "choose_from_datasets"
-    dealt_whole: ClassVar[bool] = True
-    only_reads: ClassVar[bool] = True
-    reads_again: ClassVar[bool] = True
+    needs_single_split: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
 
     datasets: tuple[Node, ...]
     choices: Node
@@ -205,12 +205,12 @@ class Choose(Node):
         return choices if set(members) == {INFINITE} else UNKNOWN
 
 
-def checked_weights(weights: Any, count: int) -> tuple[float, ...]:
-    """Return weights of `count` datasets as floats.
+def validate_weights(weights: Any, count: int) -> tuple[float, ...]:
+    """Return the weights of `count` datasets as floats.
 
     Raises:
-        TypeError: They are no numbers.
-        ValueError: There are more or fewer, one is negative or no finite number, or all are 0.
+        TypeError: If the weights are not numbers.
+        ValueError: If there are not `count` weights, one is negative or not finite, or all are 0.
     """
     if not isinstance(weights, Sequence | np.ndarray) or isinstance(weights, str | bytes):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Which elements come in which order: what is the same each time, and what is not."""
+"""Determinism of a plan's order: fixed seeds, unordered steps, and states that cannot be saved."""
 
 from __future__ import annotations
 
@@ -11,144 +11,151 @@ from headrace.plan.combining import Sample
 from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import Node
-from headrace.plan.ordering import Enumerate, Shard, Shuffle, Skip, Take
+from headrace.plan.ordering import Enumerate, ShardElements, Shuffle, Skip, Take
 from headrace.plan.source import Source
 from headrace.plan.traverse import fold, merged_options, walk
 from headrace.plan.user_function import step_name
 
 __all__ = [
-    "drawn_seeds",
-    "fixed_seeds",
-    "free_steps",
-    "holding_over",
-    "kept_steps",
-    "seeds_named",
+    "collect_default_seeds",
+    "collect_fixed_seeds",
+    "derive_seeds",
+    "explain_unsavable_state",
+    "find_overruled_steps",
+    "find_unordered_steps",
     "with_fixed_seeds",
 ]
 
-# --- The seeds of steps that draw the same for ever, and were given no seed by the user -----------
+# --- Fixed seeds: of steps with the same order in every epoch that got no seed from the user ------
 #
-# Such a step draws its seed when it is made, so that its order is the same in all datasets that are
-# built on it, and wherever the plan is sent to. What was set by `Options.seed` wins.
+# Such a step draws its seed at construction, so that its order is the same in all datasets built on
+# it and wherever the plan is sent. `Options.seed` takes precedence.
 #
-# A plan that a source runs elsewhere has such steps, too. Readers of a job with a name, each of
-# which made them for itself, have the seeds that follow from the name.
+# The plan of a remote source has such steps, too. Each reader of a named job builds them for
+# itself, so their seeds are derived from the job name.
 
 
-def fixed_seeds(plan: Node) -> list[int]:
-    """Return the seeds of a plan's steps that have one order for ever, in `walk` order.
+def collect_fixed_seeds(plan: Node) -> list[int]:
+    """Return the seeds of a plan's steps that have the same order in every epoch, in `walk` order.
 
     Args:
         plan: The plan as written.
     """
-    own = drawn_seeds(plan)
+    own = collect_default_seeds(plan)
     wish = merged_options(plan).seed if own else None
     if wish is None:
         return own
-    return [_mixed(wish, place) for place in range(len(own))]
+    return [_mix_seed(wish, place) for place in range(len(own))]
 
 
 def with_fixed_seeds(plan: Node, seeds: Sequence[int]) -> Node:
-    """Return the plan with what `fixed_seeds` returned for it, or for one with the same steps."""
-    if list(seeds) == drawn_seeds(plan):
+    """Return the plan with the seeds that `collect_fixed_seeds` returned for the same steps."""
+    if list(seeds) == collect_default_seeds(plan):
         return plan
     rest = iter(seeds)
 
     def changed(node: Node, inputs: list[Node]) -> Node:
-        node = node.with_inputs(inputs)
-        count = len(_seeds_of(node))
+        node = node.copy_with_inputs(inputs)
+        count = len(_fixed_seeds_of(node))
         if count and isinstance(node, FromSource):
             source = node.source.with_fixed_seeds(tuple(islice(rest, count)))
             return node.with_parameters(source=source)
-        return node.with_parameters(drawn_seed=next(rest)) if count else node
+        return node.with_parameters(default_seed=next(rest)) if count else node
 
     return fold(plan, changed)
 
 
-def drawn_seeds(plan: Node) -> list[int]:
-    """Return what those steps drew when they were made, whatever `Options.seed` says."""
-    return [seed for node in walk(plan) for seed in _seeds_of(node)]
+def collect_default_seeds(plan: Node) -> list[int]:
+    """Return the seeds that such steps drew at construction, whatever `Options.seed` is."""
+    return [seed for node in walk(plan) for seed in _fixed_seeds_of(node)]
 
 
-def seeds_named(plan: Node, name: str) -> list[int]:
-    """Return the seeds of those steps where a name decides them."""
-    return [_mixed(name, place) for place in range(len(drawn_seeds(plan)))]
+def derive_seeds(plan: Node, name: str) -> list[int]:
+    """Return seeds for these steps that are derived from a name."""
+    return [_mix_seed(name, place) for place in range(len(collect_default_seeds(plan)))]
 
 
-def _seeds_of(node: Node) -> tuple[int, ...]:
+def _fixed_seeds_of(node: Node) -> tuple[int, ...]:
     if isinstance(node, FromSource):
         return node.source.fixed_seeds
-    seed = node.drawn_seed if isinstance(node, Shuffle | Sample) else None
+    seed = node.default_seed if isinstance(node, Shuffle | Sample) else None
     return () if seed is None else (seed,)
 
 
-def _mixed(seed: int | str, place: int) -> int:
-    digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=8).digest()
+def _mix_seed(seed: int | str, number: int) -> int:
+    digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 12  # small enough for any JSON reader
 
 
-# --- Which steps may yield elements as they are ready ---------------------------------------------
+# --- Unordered steps: those that may yield elements as they are ready -----------------------------
 #
-# The user's wish (`deterministic=False`) frees the order, and never which elements are left. So it
-# counts only where no step above would have to read the same elements again, in the same order, to
-# go on from a saved place. How many threads a step has does not count: a state is restored with
-# other numbers of them, so which steps are free follows from the plan and the wish alone.
+# `deterministic=False` frees the order of a step, but must not change which elements the dataset
+# has. So it is ignored if a downstream step rereads the same elements in the same order to resume
+# from a state. The number of threads does not matter: a state may be restored with another number,
+# so the set of unordered steps follows from the plan and the options alone.
 
 
-def free_steps(plan: Node, deterministic: bool | None) -> frozenset[int]:
-    """Return the `id` of each step whose order is free.
-
-    Args:
-        plan: The plan in its normal form, where each step stands in one place.
-        deterministic: The option of this name that holds for the plan.
-    """
-    return frozenset(id(node) for node, keeper in _wished(plan, deterministic) if keeper is None)
-
-
-def kept_steps(plan: Node, deterministic: bool | None) -> dict[int, Node]:
-    """Return the `id` of each step whose order was freed in vain, and the step above that keeps it.
+def find_unordered_steps(plan: Node, deterministic: bool | None) -> frozenset[int]:
+    """Return the `id` of each unordered step.
 
     Args:
-        plan: As for `free_steps`.
-        deterministic: As for `free_steps`.
+        plan: The plan in its canonical form, in which each step occurs once.
+        deterministic: The plan's `Options.deterministic`.
     """
-    wished = _wished(plan, deterministic)
+    return frozenset(
+        id(node) for node, keeper in _find_order_requests(plan, deterministic) if keeper is None
+    )
+
+
+def find_overruled_steps(plan: Node, deterministic: bool | None) -> dict[int, Node]:
+    """Return the `id` of each step that stays ordered despite the user's request, and the reason.
+
+    Args:
+        plan: As for `find_unordered_steps`.
+        deterministic: As for `find_unordered_steps`.
+
+    Returns:
+        For each step, the downstream step that needs its order.
+    """
+    wished = _find_order_requests(plan, deterministic)
     return {id(node): keeper for node, keeper in wished if keeper is not None}
 
 
-def _wished(plan: Node, deterministic: bool | None) -> Iterator[tuple[Node, Node | None]]:
-    """Yield each step whose order the user has freed, and the nearest step above that keeps it."""
+def _find_order_requests(
+    plan: Node, deterministic: bool | None
+) -> Iterator[tuple[Node, Node | None]]:
+    """Yield each step that may be unordered, and the nearest step above that needs its order."""
     pending: list[tuple[Node, Node | None]] = [(plan, None)]
     while pending:
         node, keeper = pending.pop()
-        is_wished = node.frees_order(deterministic)
+        is_wished = node.allows_any_order(deterministic)
         if is_wished:
             yield node, keeper
-        # A step that is free knows its own elements by their order.
-        if node.reads_again or (is_wished and keeper is None):
+        # An unordered step identifies its own input elements by their order.
+        if node.rereads_input or (is_wished and keeper is None):
             keeper = node
         pending.extend((input_, keeper) for input_ in node.inputs)
 
 
-# --- Steps over a source that gives its elements in no order: which of them have places there -----
+# --- Steps over an unordered source: which of them can save a state -------------------------------
 
-_HOLD_NOTHING = (FromSource, Map, Filter, Batch, Take, Skip, Shard, Enumerate)
-"""Steps whose places name no element that was read before: those are not read again."""
+_STATELESS_STEPS = (FromSource, Map, Filter, Batch, Take, Skip, ShardElements, Enumerate)
+"""Steps whose states refer to no element read before, so that nothing is read again."""
 
 
-def holding_over(plan: Node) -> str:
-    """Return why a plan has no places; "": it has.
+def explain_unsavable_state(plan: Node) -> str:
+    """Return why a plan cannot save its state, or "" if it can.
 
-    A step that holds elements reads them again when it is restored. Over a source without order
-    others would come then.
+    A step that buffers elements reads them again when it is restored. An unordered source would
+    then return other elements.
     """
     nodes = list(walk(plan))
     if all(source.has_order for source in _sources(nodes)):
         return ""
     wish = merged_options(plan).deterministic
     for node in nodes:
-        holds = not (node.is_transparent or isinstance(node, _HOLD_NOTHING))
-        if holds or node.frees_order(wish):
+        holds = not (node.is_transparent or isinstance(node, _STATELESS_STEPS))
+        if holds or node.allows_any_order(wish):
             return (
                 f"{step_name(node)} holds elements, over a service that sends them in no order, "
                 "and another time others would be there. Put that step before `distribute`, or "

@@ -1,12 +1,12 @@
-"""What a plan is, for whoever saved a place in it: a few words for each step as written.
+"""Identity of a plan in saved states: a short JSON entry for each step as written.
 
-The entries are a format: states that were saved once are read for ever.
+The entries are a format: old states remain readable forever.
 
-Rule 1. Steps and arguments that change only speed are left out, and so are the user's file and
-        line and every seed of `Options`: a state has its own.
-Rule 2. Data in memory counts by shape and dtype, a function by its qualified name. That its code
-        changed is no difference, but worth a warning (`changed_functions`).
-Rule 3. A source that stands for a plan which runs elsewhere counts as that plan.
+Rule 1. Steps and arguments that affect only performance are left out, and so are the user's file
+        and line and the seeds of `Options`, since a state has its own.
+Rule 2. Data in memory counts by shape and dtype, a function by its qualified name. Changed code is
+        not a difference, but causes a warning (`describe_changed_functions`).
+Rule 3. A source that runs a plan remotely counts as that plan.
 """
 
 from __future__ import annotations
@@ -30,63 +30,69 @@ from headrace.plan.node import Node
 from headrace.plan.traverse import merged_options, walk
 from headrace.plan.user_function import step_name
 
-__all__ = ["Entry", "changed_functions", "first_difference", "identity", "identity_digest"]
+__all__ = [
+    "Entry",
+    "describe_changed_functions",
+    "describe_first_difference",
+    "identity",
+    "identity_digest",
+]
 
 Entry: TypeAlias = list[Any]
-"""JSON for one step: [kind, digest, arguments for people], and a digest of its functions' code if
+"""JSON for one step: [kind, digest, arguments for people], plus a digest of its functions' code if
 it has any. Only the kind and the digest decide whether two steps are the same."""
 
 
 def identity(plan: Node) -> list[Entry]:
     """Return an entry for each step of a plan as written, inputs first.
 
-    Takes some 20 µs a step: keep the result.
+    Takes about 20 µs per step, so keep the result.
     """
     wish = merged_options(plan).deterministic
     return [_entry(node, wish) for node in _steps(plan)]
 
 
 def identity_digest(plan: Node) -> str:
-    """Return 16 hexadecimal digits for all of `identity`, as for a nested plan in a state."""
+    """Return 16 hexadecimal digits for all of `identity`, as used for nested plans in states."""
     return _digest([entry[:2] for entry in identity(plan)])
 
 
-def first_difference(saved: Sequence[Sequence[Any]], plan: Node) -> str | None:
-    """Return a sentence about the first step in which a plan differs from a saved identity.
+def describe_first_difference(saved: Sequence[Sequence[Any]], plan: Node) -> str | None:
+    """Return a description of the first step in which a plan differs from a saved identity.
 
     Args:
-        saved: What `identity` returned for the plan of a state.
-        plan: The plan as written that the state is to be restored into.
+        saved: Result of `identity` for the plan of the state.
+        plan: The plan as written that will resume from the state.
     """
-    for number, (old, new, node) in enumerate(_pairs(saved, plan), 1):
+    for number, (old, new, node) in enumerate(_pair_steps(saved, plan), 1):
         if new is None:
             assert old is not None
             return f"step {number}, {old[0]}, is missing"
-        step = _name_of(number, new, node)
+        step = _format_step_name(number, new, node)
         if old is None:
             return f"{step}, was not there"
         if old[0] != new[0]:
             return f"{step}, was {old[0]}"
         if old[1] != new[1]:
-            return f"{step}: {_difference(old, new)}"
+            return f"{step}: {_describe_difference(old, new)}"
     return None
 
 
-def changed_functions(saved: Sequence[Sequence[Any]], plan: Node) -> list[str]:
-    """Return a sentence for each step whose functions had other code when `saved` was made.
+def describe_changed_functions(saved: Sequence[Sequence[Any]], plan: Node) -> list[str]:
+    """Return a message for each step whose functions had different code when `saved` was made.
 
-    Code is compared only where both were made by the same version of Python.
+    Code is compared only if both were made by the same version of Python.
     """
     version = _python()
     return [
-        f"{_name_of(number, new, node)}: the code of its function has changed"
-        for number, (old, new, node) in enumerate(_pairs(saved, plan), 1)
+        f"{_format_step_name(number, new, node)}: the code of its function has changed"
+        for number, (old, new, node) in enumerate(_pair_steps(saved, plan), 1)
         if old is not None and new is not None and len(old) > 3 and len(new) > 3
         if old[3] != new[3] and str(old[3]).startswith(version)
     ]
 
 
-def _pairs(
+def _pair_steps(
     saved: Sequence[Sequence[Any]], plan: Node
 ) -> Iterator[tuple[Sequence[Any] | None, Entry | None, Node | None]]:
     wish = merged_options(plan).deterministic
@@ -96,19 +102,19 @@ def _pairs(
 
 def _steps(plan: Node) -> Iterator[Node]:
     for node in walk(plan):
-        written = node.source.written if isinstance(node, FromSource) else None
+        written = node.source.remote_plan if isinstance(node, FromSource) else None
         if written is not None:
             yield from _steps(written)
         elif not node.is_transparent:
             yield node
 
 
-def _name_of(number: int, entry: Entry, node: Node | None) -> str:
+def _format_step_name(number: int, entry: Entry, node: Node | None) -> str:
     name = entry[0] if node is None else step_name(node, entry[0])
     return f"step {number}, {name}"
 
 
-def _difference(old: Sequence[Any], new: Entry) -> str:
+def _describe_difference(old: Sequence[Any], new: Entry) -> str:
     before = old[2] if len(old) > 2 and isinstance(old[2], dict) else {}
     for name, value in new[2].items():
         if name in before and before[name] != value:
@@ -121,14 +127,14 @@ def _difference(old: Sequence[Any], new: Entry) -> str:
     return "its arguments have changed"
 
 
-# --- the entry of a step ------------------------------------------------------------------------
+# --- Entry of a step ------------------------------------------------------------------------------
 
 
 def _entry(node: Node, deterministic: bool | None) -> Entry:
     kind, arguments = _arguments(node, deterministic)
     codes = [code for value in arguments.values() for code in _codes(value)]
-    plain = {name: _plain(value) for name, value in arguments.items()}
-    entry: Entry = [kind, _digest([kind, plain]), _for_people(arguments)]
+    plain = {name: _to_json(value) for name, value in arguments.items()}
+    entry: Entry = [kind, _digest([kind, plain]), _summarize_arguments(arguments)]
     if codes:
         entry.append(f"{_python()}:{_digest_of_code(codes)}")
     return entry
@@ -138,12 +144,14 @@ def _arguments(node: Node, deterministic: bool | None) -> tuple[str, dict[str, A
     if isinstance(node, FromSource):
         return _source_arguments(node.source)
     arguments = {
-        name: value for name, value in node.parameters().items() if name not in node.speed_only
+        name: value
+        for name, value in node.parameters().items()
+        if name not in node.performance_fields
     }
     if "deterministic" in arguments:
         del arguments["deterministic"]
-        # Only a wish for free order makes another stream.
-        if node.frees_order(deterministic):
+        # Only a request that frees the order changes the stream.
+        if node.allows_any_order(deterministic):
             arguments["deterministic"] = False
     return node.kind, arguments
 
@@ -151,7 +159,7 @@ def _arguments(node: Node, deterministic: bool | None) -> tuple[str, dict[str, A
 def _source_arguments(source: Any) -> tuple[str, dict[str, Any]]:
     """Return a source's kind and arguments."""
     kind: str = source.saved_as or type(source).__qualname__
-    speed_only: tuple[str, ...] = source.speed_only
+    speed_only: tuple[str, ...] = source.performance_fields
     if not dataclasses.is_dataclass(source):
         return kind, {"size": source.size, "element_spec": source.element_spec}
     return kind, {
@@ -166,8 +174,8 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _plain(value: Any) -> Any:
-    """Return what counts of a value, as JSON: the same on every machine and for ever."""
+def _to_json(value: Any) -> Any:
+    """Return the relevant part of a value as JSON that is the same on every machine, forever."""
     match value:
         case None | bool() | str():
             return value
@@ -178,7 +186,12 @@ def _plain(value: Any) -> Any:
         case bytes():
             return {"bytes": value.hex()}
         case np.ndarray() | np.generic():
-            return {"array": [_dtype_name(value.dtype) + _held(value), list(value.shape)]}
+            return {
+                "array": [
+                    _dtype_name(value.dtype) + _describe_object_array(value),
+                    list(value.shape),
+                ]
+            }
         case np.dtype():
             return {"dtype": _dtype_name(value)}
         case ArraySpec():
@@ -188,14 +201,14 @@ def _plain(value: Any) -> Any:
         case Node():
             return {"plan": identity_digest(value)}
         case Mapping():
-            return {"map": sorted(([_plain(k), _plain(v)] for k, v in value.items()), key=str)}
+            return {"map": sorted(([_to_json(k), _to_json(v)] for k, v in value.items()), key=str)}
         case tuple() if hasattr(value, "_fields"):
             pairs = zip(value._fields, value, strict=True)
-            return {type(value).__qualname__: {name: _plain(item) for name, item in pairs}}
+            return {type(value).__qualname__: {name: _to_json(item) for name, item in pairs}}
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [_to_json(item) for item in value]
         case set() | frozenset():
-            return {"set": sorted((_plain(item) for item in value), key=str)}
+            return {"set": sorted((_to_json(item) for item in value), key=str)}
         case type():
             return {"type": value.__qualname__}
         case _ if callable(value):
@@ -203,20 +216,20 @@ def _plain(value: Any) -> Any:
         case _ if dataclasses.is_dataclass(value):
             fields = dataclasses.fields(value)
             return {
-                type(value).__qualname__: {f.name: _plain(getattr(value, f.name)) for f in fields}
+                type(value).__qualname__: {f.name: _to_json(getattr(value, f.name)) for f in fields}
             }
         case _ if isinstance(getattr(value, "plan", None), Node):  # a dataset
-            return _plain(value.plan)
+            return _to_json(value.plan)
     return {"object": type(value).__qualname__}
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    # How long the longest string happens to be is no property of the data's kind.
+    # The length of the longest string is not a property of the data's type.
     return dtype.kind if dtype.kind in "SUO" else dtype.str
 
 
-def _held(value: np.ndarray[Any, Any] | np.generic) -> str:
-    """Return what an array of objects holds, as its first element says: str is not bytes."""
+def _describe_object_array(value: np.ndarray[Any, Any] | np.generic) -> str:
+    """Return the type of an object array's first element, to tell str from bytes."""
     if value.dtype.kind != "O" or not value.size:
         return ""
     return f" of {type(value.flat[0]).__qualname__}"
@@ -228,10 +241,10 @@ def _function_name(fn: Any) -> str:
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
-def _for_people(arguments: dict[str, Any]) -> dict[str, Any]:
+def _summarize_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments as a few short JSON values."""
     shown: dict[str, Any] = {}
-    left = _LONGEST_TEXT
+    left = _MAX_TEXT_LENGTH
     for name, value in arguments.items():
         if isinstance(value, bool | int | None):
             short: Any = value
@@ -240,7 +253,7 @@ def _for_people(arguments: dict[str, Any]) -> dict[str, Any]:
         elif callable(value):
             short = _function_name(value)
         else:
-            short = str(value)[:_LONGEST_ARGUMENT]
+            short = str(value)[:_MAX_ARGUMENT_LENGTH]
         left -= len(name) + len(str(short))
         if left < 0:
             break
@@ -248,11 +261,11 @@ def _for_people(arguments: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-# --- the code of functions ----------------------------------------------------------------------
+# --- Code of functions ----------------------------------------------------------------------------
 
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
-    """Yield the code of the functions that an argument is or holds."""
+    """Yield the code of the functions that an argument is or contains."""
     if isinstance(value, functools.partial):
         yield from _codes(value.func)
     elif isinstance(value, list | tuple):
@@ -281,7 +294,7 @@ def _digest_of_code(codes: Sequence[types.CodeType]) -> str:
 
 
 def _stable_text(const: Any) -> str:
-    # The order of a frozenset changes from process to process.
+    # The order of a frozenset differs between processes.
     if isinstance(const, frozenset):
         return f"{{{sorted(map(_stable_text, const))}}}"
     return repr(const)
@@ -291,5 +304,5 @@ def _python() -> str:
     return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-_LONGEST_TEXT = 200
-_LONGEST_ARGUMENT = 60
+_MAX_TEXT_LENGTH = 200
+_MAX_ARGUMENT_LENGTH = 60

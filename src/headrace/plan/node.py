@@ -1,12 +1,12 @@
-"""A plan node: a frozen record of one step, its inputs and what it does to spec and cardinality.
+"""Plan node: an immutable record of one step, its inputs, and its effect on spec and cardinality.
 
-Rule 1. A node does nothing: it is built, looked at, rewritten, pickled.
-Rule 2. A node's arguments are checked when it is made, in `__post_init__`.
-Rule 3. A node is compared by identity; two plans that say the same have equal fingerprints.
-Rule 4. What a rule or the executor has to know of a step, the step says in a class attribute:
-        nobody lists kinds of steps elsewhere.
-Rule 5. A plan may be thousands of steps deep and a step may stand in it several times: whoever
-        walks a plan does so without recursion (`traverse`).
+Rule 1. A node has no behavior: it is built, inspected, rewritten and pickled.
+Rule 2. A node's arguments are checked at construction, in `__post_init__`.
+Rule 3. Nodes are compared by identity; plans with the same meaning have equal fingerprints.
+Rule 4. Class attributes of a step tell rewrites and the executor all they need to know about it;
+        no other module lists kinds of steps.
+Rule 5. A plan may be thousands of steps deep, and a step may occur in it several times. Code that
+        walks a plan does not recurse (`traverse`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from typing import Any, ClassVar, Self
 from headrace.arguments import check_flag, check_int
 from headrace.element.spec import Spec
 
-__all__ = ["AUTOTUNE", "Node", "call_site", "describe_function", "distinct", "is_free"]
+__all__ = [
+    "AUTOTUNE",
+    "Node",
+    "call_site",
+    "describe_function",
+    "distinct_nodes",
+    "is_any_order_requested",
+]
 
 AUTOTUNE = -1
-"""Let Headrace choose: where tf.data takes `tf.data.AUTOTUNE`."""
+"""Lets Headrace choose a value; corresponds to `tf.data.AUTOTUNE`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -30,46 +37,47 @@ class Node:
     """One step of a plan."""
 
     kind: ClassVar[str] = ""
-    """The step's name in saved states and errors. It is a format: never changed."""
-    draws: ClassVar[bool] = False
+    """Name of the step in saved states and errors. It is a format and never changes."""
+    is_random: ClassVar[bool] = False
     """Whether the step draws random numbers, or opens datasets that may."""
     one_to_one: ClassVar[bool] = False
-    """Whether each element of the input gives one, in its place, made from that element alone."""
-    keeps_count: ClassVar[bool] = False
-    """Whether each element of the input gives one, in its place, whatever it is made from."""
-    chooses: ClassVar[bool] = False
-    """Whether the step chooses which elements of its input come, and when, without a look."""
-    within_units: ClassVar[bool] = False
-    """Whether what it gives of the elements of one unit (`rewrites.positions`) follows from those
-    alone, whatever comes before, between and after them."""
-    carries: ClassVar[bool] = False
-    """Whether each of its elements is made from some of the input's, each of which goes into one or
-    none: so that it has their origins (`rewrites.roots`)."""
-    index_step: ClassVar[bool] = False
-    """Whether the step is arithmetic on positions where its inputs are (`traverse.index_part`)."""
-    reads_again: ClassVar[bool] = False
-    """Whether a restore reads elements of the input again: they must come in the same order."""
-    dealt_whole: ClassVar[bool] = False
-    """Whether its inputs cannot be dealt apart, where they are no index part: whoever is dealt a
-    plan with such a step reads all of it."""
-    only_reads: ClassVar[bool] = False
-    """Whether the step passes the elements of its input to no function of the user's, and writes
-    into none, so that they may be memory that something below keeps (`traverse.lending_steps`)."""
-    own_spec: ClassVar[bool] = False
-    """Whether the spec follows from the step alone: `spec()` takes no inputs then."""
+    """Whether the n-th element is made from the n-th input element alone."""
+    preserves_count: ClassVar[bool] = False
+    """Whether there is one element per input element, in the same order, whatever it is made
+    from."""
+    selects_by_position: ClassVar[bool] = False
+    """Whether the step selects and orders input elements without looking at them."""
+    is_split_local: ClassVar[bool] = False
+    """Whether the elements made from one split (`rewrites.split_space`) depend on the split's
+    elements alone, whatever comes before, between and after them."""
+    propagates_ids: ClassVar[bool] = False
+    """Whether each element is made from input elements that go into no other element, so that it
+    has their element ids (`rewrites.partition_boundaries`)."""
+    is_index_step: ClassVar[bool] = False
+    """Whether the step is arithmetic on indices if its inputs are (`traverse.is_index_plan`)."""
+    rereads_input: ClassVar[bool] = False
+    """Whether a restore reads input elements again, which must come in the same order."""
+    needs_single_split: ClassVar[bool] = False
+    """Whether the inputs cannot be divided into splits unless they are index plans. A reader of
+    such a plan is assigned all of it."""
+    is_read_only: ClassVar[bool] = False
+    """Whether the step neither passes input elements to user functions nor writes to them, so that
+    they may be memory that another step owns (`traverse.find_borrowing_steps`)."""
+    has_own_spec: ClassVar[bool] = False
+    """Whether the spec follows from the step alone; `spec()` then takes no inputs."""
     is_transparent: ClassVar[bool] = False
-    """Whether the elements are the input's, and only how fast or how it is run differs."""
-    speed_only: ClassVar[tuple[str, ...]] = ()
-    """Parameters that change how fast the elements come, and nothing else."""
+    """Whether the elements are the input's, and only their speed or execution differs."""
+    performance_fields: ClassVar[tuple[str, ...]] = ()
+    """Parameters that affect performance only, not the elements."""
 
     location: str = ""
-    """The user's file and line that made it, for `explain` and errors."""
+    """File and line of the user's call that made the step, for `explain` and errors."""
     number: int | None = None
-    """Which of the steps that draw it is, on the plan as written; set by the normal form."""
+    """Number among the random steps of the plan as written; set by `canonicalize`."""
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The nodes whose elements this one takes."""
+        """Nodes whose elements this one takes."""
         state = self.__dict__
         fields = _fields(type(self))
         if fields.only_input is not None:
@@ -82,93 +90,98 @@ class Node:
                 found.append(state[name])
         return tuple(found)
 
-    def with_inputs(self, inputs: Sequence[Node]) -> Self:
-        """Return a step like this one over other inputs, as many as it has."""
+    def copy_with_inputs(self, inputs: Sequence[Node]) -> Self:
+        """Return a copy of this step with other inputs; their number must be the same."""
         rest = iter(inputs)
         changes: dict[str, Any] = {}
         for name, is_tuple in _fields(type(self)).inputs:
             old = self.__dict__[name]
             changes[name] = tuple(next(rest) for _ in old) if is_tuple else next(rest)
-        return self._changed(changes)
+        return self._replace_fields(changes)
 
-    def over(self, inputs: Sequence[Node]) -> Self:
-        """Return the same step over these inputs: itself, if it has them already."""
+    def with_inputs(self, inputs: Sequence[Node]) -> Self:
+        """Return this step with these inputs; the step itself if it has them already."""
         old = self.inputs
         if len(old) == 1 and old[0] is inputs[0]:
             return self
         if all(new is one for new, one in zip(inputs, old, strict=True)):
             return self
-        return self.with_inputs(inputs)
+        return self.copy_with_inputs(inputs)
 
     def with_number(self, number: int | None) -> Self:
-        """Return the same step with this number."""
-        return self._changed({"number": number})
+        """Return this step with another number."""
+        return self._replace_fields({"number": number})
 
     def with_parameters(self, **changes: Any) -> Self:
-        """Return the same step with these parameters, which are known to be right."""
-        return self._changed(changes)
+        """Return this step with these parameters, which are not validated."""
+        return self._replace_fields(changes)
 
-    def _changed(self, changes: dict[str, Any]) -> Self:
-        # The arguments were checked when `self` was made.
+    def _replace_fields(self, changes: dict[str, Any]) -> Self:
+        # The arguments were validated when `self` was made.
         node = object.__new__(type(self))
         node.__dict__.update(self.__dict__)
         node.__dict__.update(changes)
         return node
 
-    def keep_int(
-        self, field: str, *, minimum: int, also: Sequence[int] = (), name: str = ""
+    def validate_int(
+        self, field: str, *, minimum: int, also_allowed: Sequence[int] = (), public_name: str = ""
     ) -> None:
-        """Check an argument when the step is made, and keep it as an int of Python's own.
+        """Check an integer argument at construction and store it as a Python int.
 
         Args:
-            field: The field that holds it.
-            minimum: The least that it may be.
-            also: What else it may be.
-            name: What users call it, if not as the field.
+            field: Name of the field.
+            minimum: Smallest value allowed.
+            also_allowed: Other values that are allowed.
+            public_name: Name of the argument in the public API, if it differs from the field's.
         """
-        value = check_int(name or field, self.__dict__[field], minimum=minimum, also=also)
+        value = check_int(
+            public_name or field, self.__dict__[field], minimum=minimum, or_one_of=also_allowed
+        )
         object.__setattr__(self, field, value)
 
-    def keep_calls(self, num_parallel_calls: int | None, deterministic: bool | None) -> None:
-        """Check and keep the arguments of these names, of a step that may run on threads."""
+    def validate_parallelism(
+        self, num_parallel_calls: int | None, deterministic: bool | None
+    ) -> None:
+        """Validate and store these arguments of a step that may run on threads."""
         if num_parallel_calls is not None:
-            self.keep_int("num_parallel_calls", minimum=1, also=(AUTOTUNE,))
+            self.validate_int("num_parallel_calls", minimum=1, also_allowed=(AUTOTUNE,))
         check_flag("deterministic", deterministic)
 
     def spec(self, *inputs: Spec) -> Spec | None:
-        """Return the element spec for inputs of these specs; None when only running can tell."""
+        """Return the element spec for these input specs, or None if it depends on a run."""
         return inputs[0]
 
     def cardinality(self, *inputs: int) -> int:
-        """Return the number of elements for inputs of these many (INFINITE, UNKNOWN or >= 0)."""
+        """Return the number of elements for these input cardinalities (or INFINITE, UNKNOWN)."""
         return inputs[0]
 
-    def unit_below(self, unit: int) -> int | None:
-        """Return how many elements of the input go together, so that `unit` of this step's do.
+    def input_split_size(self, split_size: int) -> int | None:
+        """Return how many input elements must stay together for `split_size` elements of this step.
 
-        Whoever deals out a plan cuts its index part only between those, so that no batch is made
-        by two. None: where the elements of the input end up does not follow from their positions.
+        Splits of an index plan end only at multiples of it, so that no batch spans two splits. None
+        means that the positions of input elements do not determine where they end up.
         """
-        return unit if self.keeps_count else None
+        return split_size if self.preserves_count else None
 
-    def frees_order(self, deterministic: bool | None) -> bool:
-        """Say whether elements may come as they are ready, in an order that is not repeated.
+    def allows_any_order(self, deterministic: bool | None) -> bool:
+        """Return whether elements may come as they are ready, in an order that is not reproducible.
 
-        With threads they do. Without, the state has the same form, so that they can be added.
+        They do so if the step has threads. Without threads the state has the same form, so that
+        threads can be added later.
 
         Args:
-            deterministic: The option of this name that holds for the plan.
+            deterministic: The plan's `Options.deterministic`.
         """
         return False
 
     def parameters(self) -> dict[str, Any]:
-        """Return what distinguishes this step from another of its kind, without its inputs."""
+        """Return the fields that distinguish this step from others of its kind, without inputs."""
         return {name: self.__dict__[name] for name in _fields(type(self)).parameters}
 
     def describe(self) -> str:
-        """Return one line for `explain`: the step, its arguments, where the user wrote it."""
+        """Return one line for `explain`: the step, its arguments, and the user's file and line."""
         arguments = ", ".join(
-            f"{name}={_shown(value)}"
+            f"{name}={_format_argument(value)}"
             for name, value in self.parameters().items()
             if value is not None
         )
@@ -179,14 +192,14 @@ class Node:
         return f"<{self.describe()}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As a list, each step after its inputs: pickle recurses, and plans are deep.
-        steps = distinct([self])
+        # A flat list, each step after its inputs: pickle recurses, and plans are deep.
+        steps = distinct_nodes([self])
         places = {id(step): place for place, step in enumerate(steps)}
-        return _rebuild, ([_flat(step, places) for step in steps],)
+        return _rebuild_plan, ([_flatten_step(step, places) for step in steps],)
 
 
-def distinct(plans: Iterable[Node]) -> list[Node]:
-    """Return each node of the plans once, after its inputs, left to right."""
+def distinct_nodes(plans: Iterable[Node]) -> list[Node]:
+    """Return each node of the plans once, inputs first, left to right."""
     found: list[Node] = []
     seen: set[int] = set()
     pending = [(plan, False) for plan in plans]
@@ -202,18 +215,18 @@ def distinct(plans: Iterable[Node]) -> list[Node]:
     return found
 
 
-def is_free(own: bool | None, deterministic: bool | None) -> bool:
-    """Say whether the user wishes a step's order to be free: what the step says wins.
+def is_any_order_requested(step_setting: bool | None, deterministic: bool | None) -> bool:
+    """Return whether the user frees a step's order; the step's own argument takes precedence.
 
     Args:
-        own: The step's argument `deterministic`.
-        deterministic: The option of this name that holds for the plan.
+        step_setting: The step's argument `deterministic`.
+        deterministic: The plan's `Options.deterministic`.
     """
-    return (deterministic if own is None else own) is False
+    return (deterministic if step_setting is None else step_setting) is False
 
 
 def describe_function(fn: Callable[..., Any]) -> str:
-    """Return a short name for a function: its qualified name, and where it was written."""
+    """Return a short name for a function: its qualified name and line."""
     code = getattr(fn, "__code__", None)
     name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
     return f"{name}:{code.co_firstlineno}" if code is not None else str(name)
@@ -231,28 +244,28 @@ def call_site() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Fields:
-    """What the fields of a kind of step hold."""
+    """Classification of the fields of one kind of step."""
 
     inputs: tuple[tuple[str, bool], ...]
-    """Names of those that hold inputs, and whether they hold several."""
+    """Names of the input fields, and whether they hold several inputs."""
     parameters: tuple[str, ...]
     only_input: str | None
-    """Name of the field of the one input, if there is just one."""
+    """Name of the input field if the step has exactly one input."""
 
 
 def _fields(kind: type[Node]) -> _Fields:
     fields = _FIELDS.get(kind)
     if fields is None:
-        fields = _FIELDS[kind] = _find_fields(kind)
+        fields = _FIELDS[kind] = _inspect_fields(kind)
     return fields
 
 
-def _find_fields(kind: type[Node]) -> _Fields:
+def _inspect_fields(kind: type[Node]) -> _Fields:
     one, several = ("Node", Node), ("tuple[Node, ...]", tuple[Node, ...])
     fields = [
         field
         for field in dataclasses.fields(kind)
-        if field.name not in _EVERYWHERE and field.metadata.get("counts", True)
+        if field.name not in _COMMON_FIELDS and field.metadata.get("is_parameter", True)
     ]
     inputs = tuple((f.name, f.type in several) for f in fields if f.type in one + several)
     return _Fields(
@@ -262,19 +275,19 @@ def _find_fields(kind: type[Node]) -> _Fields:
     )
 
 
-def _flat(step: Node, places: dict[int, int]) -> tuple[type[Node], dict[str, Any]]:
-    """Return a step as its class and its fields, with the inputs' places in their stead."""
+def _flatten_step(step: Node, step_numbers: dict[int, int]) -> tuple[type[Node], dict[str, Any]]:
+    """Return a step as its class and fields, with inputs replaced by their list indices."""
     state = dict(step.__dict__)
     for name, is_tuple in _fields(type(step)).inputs:
         value = state[name]
-        state[name] = [places[id(v)] for v in value] if is_tuple else places[id(value)]
+        state[name] = [step_numbers[id(v)] for v in value] if is_tuple else step_numbers[id(value)]
     return type(step), state
 
 
-def _rebuild(flat: list[tuple[type[Node], dict[str, Any]]]) -> Node:
-    """Return the plan of `Node.__reduce__`."""
+def _rebuild_plan(flat_steps: list[tuple[type[Node], dict[str, Any]]]) -> Node:
+    """Rebuild the plan that `Node.__reduce__` flattened."""
     steps: list[Node] = []
-    for kind, state in flat:
+    for kind, state in flat_steps:
         for name, is_tuple in _fields(kind).inputs:
             value = state[name]
             state[name] = tuple(steps[place] for place in value) if is_tuple else steps[value]
@@ -284,16 +297,16 @@ def _rebuild(flat: list[tuple[type[Node], dict[str, Any]]]) -> Node:
     return steps[-1]
 
 
-def _shown(value: object) -> str:
+def _format_argument(value: object) -> str:
     if callable(value):
         return describe_function(value)
     spec = getattr(value, "element_spec", None)
-    if spec is not None:  # a source: its data would fill the page
+    if spec is not None:  # a source: its data would be too long
         return f"{type(value).__name__}[{getattr(value, 'size', '?')} x {spec!r}]"
     text = repr(value)
-    return text if len(text) <= _LONGEST_ARGUMENT else f"{text[:_LONGEST_ARGUMENT]}..."
+    return text if len(text) <= _MAX_ARGUMENT_LENGTH else f"{text[:_MAX_ARGUMENT_LENGTH]}..."
 
 
 _FIELDS: dict[type[Node], _Fields] = {}
-_EVERYWHERE = ("location", "number")
-_LONGEST_ARGUMENT = 80
+_COMMON_FIELDS = ("location", "number")
+_MAX_ARGUMENT_LENGTH = 80

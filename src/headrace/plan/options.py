@@ -1,4 +1,4 @@
-"""Options: how a plan is to be run, apart from what it says."""
+"""Options that control how a plan runs."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from headrace.plan.node import Node
 
 __all__ = ["AutoShardPolicy", "Options", "WithOptions"]
 
-_THREADS = "num_parallel_calls of map() and interleave()"
-_ALWAYS = "nothing: plans are always rewritten; Dataset.explain() shows how"
-_GONE = "nothing: leave it out"
-#: Options of tf.data, old and new, and what does their work here.
-_ELSEWHERE = {
+_USE_PARALLEL_CALLS = "num_parallel_calls of map() and interleave()"
+_ALWAYS_REWRITTEN = "nothing: plans are always rewritten; Dataset.explain() shows how"
+_NOT_NEEDED = "nothing: leave it out"
+#: Options of tf.data, current and deprecated, and their replacements here.
+_REPLACEMENTS = {
     "autotune": "AUTOTUNE where a step takes it",
-    "dataset_name": _GONE,
+    "dataset_name": _NOT_NEEDED,
     "experimental_deterministic": "deterministic",
-    "experimental_external_state_policy": _GONE,
-    "experimental_optimization": _ALWAYS,
+    "experimental_external_state_policy": _NOT_NEEDED,
+    "experimental_optimization": _ALWAYS_REWRITTEN,
     "experimental_service": "the arguments of hr.service.distribute",
     "experimental_slack": "Dataset.prefetch()",
-    "experimental_stats": _GONE,
+    "experimental_stats": _NOT_NEEDED,
     "experimental_symbolic_checkpoint": "nothing: DatasetIterator.get_state() is always small",
-    "experimental_threading": _THREADS,
+    "experimental_threading": _USE_PARALLEL_CALLS,
     "experimental_warm_start": "Dataset.prefetch()",
-    "framework_type": _GONE,
+    "framework_type": _NOT_NEEDED,
     "merge": "Dataset.with_options(), where the later setting wins",
     "service": "the arguments of hr.service.distribute",
-    "threading": _THREADS,
+    "threading": _USE_PARALLEL_CALLS,
 }
 
 
 class AutoShardPolicy(enum.Enum):
-    """How several workers share a dataset that a strategy distributes.
+    """How the workers of a strategy divide a dataset among them.
 
-    With one worker there is nothing to share.
+    A single worker always reads all of it.
 
     >>> options = hr.Options(auto_shard_policy=hr.distribute.AutoShardPolicy.DATA)
     >>> hr.Dataset.range(8).with_options(options).options().auto_shard_policy.name
@@ -46,15 +46,15 @@ class AutoShardPolicy(enum.Enum):
     """
 
     OFF = -1
-    """Not at all: each worker reads all of it."""
+    """No sharding: each worker reads all of it."""
     AUTO = 0
-    """By FILE where it is read from files, else by DATA."""
+    """FILE if the dataset is read from files, else DATA."""
     FILE = 1
-    """Each worker reads files of its own."""
+    """Each worker reads its own files."""
     DATA = 2
-    """Each worker reads all, and uses its replicas' part of each batch."""
+    """Each worker reads everything, and uses its replicas' part of each batch."""
     HINT = 3
-    """As the dataset says: `shard(SHARD_HINT, ...)` becomes the worker's own shard."""
+    """Sharding as written in the dataset: `shard(SHARD_HINT, ...)` becomes the worker's shard."""
 
 
 @dataclass
@@ -88,17 +88,17 @@ class Options:
                 "hr.distribute.AutoShardPolicy"
             )
         if name not in self.__dataclass_fields__:
-            raise AttributeError(_no_such_option(name), name=name, obj=self)
+            raise AttributeError(_reject_option(name), name=name, obj=self)
         super().__setattr__(name, value)
 
-    if not TYPE_CHECKING:  # or every name would pass for an option
+    if not TYPE_CHECKING:  # else type checkers accept every name as an option
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(_no_such_option(name), name=name, obj=self)
+            raise AttributeError(_reject_option(name), name=name, obj=self)
 
     @property
     def experimental_distribute(self) -> Options:
-        """These options: `options.experimental_distribute.auto_shard_policy` is tf.data's name."""
+        """These options, for tf.data's name `options.experimental_distribute.auto_shard_policy`."""
         return self
 
     def merged_with(self, later: Options) -> Options:
@@ -109,12 +109,12 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WithOptions(Node):
-    """The same elements; `options` hold for the whole plan, over what was set before."""
+    """The same elements; `options` apply to the whole plan and override earlier ones."""
 
     kind: ClassVar[str] = "options"
     is_transparent: ClassVar[bool] = True
     one_to_one: ClassVar[bool] = True
-    keeps_count: ClassVar[bool] = True
+    preserves_count: ClassVar[bool] = True
 
     input: Node
     options: Options
@@ -122,12 +122,12 @@ class WithOptions(Node):
     def __post_init__(self) -> None:
         if not isinstance(self.options, Options):
             raise TypeError(f"`options` must be headrace.Options, but got {self.options!r}")
-        # A copy of its own: the user may go on changing theirs.
+        # Copied, because the user may change the original.
         object.__setattr__(self, "options", dataclasses.replace(self.options))
 
 
-def _no_such_option(name: str) -> str:
-    if name in _ELSEWHERE:
-        return f"Options has no attribute {name!r}; what does its work: {_ELSEWHERE[name]}"
+def _reject_option(name: str) -> str:
+    if name in _REPLACEMENTS:
+        return f"Options has no attribute {name!r}; what does its work: {_REPLACEMENTS[name]}"
     known = ", ".join(sorted(each.name for each in dataclasses.fields(Options)))
     return f"Options has no attribute {name!r}; it has: {known}"

@@ -1,4 +1,4 @@
-"""Steps that choose which elements come, and when, without looking at them."""
+"""Steps that select and order elements without looking at them."""
 
 from __future__ import annotations
 
@@ -10,57 +10,67 @@ from headrace.element.spec import Spec
 from headrace.plan.node import Node
 from headrace.plan.source import INDEX_SPEC, INFINITE, UNKNOWN
 
-__all__ = ["SHARD_HINT", "Enumerate", "Repeat", "Shard", "ShardBlocks", "Shuffle", "Skip", "Take"]
+__all__ = [
+    "SHARD_HINT",
+    "Enumerate",
+    "Repeat",
+    "ShardBlocks",
+    "ShardElements",
+    "Shuffle",
+    "Skip",
+    "Take",
+]
 
 SHARD_HINT = -1
-"""In place of a number of shards: who shards the dataset over workers says how many, and which."""
+"""Stands for a number of shards and an index that are set when the dataset is divided among
+workers."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Shuffle(Node):
-    """Yield elements at random from a buffer of `buffer_size` that is filled in order."""
+    """Yield random elements of a buffer of `buffer_size`, which is filled in order."""
 
     kind: ClassVar[str] = "shuffle"
-    carries: ClassVar[bool] = True
-    only_reads: ClassVar[bool] = True
-    reads_again: ClassVar[bool] = True
-    draws: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    propagates_ids: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
+    is_random: ClassVar[bool] = True
+    selects_by_position: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     input: Node
     buffer_size: int
     seed: int | None = None
     reshuffle_each_iteration: bool = True
-    drawn_seed: int | None = field(default=None, metadata={"counts": False})
-    """Where each pass has the same order and the user gave no seed: drawn when the step is made.
-    It does not tell the step from another, for a script draws a different one in each run."""
+    default_seed: int | None = field(default=None, metadata={"is_parameter": False})
+    """Seed drawn at construction if all epochs have the same order and the user gave no seed. Not a
+    parameter that distinguishes steps, because it differs between runs of a script."""
 
     def __post_init__(self) -> None:
-        self.keep_int("buffer_size", minimum=1)
+        self.validate_int("buffer_size", minimum=1)
         if self.seed is not None:
-            self.keep_int("seed", minimum=-(1 << 63))
-        elif not self.reshuffle_each_iteration and self.drawn_seed is None:
-            object.__setattr__(self, "drawn_seed", secrets.randbits(52))
+            self.validate_int("seed", minimum=-(1 << 63))
+        elif not self.reshuffle_each_iteration and self.default_seed is None:
+            object.__setattr__(self, "default_seed", secrets.randbits(52))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Repeat(Node):
-    """Go over the input `count` times; None: without end."""
+    """Repeat the input `count` times; None repeats it forever."""
 
     kind: ClassVar[str] = "repeat"
-    within_units: ClassVar[bool] = True
-    carries: ClassVar[bool] = True
-    only_reads: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    is_split_local: ClassVar[bool] = True
+    propagates_ids: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    selects_by_position: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     input: Node
     count: int | None = None
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            self.keep_int("count", minimum=0)
+            self.validate_int("count", minimum=0)
 
     def cardinality(self, *inputs: int) -> int:
         if self.count == 0 or inputs[0] == 0:
@@ -72,18 +82,18 @@ class Repeat(Node):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Take(Node):
-    """Yield at most the first `count` elements; -1: all of them."""
+    """Yield at most the first `count` elements; -1 yields all of them."""
 
     kind: ClassVar[str] = "take"
-    only_reads: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    selects_by_position: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     input: Node
     count: int
 
     def __post_init__(self) -> None:
-        self.keep_int("count", minimum=0, also=(-1,))
+        self.validate_int("count", minimum=0, also_allowed=(-1,))
 
     def cardinality(self, *inputs: int) -> int:
         if self.count == -1 or inputs[0] == UNKNOWN:
@@ -93,18 +103,18 @@ class Take(Node):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Skip(Node):
-    """Leave out the first `count` elements; -1: all of them."""
+    """Skip the first `count` elements; -1 skips all of them."""
 
     kind: ClassVar[str] = "skip"
-    only_reads: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    selects_by_position: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     input: Node
     count: int
 
     def __post_init__(self) -> None:
-        self.keep_int("count", minimum=0, also=(-1,))
+        self.validate_int("count", minimum=0, also_allowed=(-1,))
 
     def cardinality(self, *inputs: int) -> int:
         if self.count == -1:
@@ -113,26 +123,26 @@ class Skip(Node):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Shard(Node):
-    """Yield every `num_shards`-th element, from element `index` on.
+class ShardElements(Node):
+    """Yield every `num_shards`-th element, starting with element `index`.
 
-    With SHARD_HINT shards it only marks where a rule is to shard the plan (`rewrites.shard`).
+    With SHARD_HINT the step only marks where `rewrites.shard` shards the plan.
     """
 
     kind: ClassVar[str] = "shard"
-    only_reads: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    selects_by_position: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     input: Node
     num_shards: int
     index: int
 
     def __post_init__(self) -> None:
-        self.keep_int("num_shards", minimum=1, also=(SHARD_HINT,))
+        self.validate_int("num_shards", minimum=1, also_allowed=(SHARD_HINT,))
         if self.num_shards == SHARD_HINT:
             return
-        self.keep_int("index", minimum=0)
+        self.validate_int("index", minimum=0)
         if self.index >= self.num_shards:
             raise ValueError(
                 f"`index` must be between 0 and {self.num_shards - 1} "
@@ -152,48 +162,50 @@ class Enumerate(Node):
     """Pair each element with its number, counted from `start`."""
 
     kind: ClassVar[str] = "enumerate"
-    only_reads: ClassVar[bool] = True
-    keeps_count: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    preserves_count: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     input: Node
     start: int = 0
 
     def __post_init__(self) -> None:
-        self.keep_int("start", minimum=-(1 << 63))
+        self.validate_int("start", minimum=-(1 << 63))
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return (INDEX_SPEC, inputs[0])
 
 
-# --- Blocks: every n-th piece of several elements, as one of many readers takes it ----------------
+# --- Shards of blocks -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ShardBlocks(Node):
-    """Yield every `num_shards`-th block of `block` elements, from block `index` on.
+    """Yield every `num_shards`-th block of `block_size` elements, starting with block `index`.
 
-    A shard of batches is so a batch of a shard. There is no method for it.
+    Sharding before a batch this way equals sharding the batches. There is no public method for it.
     """
 
     kind: ClassVar[str] = "shard_blocks"
-    only_reads: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    index_step: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
+    selects_by_position: ClassVar[bool] = True
+    is_index_step: ClassVar[bool] = True
 
     input: Node
     num_shards: int
     index: int
-    block: int
+    block_size: int
 
     def __post_init__(self) -> None:
-        self.keep_int("num_shards", minimum=1)
-        self.keep_int("index", minimum=0)
-        self.keep_int("block", minimum=1)
+        self.validate_int("num_shards", minimum=1)
+        self.validate_int("index", minimum=0)
+        self.validate_int("block_size", minimum=1)
 
     def cardinality(self, *inputs: int) -> int:
         if inputs[0] in (INFINITE, UNKNOWN):
             return inputs[0]
-        stride = self.num_shards * self.block
+        stride = self.num_shards * self.block_size
         rounds, rest = divmod(inputs[0], stride)
-        return rounds * self.block + min(self.block, max(0, rest - self.index * self.block))
+        return rounds * self.block_size + min(
+            self.block_size, max(0, rest - self.index * self.block_size)
+        )

@@ -1,7 +1,7 @@
-"""Plans as bytes, users' functions included.
+"""Serialization of plans, including users' functions.
 
 A pickled plan begins with a line that names its format and the Python version that wrote it:
-functions travel as bytecode, which another minor version of Python must not run.
+functions are sent as bytecode, which another minor version of Python must not run.
 """
 
 from __future__ import annotations
@@ -18,42 +18,50 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from headrace.errors import FailedPreconditionError
-from headrace.plan.fingerprint import looked_up_names
+from headrace.plan.fingerprint import global_names
 from headrace.plan.node import Node, describe_function
 from headrace.plan.traverse import walk
 from headrace.plan.user_function import step_name
 from headrace.versions import PLAN_FORMAT, own_versions, python_mismatch
 
-__all__ = ["Pickler", "dump_plan", "held_by", "is_pickled_by_name", "load_plan", "references"]
+__all__ = [
+    "Pickler",
+    "describe_unpicklable",
+    "dump_plan",
+    "find_references",
+    "is_pickled_by_name",
+    "load_plan",
+]
 
 _MAGIC = b"headrace-plan "
-_LONGEST_HEADER = 200
+_MAX_HEADER_LENGTH = 200
 
 
 def dump_plan(plan: Node) -> bytes:
     """Return the plan as bytes.
 
     Raises:
-        FailedPreconditionError: Something in the plan cannot be pickled; the message names the
-            step, the function and what it holds.
+        FailedPreconditionError: If part of the plan cannot be pickled; the message names the step,
+            the function and the object it refers to.
     """
     try:
-        return _dumped(plan, _header())
+        return _dump(plan, _header())
     except Exception as error:
         raise FailedPreconditionError(
-            f"this dataset cannot be sent to another process: {_culprit(plan) or error}. Create "
+            f"this dataset cannot be sent to another process: {_describe_culprit(plan) or error}. "
+            "Create "
             "such things inside the function (or once per process, in a module), not outside it"
         ) from error
 
 
 def load_plan(data: bytes) -> Node:
-    """Return the plan that `dump_plan` made. Runs code: only for bytes that are trusted.
+    """Return the plan that `dump_plan` serialized. Runs code, so pass trusted bytes only.
 
     Raises:
-        FailedPreconditionError: Another minor version of Python pickled it, or it is no plan of a
-            format that this version of Headrace reads.
+        FailedPreconditionError: If another minor version of Python pickled the plan, or if the data
+            is not a plan in a format that this version of Headrace reads.
     """
-    plan = pickle.loads(memoryview(data)[_checked_header(data) :])
+    plan = pickle.loads(memoryview(data)[_check_header(data) :])
     if not isinstance(plan, Node):
         raise FailedPreconditionError(f"expected a pickled plan, found {type(plan).__name__}")
     return plan
@@ -69,10 +77,10 @@ def _header() -> bytes:
     )
 
 
-def _checked_header(data: bytes) -> int:
+def _check_header(data: bytes) -> int:
     """Return the length of a plan's header."""
     mine = own_versions()
-    end = data.find(b"\n", 0, _LONGEST_HEADER)
+    end = data.find(b"\n", 0, _MAX_HEADER_LENGTH)
     words = data[len(_MAGIC) : end].decode("ascii", "replace").split(" ")
     if not data.startswith(_MAGIC) or end < 0 or words[0] != str(PLAN_FORMAT) or len(words) != 3:
         found = f"format {words[0]:.20}" if data.startswith(_MAGIC) else "no plan format at all"
@@ -89,27 +97,27 @@ def _checked_header(data: bytes) -> int:
     return end + 1
 
 
-def _culprit(plan: Node) -> str | None:
+def _describe_culprit(plan: Node) -> str | None:
     for node in walk(plan):
         for name, value in node.parameters().items():
-            problem = _problem(value)
+            problem = _pickling_problem(value)
             if problem is None:
                 continue
             if callable(value):
-                inside = held_by(value) or problem
+                inside = describe_unpicklable(value) or problem
                 name = describe_function(value)
                 return f"the function {name} of {step_name(node)} holds {inside}"
             return f"{type(node).__name__}.{name}: {problem}"
     return None
 
 
-def references(fn: object) -> dict[str, Any]:
-    """Return what a function refers to, global or enclosed, by the names that it uses."""
+def find_references(fn: object) -> dict[str, Any]:
+    """Return the globals and enclosed variables that a function refers to, by name."""
     fn = getattr(fn, "func", fn)  # of a functools.partial
     code = getattr(fn, "__code__", None)
     if code is None:
         return {}
-    names = looked_up_names(code)
+    names = global_names(code)
     held = {n: v for n, v in getattr(fn, "__globals__", {}).items() if n in names}
     cells = getattr(fn, "__closure__", None) or ()
     for name, cell in zip(code.co_freevars, cells, strict=True):
@@ -119,7 +127,7 @@ def references(fn: object) -> dict[str, Any]:
 
 
 def is_pickled_by_name(fn: object) -> bool:
-    """Return whether a function is pickled as its module and name, not with what it refers to."""
+    """Return whether a function is pickled by module and name, without what it refers to."""
     fn = getattr(fn, "func", fn)  # of a functools.partial
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "<locals>")
     if module in ("__main__", None) or module in cloudpickle.list_registry_pickle_by_value():
@@ -130,38 +138,37 @@ def is_pickled_by_name(fn: object) -> bool:
     return found is fn
 
 
-def held_by(fn: object) -> str | None:
-    """Return words for what a function holds that cannot be pickled; None: there is nothing."""
-    for name, value in references(fn).items():
-        if (problem := _problem(value)) is not None:
+def describe_unpicklable(fn: object) -> str | None:
+    """Return a description of the first unpicklable object a function refers to, or None."""
+    for name, value in find_references(fn).items():
+        if (problem := _pickling_problem(value)) is not None:
             return f"`{name}`, {problem}"
     return None
 
 
-def _problem(value: object) -> str | None:
+def _pickling_problem(value: object) -> str | None:
     try:
-        _dumped(value)
+        _dump(value)
     except Exception as error:
         return f"a {type(value).__name__} that cannot be pickled ({error})"
     return None
 
 
 def _refuse_open_file(file: io.TextIOWrapper) -> Any:
-    # cloudpickle sends the text of a file that is read: a copy of what stands in it now, and a file
-    # that was read in part comes whole.
+    # cloudpickle would send the file's current text, and a partly read file would start over.
     if file in (sys.stdout, sys.stderr):
-        return _as_ever[io.TextIOWrapper](file)
+        return _default_dispatch_table[io.TextIOWrapper](file)
     raise TypeError(f"cannot pickle the open file {file.name!r}")
 
 
-_as_ever: Any = cloudpickle.Pickler.dispatch_table
+_default_dispatch_table: Any = cloudpickle.Pickler.dispatch_table
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles functions by value, as cloudpickle does, and no open files."""
+    """Pickles functions by value, as cloudpickle does, and refuses open files."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how a value is pickled: modules with a class of their own, by their names."""
+        """Return the reduction of a value: modules of a custom class are pickled by name."""
         kind = type(obj)
         if kind is not types.ModuleType and issubclass(kind, types.ModuleType):  # such as torch.ops
             name = getattr(obj, "__name__", "")
@@ -169,10 +176,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return importlib.import_module, (name,)
         return super().reducer_override(obj)
 
-    dispatch_table: ClassVar = ChainMap[Any, Any]({io.TextIOWrapper: _refuse_open_file}, _as_ever)
+    dispatch_table: ClassVar = ChainMap[Any, Any](
+        {io.TextIOWrapper: _refuse_open_file}, _default_dispatch_table
+    )
 
 
-def _dumped(value: object, header: bytes = b"") -> bytes:
+def _dump(value: object, header: bytes = b"") -> bytes:
     with io.BytesIO() as file:
         file.write(header)
         Pickler(file, protocol=5).dump(value)

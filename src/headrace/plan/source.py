@@ -1,13 +1,14 @@
-"""The Source contract: where elements come from.
+"""The Source interface: where elements come from.
 
-A source has `size` indices: rows of an array, files, row groups. Each index holds elements in a
-fixed order, one (`elements_per_index == 1`) or any number (None: known only by reading). Whoever
-deals out work needs to know a number of indices and no code of the user's. A remote dataset is just
-another source.
+A source has `size` indices, such as rows of an array, files or row groups. Each index holds
+elements in a fixed order: one (`elements_per_index == 1`) or any number (None: known only by
+reading). Dividing a source into splits needs only the number of indices and runs no user code. A
+remote dataset is a source, too.
 
-A source is two classes: a `Source` that says what there is (small, picklable, opens nothing by
-itself) and a `Reader` of part of it. `headrace.testing.check_source` checks both. A source of one
-element an index, readable in any order, is an `IndexedSource`: `size` and `gather` are all of it.
+A source consists of two classes: a `Source` that describes the data (small, picklable, opens
+nothing) and a `Reader` of part of it. `headrace.testing.check_source` checks both. A source with
+one element per index that can be read in any order is an `IndexedSource`, which needs only `size`
+and `gather`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = [
     "INDEX_SPEC",
     "INFINITE",
     "UNKNOWN",
-    "IndexHolds",
+    "IndexKind",
     "IndexedReader",
     "IndexedSource",
     "Position",
@@ -38,22 +39,22 @@ __all__ = [
     "Source",
     "check_limit",
     "check_range",
-    "checked_source",
+    "validate_source",
 ]
 
 INFINITE = -1
-"""A size or cardinality without end."""
+"""An infinite size or cardinality."""
 UNKNOWN = -2
-"""A cardinality that only reading can tell."""
+"""A cardinality that only reading can determine."""
 
 Position: TypeAlias = Any
-"""A reader's place: a JSON value (int, str, list, dict, None) of bounded size."""
+"""A reader's position: a JSON value (int, str, list, dict, None) of bounded size."""
 
 INDEX_SPEC = ArraySpec((), np.int64)
 """Spec of an index."""
 
-IndexHolds: TypeAlias = Literal["element", "file", "part"]
-"""What an index is: exactly one element, the elements of one file, or any other group."""
+IndexKind: TypeAlias = Literal["element", "file", "part"]
+"""Contents of an index: exactly one element, the elements of one file, or any other group."""
 
 
 class Reader(Protocol):
@@ -68,89 +69,89 @@ class Reader(Protocol):
     def read(self, limit: int) -> Chunk | None:
         """Return the next 1 to `limit` elements, or None at the end.
 
-        The elements are in memory that the caller owns. Returns early rather than late: what is at
-        hand without waiting (a block that was read) may be returned together. Where reading runs
-        user code (`Source.runs_user_code`) it returns `limit` elements, fewer only at the end or
-        before an error, and runs that code for no element more.
+        The caller owns the memory of the elements. The method returns early rather than late: it
+        may return just what is buffered (a block that was read). If reading runs user code
+        (`Source.runs_user_code`) it returns exactly `limit` elements, fewer only at the end or
+        before an error, and runs that code for no further element.
 
-        An element that cannot be read raises when its turn comes, after the elements before it
-        were returned; the next call goes on after it where that is possible, else ends. An
-        exception that is no `Exception` (Ctrl-C, `sys.exit()`) passes through and leaves the
-        position where it was before the call.
+        An element that cannot be read raises in its turn, after the elements before it were
+        returned; the next call continues after it if possible, else returns None. An exception not
+        derived from `Exception` (Ctrl-C, `sys.exit()`) propagates and leaves the position
+        unchanged.
         """
 
     def get_position(self) -> Position:
-        """Return the place before the next element, for `Source.open`; cheap (called per chunk)."""
+        """Return the position before the next element, for `Source.open`. Called once per chunk."""
 
     def close(self) -> None:
-        """Release files, sockets and threads. May be called twice."""
+        """Release files, sockets and threads. Idempotent."""
 
 
-class ArrivedReader(Reader, Protocol):
-    """A reader of elements that come in pieces, each of which is in memory as a whole."""
+class BufferedSourceReader(Reader, Protocol):
+    """A reader whose elements come in blocks. A block is completely in memory."""
 
     @property
-    def arrived(self) -> int:
-        """How many of the next elements are in memory, as views of one piece; 0: none, so far."""
+    def available_elements(self) -> int:
+        """Number of next elements in memory, as views of one block; 0 if none is buffered."""
 
 
 class RowReader(Reader, Protocol):
-    """A reader that can also give elements one by one: where each costs a call of user code."""
+    """A reader that also yields single elements, for sources that call user code for each."""
 
     def rows(self) -> Iterator[Any]:
-        """Return an iterator over the next elements, each read when it is asked for.
+        """Return an iterator over the next elements, each read on demand.
 
-        After each it stands where `read(1)` would, and the position is after an element that
-        could not be read once that was raised; then, and at the end, it is over. While it is not,
-        nothing but `get_position` and `close` is called.
+        After each element the position is the one after `read(1)`. After an unreadable element has
+        raised, the position is after it and the iterator is finished, as at the end. Until the
+        iterator is finished, only `get_position` and `close` may be called.
         """
 
 
-class Keeper(Protocol):
-    """Keeps what readers gave that cannot be opened at any position.
+class ReplayBuffers(Protocol):
+    """Buffers of elements from readers that cannot be opened at any position.
 
-    After an interruption an iterator builds its steps again at its last place. Readers that are
-    closed by it meanwhile (between `hold` and `release`) can be opened where they were.
+    After an interruption an iterator rebuilds its steps at its last position. Readers closed in the
+    process (between `hold_readers` and `release_readers`) can be reopened at their position.
     """
 
-    def watch(self, iterator: Any) -> None:
-        """Take note of an iterator that will say what may be forgotten."""
+    def register_iterator(self, iterator: Any) -> None:
+        """Register an iterator, which will report the elements that can be discarded."""
 
-    def leave_off(self, iterator: Any) -> None:
-        """Take note that an iterator is closed, or at its end. May be called twice."""
+    def unregister_iterator(self, iterator: Any) -> None:
+        """Unregister an iterator that is closed or finished. Idempotent."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to say so."""
+        """Whether the buffers are full, so that the iterator should report its position."""
 
-    def forget(self, state: Any) -> None:
-        """Forget what came before `state`, the place of an iterator."""
+    def discard_before(self, state: Any) -> None:
+        """Discard the elements before the iterator position `state`."""
 
-    def stop_at(self, state: Any) -> None:
-        """Take note that nothing after `state`, the place of an iterator, was or will be used."""
+    def mark_end(self, state: Any) -> None:
+        """Record that no element after the iterator position `state` was or will be consumed."""
 
-    def said(self, state: Any) -> Any:
-        """Return `state`, the place of an iterator, as others can go on from there.
+    def export_state(self, state: Any) -> Any:
+        """Return the iterator position `state` in a form that other processes can resume.
 
         Raises:
-            FailedPreconditionError: Nobody could.
+            FailedPreconditionError: If no process could resume it.
         """
 
-    def take_loss(self) -> Exception | None:
-        """Return the error to raise after the last element, once; None: nothing is missing."""
+    def take_loss_error(self) -> Exception | None:
+        """Return the error to raise after the last element, once; None if no element is missing."""
 
-    def hold(self, iterator: Any) -> None:
-        """Leave readers open that are closed from now on."""
+    def hold_readers(self, iterator: Any) -> None:
+        """Keep readers open that are closed from now on."""
 
-    def release(self, iterator: Any) -> None:
-        """Close those that were not opened again. May be called twice."""
+    def release_readers(self, iterator: Any) -> None:
+        """Close the held readers that were not opened again. Idempotent."""
 
 
 class Source(ABC):
-    """Something with `size` indices whose elements can be read, any range of indices by itself.
+    """A data set with `size` indices; any range of indices can be read independently.
 
-    Derive from it to read what Headrace does not know: write `size` and `open`, and override what
-    is not as the defaults say. Each may be a property or a class attribute.
+    Subclass it to read formats that Headrace does not support: implement `size` and `open`, and
+    override what differs from the defaults. Each may be a property or a class attribute.
 
     >>> source = hr.Dataset.range(5).plan.source
     >>> isinstance(source, hr.Source), source.size, source.elements_per_index
@@ -158,14 +159,13 @@ class Source(ABC):
     """
 
     saved_as: ClassVar[str] = ""
-    """What saved states call sources of this class; "" is the name of the class. Set it to the old
-    name when the class is renamed: states that were saved before are then read."""
-    speed_only: ClassVar[tuple[str, ...]] = ()
-    """Fields of a dataclass that change how fast the elements come, and nothing else: states fit
-    whatever they are."""
-    written: Node | None = None
-    """The plan that the source stands for, if it runs one elsewhere. Options, numbers and
-    identities of steps pass through such a source as if it were not there."""
+    """Name of sources of this class in saved states; "" uses the class name. After renaming the
+    class, set it to the old name so that old states remain readable."""
+    performance_fields: ClassVar[tuple[str, ...]] = ()
+    """Dataclass fields that affect performance only; states are valid for any value of them."""
+    remote_plan: Node | None = None
+    """The plan that the source runs remotely, if any. Options, numbers and identities of steps pass
+    through such a source as if the plan were local."""
     _counter: IterationCounter | None = None
     _occurrence: int = 0
 
@@ -185,150 +185,150 @@ class Source(ABC):
     ) -> Reader:
         """Return a reader of indices `start` to `stop` - 1.
 
-        Cheap, whatever `size` is: an engine may open every index by itself.
+        Must be cheap, whatever `size` is: an engine may open every index separately.
 
         Args:
-            start: The first index.
-            stop: The index after the last; may be INFINITE for a source without end.
-            position: Where to begin: what `Reader.get_position` returned, in any process.
-            pass_number: Which pass over the data this is, outermost first; most sources give the
-                same elements in every pass and ignore it.
+            start: First index.
+            stop: Index after the last; may be INFINITE for an infinite source.
+            position: Position to start from, as returned by `Reader.get_position` in any process.
+            pass_number: Number of the epoch in each enclosing `repeat`, outermost first. Most
+                sources have the same elements in every epoch and ignore it.
         """
 
     @property
     def element_spec(self) -> Spec | None:
-        """Spec of one element, or None when only reading can tell."""
+        """Spec of one element, or None if only reading can determine it."""
         return None
 
     @property
     def elements_per_index(self) -> int | None:
-        """Elements that each index holds, or None when only reading can tell."""
+        """Number of elements at each index, or None if only reading can determine it."""
         return None
 
     @property
     def element_count(self) -> int | None:
-        """Number of elements in all, where that is known though its indices hold any number."""
+        """Total number of elements, if known although indices hold any number of elements."""
         return None
 
     @property
     def splittable(self) -> bool:
-        """Whether parts of it may be read by different workers."""
+        """Whether different workers may read parts of it."""
         return True
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether reading runs code of the user's, so that nothing may be read unasked."""
+        """Whether reading runs user code, so that no element may be read before it is requested."""
         return False
 
     @property
-    def cannot_restore(self) -> str:
-        """Why reading cannot begin in the middle of the source, and what would do; "": it can."""
+    def restore_obstacle(self) -> str:
+        """Why reading cannot start in the middle of the source, and the remedy; "" if it can."""
         return ""
 
-    def seeded(self, seed: int) -> Source:
+    def with_seed(self, seed: int) -> Source:
         """Return the source for an iterator whose random steps draw from `seed`.
 
-        Only a source that runs a plan elsewhere (`written`) heeds it.
+        Only a source that runs a remote plan (`remote_plan`) uses it.
         """
         return self
 
-    def apart(self) -> Source:
-        """Return the source for a reader that nobody else misses anything for.
+    def detach(self) -> Source:
+        """Return an independent source, whose readers take no elements away from others.
 
-        Only a source whose readers share what there is heeds it.
+        Only a source whose readers share the elements (a named job) differs from the default.
         """
         return self
 
     @property
-    def meets_in(self) -> str:
-        """The job whose readers wait for each other at each element; "": nobody is waited for."""
+    def coordinated_job(self) -> str:
+        """Job whose readers wait for each other at each element; "" if there is none."""
         return ""
 
     @property
     def counter(self) -> IterationCounter | None:
-        """What numbers the iterations, where readers share a job; None: they do not."""
+        """Counter of iterations if readers share a job, else None."""
         return self._counter
 
     @property
     def occurrence(self) -> int:
-        """How many times the source stands in the plan before this place."""
+        """Number of earlier occurrences of the source in the plan."""
         return self._occurrence
 
-    def used_up(self, number: int) -> str:
-        """Return why iteration `number` had no elements, where all were read before.
+    def explain_exhausted(self, number: int) -> str:
+        """Return why iteration `number` had no elements because all were read before.
 
-        That is where the job that it reads is used up, and nobody else reads it now; "": it is not.
+        That is so if the source's job is exhausted and has no other reader now; otherwise "".
         """
         return ""
 
-    def at_occurrence(self, occurrence: int) -> Source:
-        """Return the source with this `occurrence`. Only one with a `counter` heeds it."""
+    def with_occurrence(self, occurrence: int) -> Source:
+        """Return the source with this `occurrence`. Only a source with a `counter` uses it."""
         return self
 
     @property
     def fixed_seeds(self) -> tuple[int, ...]:
-        """What steps of `written` draw from that have one order for ever (`plan.determinism`)."""
+        """Seeds of the steps of `remote_plan` that never reshuffle (`plan.determinism`)."""
         return ()
 
     def with_fixed_seeds(self, seeds: tuple[int, ...]) -> Source:
-        """Return the source whose `fixed_seeds` are these; there are as many."""
+        """Return the source with these seeds, as many as `fixed_seeds`."""
         return self
 
     @property
-    def account(self) -> str:
-        """What `explain()` says of it: how a plan is run elsewhere; "": nothing."""
+    def explanation(self) -> str:
+        """Text for `explain()` on how a remote plan runs; "" if there is none."""
         return ""
 
     @property
-    def half_in_order(self) -> str:
-        """How `written` is cut in two (`rewrites.cut`), where positions are places in its half.
+    def ordered_partition_mode(self) -> str:
+        """How `remote_plan` is partitioned, if positions refer to its client stage.
 
-        It may be decided only when somebody asks.
+        See `rewrites.partition`. It may be decided on first access.
         """
         return ""
 
     @property
-    def has_halves(self) -> bool:
-        """Whether `half_in_order` says anything; nothing is decided for that."""
-        return bool(self.half_in_order)
+    def has_ordered_partition(self) -> bool:
+        """Whether `ordered_partition_mode` is not empty, without deciding the mode."""
+        return bool(self.ordered_partition_mode)
 
-    def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
-        """Return why reading cannot begin at a place in a half of `written`; "": it can.
+    def explain_unusable_position(self, mode: str, *, is_single_process: bool) -> str:
+        """Return why reading cannot start at a position in a stage of `remote_plan`; "" if it can.
 
         Args:
-            half: Which one.
-            is_of_one_process: Whether it was saved where the plan was not cut.
+            mode: Partition mode of the saved position.
+            is_single_process: Whether the position was saved by a plan that was not partitioned.
         """
         return ""
 
     @property
     def has_order(self) -> bool:
-        """Whether what comes after a place is the same, in the same order, each time."""
+        """Whether the elements after a position are the same, in the same order, each time."""
         return True
 
     @property
-    def keeper(self) -> Keeper | None:
-        """Keeps what its readers gave, so that an interrupted iterator goes on; None: no need."""
+    def replay_buffers(self) -> ReplayBuffers | None:
+        """Replay buffers for resuming an interrupted iterator; None if none are needed."""
         return None
 
     @property
-    def index_holds(self) -> IndexHolds:
-        """What an index is: one element, the elements of one file, or any other group."""
+    def index_kind(self) -> IndexKind:
+        """Contents of an index: one element, the elements of one file, or any other group."""
         return "element" if self.elements_per_index == 1 else "part"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where an index is a file: the name of each; else empty."""
+        """Name of the file at each index; empty if indices are not files."""
         return ()
 
 
 class IndexedSource(Source):
-    """A source of one element an index, that can be read in any order: write `size` and `gather`.
+    """A source with one element per index, readable in any order: implement `size` and `gather`.
 
-    An element of shape `s` is a row of what `gather` returns, so all have one shape and dtype.
+    An element of shape `s` is a row of `gather`'s result, so all elements have one shape and dtype.
 
-    Where `gather` raises, rows are fetched one by one, so that only those fail that cannot be
-    fetched; but a batch directly over the source is one element, and fails as a whole.
+    If `gather` raises, rows are fetched one by one, so that only rows fail that cannot be fetched.
+    A batch directly over the source is one element, however, and fails as a whole.
 
     >>> class Squares(hr.IndexedSource):
     ...     size = 4
@@ -342,33 +342,34 @@ class IndexedSource(Source):
 
     @abstractmethod
     def gather(self, indices: NDArray[np.int64]) -> Any:
-        """Return the elements at `indices`, stacked: each component gets `indices`' axes in front.
+        """Return the stacked elements at `indices`; components have `indices`' axes in front.
 
-        `indices` may have any number of axes, may be empty and may name an index twice; the result
-        is fresh memory that the caller owns.
+        `indices` may have any number of axes, may be empty, and may repeat an index. The result
+        must be new memory, which the caller owns.
         """
 
     def gather_run(self, start: int, stop: int) -> Any:
-        """Return what `gather` does for indices `start` to `stop` - 1.
+        """Return the result of `gather` for indices `start` to `stop` - 1.
 
-        Override it where indices in order need not be looked at one by one.
+        Override it if consecutive indices need no lookup one by one.
         """
         return self.gather(np.arange(start, stop))
 
-    def lend(self, indices: NDArray[np.int64]) -> Any:
-        """Return what `gather` does, for somebody who only reads it.
+    def gather_borrowed(self, indices: NDArray[np.int64]) -> Any:
+        """Return the result of `gather` for a caller that only reads it.
 
-        It may be memory that the source keeps, and is read-only then; by default it is a copy.
+        The result may be memory that the source owns, and is then read-only; by default it is a
+        copy.
         """
         return self.gather(indices)
 
-    def lend_run(self, start: int, stop: int) -> Any:
-        """Return what `gather_run` does, for somebody who only reads it, as with `lend`."""
-        return self.lend(np.arange(start, stop))
+    def gather_run_borrowed(self, start: int, stop: int) -> Any:
+        """Return the elements of `gather_run` as read-only memory, like `gather_borrowed`."""
+        return self.gather_borrowed(np.arange(start, stop))
 
     @property
-    def lends_runs(self) -> bool:
-        """Whether `lend_run` copies nothing where `lend` would copy much, for all elements."""
+    def can_borrow_runs(self) -> bool:
+        """Whether `gather_run_borrowed` avoids a large copy of `gather_borrowed`."""
         return False
 
     @property
@@ -384,19 +385,19 @@ class IndexedSource(Source):
         *,
         pass_number: tuple[int, ...] = (),
     ) -> Reader:
-        """Return a reader that gathers indices `start` to `stop` - 1; its position is the next."""
+        """Return a reader of indices `start` to `stop` - 1; its position is the next index."""
         check_range(start, stop, self.size)
         return IndexedReader(self.gather_run, start, stop, position)
 
 
 class IndexedReader:
-    """Reads a source of one element an index; its position is the next index.
+    """Reader of a source with one element per index; its position is the next index.
 
     Args:
-        gather_run: Gives the elements from one index up to another, stacked.
-        start: The first index.
-        stop: The index after the last, or INFINITE.
-        position: Where to begin, if not at `start`.
+        gather_run: Function that returns the stacked elements from one index up to another.
+        start: First index.
+        stop: Index after the last, or INFINITE.
+        position: Index to start from; None starts at `start`.
     """
 
     def __init__(self, gather_run: Any, start: int, stop: int, position: Position = None) -> None:
@@ -431,7 +432,7 @@ def check_range(start: int, stop: int, size: int) -> None:
     """Check that `start` to `stop` - 1 are indices of a source.
 
     Raises:
-        ValueError: They are not.
+        ValueError: If they are not.
     """
     within = start >= 0 and (
         (start <= stop or stop == INFINITE) if size == INFINITE else start <= stop <= size
@@ -442,20 +443,20 @@ def check_range(start: int, stop: int, size: int) -> None:
 
 
 def check_limit(limit: int) -> None:
-    """Check that a reader is asked for at least one element.
+    """Check that at least one element is requested.
 
     Raises:
-        ValueError: It is not.
+        ValueError: If `limit` is less than 1.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
 
 
-def checked_source(source: Any) -> Source:
-    """Return `source` if it is one.
+def validate_source(source: Any) -> Source:
+    """Return `source` if it is a Source.
 
     Raises:
-        TypeError: It is not; the message says what would do.
+        TypeError: If it is not; the message suggests a remedy.
     """
     if isinstance(source, Source):
         return source

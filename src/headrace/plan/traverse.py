@@ -1,4 +1,4 @@
-"""Walk a plan: in order, bottom up, as text. Nothing here recurses: plans are deep."""
+"""Traversal of plans: in order, bottom-up, as text. Nothing recurses, because plans are deep."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TypeVar
 
 from headrace.element.spec import Spec
 from headrace.plan.elements import FromSource
-from headrace.plan.node import Node, distinct
+from headrace.plan.node import Node, distinct_nodes
 from headrace.plan.options import Options, WithOptions
 
 __all__ = [
     "cardinality",
     "element_spec",
+    "find_borrowing_steps",
+    "find_leaves",
     "fold",
-    "is_index_part",
-    "leaves",
-    "lending_steps",
+    "is_index_plan",
     "merged_options",
     "outline",
     "transform",
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 def walk(plan: Node) -> Iterator[Node]:
-    """Yield all nodes, inputs before the step that takes them, left to right.
+    """Yield all nodes, inputs first, left to right.
 
-    A node that stands in the plan several times comes as often.
+    A node that occurs several times in the plan is yielded each time.
     """
     pending = [(plan, False)]
     while pending:
@@ -42,20 +42,20 @@ def walk(plan: Node) -> Iterator[Node]:
 
 
 def fold(plan: Node, visit: Callable[[Node, list[T]], T], *, once: bool = False) -> T:
-    """Return `visit(plan, results)`, where `results` are those of its inputs, found in this way.
+    """Return `visit(plan, results)`, where `results` are computed the same way for its inputs.
 
     Args:
         plan: The plan.
-        visit: Called in `walk` order.
-        once: Call it once for a node that stands in the plan several times, instead of as often.
+        visit: Function called in `walk` order.
+        once: Whether to call it once for a node that occurs several times.
     """
     if once:
         known: dict[int, T] = {}
-        for node in distinct([plan]):
+        for node in distinct_nodes([plan]):
             known[id(node)] = visit(node, [known[id(input_)] for input_ in node.inputs])
         return known[id(plan)]
     results: list[T] = []
-    pending = [(plan, -1)]  # a node, and the number of its inputs once they are done
+    pending = [(plan, -1)]  # a node, and its number of inputs once they are visited
     while pending:
         node, count = pending.pop()
         if count < 0:
@@ -73,9 +73,9 @@ def fold(plan: Node, visit: Callable[[Node, list[T]], T], *, once: bool = False)
 def transform(plan: Node, rule: Callable[[Node], Node]) -> Node:
     """Return the plan with `rule` applied to every node, inputs first.
 
-    A node that stands in the plan several times does so in the result.
+    A node that occurs several times is shared in the result, too.
     """
-    return fold(plan, lambda node, inputs: rule(node.over(inputs)), once=True)
+    return fold(plan, lambda node, inputs: rule(node.with_inputs(inputs)), once=True)
 
 
 def cardinality(plan: Node) -> int:
@@ -88,20 +88,20 @@ def element_spec(
     infer: Callable[[Node], Spec | None] | None = None,
     known: dict[int, Spec | None] | None = None,
 ) -> Spec | None:
-    """Return the spec of the plan's elements.
+    """Return the spec of the plan's elements, or None if it is unknown.
 
     Args:
         plan: The plan.
-        infer: Called for a node whose spec only running can tell, and not for what lies below it
-            unless that is another step's input. Without it such a plan has no spec, and None is
-            returned; so it is where `infer` returns None for the plan.
-        known: Specs by the `id` of their nodes, for several calls about one plan; added to.
+        infer: Function called for a node whose spec only a run can determine, and not for the
+            nodes below it unless another step reads them. Without it, or if it returns None, the
+            plan has no spec.
+        known: Specs by the `id` of their nodes, shared by several calls on one plan; extended.
     """
     known = {} if known is None else known
     pending = [plan]
     while pending:
         node = pending[-1]
-        inputs = () if node.own_spec else node.inputs
+        inputs = () if node.has_own_spec else node.inputs
         missing = [input_ for input_ in inputs if id(input_) not in known]
         if missing:
             pending.extend(reversed(missing))
@@ -118,23 +118,23 @@ def element_spec(
 
 
 def merged_options(plan: Node) -> Options:
-    """Return the options that hold for the whole plan: a later setting wins over an earlier."""
+    """Return the options of the whole plan: later settings override earlier ones."""
     options = Options()
-    for node in distinct([plan]):
+    for node in distinct_nodes([plan]):
         if isinstance(node, WithOptions):
             options = options.merged_with(node.options)
-        elif isinstance(node, FromSource) and (written := node.source.written) is not None:
+        elif isinstance(node, FromSource) and (written := node.source.remote_plan) is not None:
             options = options.merged_with(merged_options(written))
     return options
 
 
 def outline(plan: Node, depth: int = 0, notes: Mapping[int, str] | None = None) -> str:
-    """Return the plan as indented text, the last step first.
+    """Return the plan as indented text, last step first.
 
     Args:
         plan: The plan.
-        depth: How far to indent it.
-        notes: What to say of some nodes, by their `id`.
+        depth: Indentation level of the first line.
+        notes: Annotations of nodes, by their `id`.
     """
     notes = notes or {}
     lines = []
@@ -142,35 +142,35 @@ def outline(plan: Node, depth: int = 0, notes: Mapping[int, str] | None = None) 
     while pending:
         node, level = pending.pop()
         note = f"  <- {notes[id(node)]}" if id(node) in notes else ""
-        lines.append("  " * min(level, _DEEPEST_INDENT) + node.describe() + note)
+        lines.append("  " * min(level, _MAX_INDENT) + node.describe() + note)
         pending.extend((input_, level + 1) for input_ in reversed(node.inputs))
     return "\n".join(lines)
 
 
-_DEEPEST_INDENT = 60
-"""In levels; without it the text of a long chain of steps would grow as its square."""
+_MAX_INDENT = 60
+"""In levels; without a limit the text of a long chain of steps would grow quadratically."""
 
 
-# --- The index part of a plan: its subtrees of index steps only, which are arithmetic -------------
+# --- Index plans: subtrees that consist of index steps --------------------------------------------
 #
-# An index part calls no function of the user's and reads nothing. Its elements follow from (seed,
-# pass), they are counted without reading, and the state of an iterator over it is one integer. The
-# plan is taken in its normal form (`rewrites.normal`).
+# An index plan calls no user function and reads no data. Its elements follow from the seed and the
+# epoch, can be counted without reading, and an iterator over it has an integer as its state. Plans
+# are given in their canonical form (`rewrites.canonicalize`).
 
 
-def is_index_part(plan: Node) -> bool:
-    """Say whether `plan` is index steps only, down to the numbers that it starts from."""
-    return all(node.index_step for node in distinct([plan]))
+def is_index_plan(plan: Node) -> bool:
+    """Return whether `plan` consists of index steps only."""
+    return all(node.is_index_step for node in distinct_nodes([plan]))
 
 
-def leaves(plan: Node) -> tuple[Node, ...]:
-    """Return the roots of the largest index parts, in `walk` order.
+def find_leaves(plan: Node) -> tuple[Node, ...]:
+    """Return the roots of the largest index plans, in `walk` order.
 
-    A leaf's number is its place here. An index part that stands in the plan several times is as
-    many leaves: each is read for itself.
+    A leaf's number is its index in the result. An index plan that occurs several times counts as
+    several leaves, because each occurrence is read separately.
     """
     found: list[Node] = []
-    inside = _index_steps(plan)
+    inside = _find_index_steps(plan)
     pending = [plan]
     while pending:
         node = pending.pop()
@@ -181,24 +181,24 @@ def leaves(plan: Node) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def _index_steps(plan: Node) -> set[int]:
-    """Return the `id` of each node that is the root of an index part."""
+def _find_index_steps(plan: Node) -> set[int]:
+    """Return the `id` of each node that is the root of an index plan."""
     inside: set[int] = set()
-    for node in distinct([plan]):
-        if node.index_step and all(id(input_) in inside for input_ in node.inputs):
+    for node in distinct_nodes([plan]):
+        if node.is_index_step and all(id(input_) in inside for input_ in node.inputs):
             inside.add(id(node))
     return inside
 
 
-# --- Which steps may lend what they hold ----------------------------------------------------------
+# --- Steps that may return borrowed memory --------------------------------------------------------
 #
-# Elements belong to their consumer, so a source and a cache give copies of what they keep. A worker
-# that sends elements on only reads them. Then nobody writes into an element but a user's function
-# that it is passed to, and what is passed to none need not be copied.
+# The consumer owns its elements, so sources and caches return copies of their data. A worker that
+# sends elements only reads them. Then only user functions write to elements, and elements that are
+# passed to none need not be copied.
 
 
-def lending_steps(plan: Node) -> frozenset[int]:
-    """Return the `id` of each step whose elements are passed to no function of the user's.
+def find_borrowing_steps(plan: Node) -> frozenset[int]:
+    """Return the `id` of each step whose elements are passed to no user function.
 
     Args:
         plan: A plan whose elements are only read.
@@ -210,7 +210,7 @@ def lending_steps(plan: Node) -> frozenset[int]:
         if id(node) in found[is_only_read]:
             continue
         found[is_only_read].add(id(node))
-        below = is_only_read and node.only_reads
+        below = is_only_read and node.is_read_only
         pending.extend((input_, below) for input_ in node.inputs)
-    # What stands in two places is lent in neither, unless it may be in both.
+    # A step that occurs twice may lend its memory only if both occurrences may.
     return frozenset(found[True] - found[False])

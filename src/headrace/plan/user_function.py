@@ -1,4 +1,4 @@
-"""Calls of users' functions: how an element is passed, and what an error of theirs becomes."""
+"""Calls of user functions: argument passing and error wrapping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.element.ownership import owned
+from headrace.element.ownership import take_ownership
 from headrace.errors import (
     HeadraceError,
     InvalidElementError,
@@ -22,26 +22,26 @@ from headrace.plan.node import Node, describe_function
 
 __all__ = ["UserFunction", "map_rows", "step_name"]
 
-_UNKNOWN: Any = object()
-_LONGEST_SHOWN = 200
-_MOST_SHOWN = 8
-"""Numbers of an array; a larger one is shown by its shape and dtype."""
+_UNKNOWN_ELEMENT: Any = object()
+_MAX_SHOWN_LENGTH = 200
+_MAX_SHOWN_ITEMS = 8
+"""Largest size of an array whose numbers are shown; others are shown by shape and dtype."""
 
 
 def step_name(node: Node, kind: str | None = None) -> str:
-    """Return how errors name a step: what it is, and where the user wrote it."""
+    """Return the name of a step in errors: its kind, and the user's file and line."""
     kind = kind or node.kind
     return f"{kind} ({node.location})" if node.location else kind
 
 
 class UserFunction:
-    """A user's function, as a step calls it.
+    """A user's function, as called by a step.
 
     Args:
         fn: The function.
-        step: The name of the step, as `step_name` gives it.
-        contain_exits: Whether KeyboardInterrupt, SystemExit and the like become a
-            UserFunctionError, too: on a thread of a server nobody but the function raises them.
+        step: Name of the step, from `step_name`.
+        contain_exits: Whether to convert KeyboardInterrupt, SystemExit and the like to
+            UserFunctionError as well. On a server thread only the function itself raises them.
     """
 
     __slots__ = ("_contain_exits", "_step", "fn")
@@ -55,17 +55,18 @@ class UserFunction:
         """Call the function; a plain tuple is passed as several arguments."""
         return self.fn(*element) if type(element) is tuple else self.fn(element)
 
-    def blame(self, error: BaseException, position: int, element: Any = _UNKNOWN) -> Exception:
-        """Return the error to raise for one that a call raised: its traceback, and where it was.
+    def wrap_error(
+        self, error: BaseException, position: int, element: Any = _UNKNOWN_ELEMENT
+    ) -> Exception:
+        """Return the error to raise for one raised by a call, with its traceback and the element.
+
+        Headrace's own errors (such as a corrupt record in a nested dataset) are returned unchanged.
+        KeyboardInterrupt, SystemExit and the like are raised at once unless they are contained.
 
         Args:
-            error: What the call raised.
+            error: Error raised by the call.
             position: Number of the element.
-            element: What the function was called with; the message shows the beginning of it.
-
-        Errors of Headrace's own (a corrupt record in a nested dataset, say) stay as they are. So
-        do KeyboardInterrupt, SystemExit and the like where they are not contained: they are raised
-        at once.
+            element: Argument of the call; the message shows its beginning.
         """
         if not isinstance(error, Exception):
             if not self._contain_exits:
@@ -79,14 +80,14 @@ class UserFunction:
         kind = type(error).__name__
         text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
         said = describe_error(error).removeprefix(kind).removeprefix(": ")
-        if kind == "TypeError" and _ARITY.search(said) and _user_frames(error) is None:
+        if kind == "TypeError" and _ARITY_ERROR.search(said) and _user_frames(error) is None:
             said += (
                 "; a tuple is passed as several arguments, one for each of its parts (write "
                 "lambda a, b: ... or lambda *parts: ...), and any other element as one"
             )
         wrapped = UserFunctionError(
             f"the function {describe_function(self.fn)} of {self._step} raised {kind} for element "
-            f"{position}: {said}{_shown_line(element)}\n\nOriginal traceback:\n{text}",
+            f"{position}: {said}{_format_element(element)}\n\nOriginal traceback:\n{text}",
             position=position,
             original_type=kind,
             original_traceback=text,
@@ -96,17 +97,18 @@ class UserFunction:
 
 
 def map_rows(call: UserFunction, rows: Iterable[Any], results: list[Any]) -> None:
-    """Append what a `map` makes of each row; one that fails raises, and those before it are there.
+    """Append the result of `call` for each row.
 
-    The error is as the function raised it: see `UserFunction.blame`.
+    If a row fails, the results of the rows before it have been appended, and the function's
+    original error propagates; see `UserFunction.wrap_error`.
     """
     fn, append = call.fn, results.append
     for row in rows:
-        append(owned(fn(*row) if type(row) is tuple else fn(row)))
+        append(take_ownership(fn(*row) if type(row) is tuple else fn(row)))
 
 
-class _Shown(reprlib.Repr):
-    """Represents elements in few letters, and calls no code of the user's."""
+class _ElementRepr(reprlib.Repr):
+    """Short representations of elements that call no user code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +117,7 @@ class _Shown(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         if isinstance(x, np.ndarray):
-            if x.size > _MOST_SHOWN or x.dtype.hasobject:
+            if x.size > _MAX_SHOWN_ITEMS or x.dtype.hasobject:
                 return f"array of shape {x.shape}, {x.dtype}"
             return self.repr1(x.tolist(), level)
         if isinstance(x, np.generic) and not x.dtype.hasobject:
@@ -128,29 +130,31 @@ class _Shown(reprlib.Repr):
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, tuple, list, dict)
-_SHOWN = _Shown()
+_ELEMENT_REPR = _ElementRepr()
 
 
-def _shown_line(element: Any) -> str:
-    """Return a line that shows an element; empty where it is not known."""
-    if element is _UNKNOWN:
+def _format_element(element: Any) -> str:
+    """Return a line that shows an element, or "" if the element is unknown."""
+    if element is _UNKNOWN_ELEMENT:
         return ""
     try:
-        shown = _SHOWN.repr(element)
+        shown = _ELEMENT_REPR.repr(element)
     except Exception:
         return ""
-    if len(shown) > _LONGEST_SHOWN:
-        shown = f"{shown[: _LONGEST_SHOWN - 3]}..."
+    if len(shown) > _MAX_SHOWN_LENGTH:
+        shown = f"{shown[: _MAX_SHOWN_LENGTH - 3]}..."
     return f"\nThe element: {shown}"
 
 
 def _user_frames(error: BaseException) -> Any:
-    """Return the traceback without the frames of this package that lead to the user's."""
+    """Return the traceback from the first frame outside this package on."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(
+        _INTERNAL_MODULES
+    ):
         frames = frames.tb_next
     return frames
 
 
-_ARITY = re.compile("takes .*positional argument|missing .*positional argument")
-_OURS = ("headrace.execution", "headrace.plan")
+_ARITY_ERROR = re.compile("takes .*positional argument|missing .*positional argument")
+_INTERNAL_MODULES = ("headrace.execution", "headrace.plan")

@@ -1,4 +1,4 @@
-"""Steps that gather elements which belong together: windows of one key, buckets of like length."""
+"""Steps that group elements: windows by key, and buckets by length."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.arguments import check_callable, check_flag, check_int
-from headrace.element.pad import Padding, checked_shapes, checked_values
-from headrace.element.spec import Spec, batched
+from headrace.element.pad import Padding, check_shapes, check_values
+from headrace.element.spec import Spec, batch_spec
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 
@@ -19,20 +19,20 @@ __all__ = ["BucketBySequenceLength", "GroupByWindow"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class GroupByWindow(Node):
-    """Gather elements by `key_func`; yield the elements of `reduce_func(key, window)`."""
+    """Group elements by `key_func`; yield the elements of `reduce_func(key, window)`."""
 
     kind: ClassVar[str] = "group_by_window"
-    draws: ClassVar[bool] = True
-    reads_again: ClassVar[bool] = True
-    own_spec: ClassVar[bool] = True
+    is_random: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
+    has_own_spec: ClassVar[bool] = True
 
     input: Node
     key_func: Callable[..., Any]
     reduce_func: Callable[..., Any]
     window_size: int | None = None
     window_size_func: Callable[..., Any] | None = None
-    make_dataset: Callable[[Node], Any] = field(metadata={"counts": False})
-    """Makes what `reduce_func` is called with, out of a plan."""
+    make_dataset: Callable[[Node], Any] = field(metadata={"is_parameter": False})
+    """Makes the dataset that `reduce_func` is called with from a plan."""
 
     def __post_init__(self) -> None:
         check_callable("key_func", self.key_func)
@@ -43,7 +43,7 @@ class GroupByWindow(Node):
                 f"`group_by_window` takes `window_size` or `window_size_func`, but got {given}"
             )
         if self.window_size is not None:
-            self.keep_int("window_size", minimum=1)
+            self.validate_int("window_size", minimum=1)
         else:
             check_callable("window_size_func", self.window_size_func)
 
@@ -56,11 +56,11 @@ class GroupByWindow(Node):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BucketBySequenceLength(Node):
-    """Gather elements whose lengths lie between the same boundaries; pad and stack them."""
+    """Group elements by length into buckets; pad and stack the elements of a bucket."""
 
     kind: ClassVar[str] = "bucket_by_sequence_length"
-    carries: ClassVar[bool] = True
-    reads_again: ClassVar[bool] = True
+    propagates_ids: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
 
     input: Node
     element_length_func: Callable[..., Any]
@@ -75,7 +75,7 @@ class BucketBySequenceLength(Node):
     def __post_init__(self) -> None:
         check_callable("element_length_func", self.element_length_func)
         for name in ("bucket_boundaries", "bucket_batch_sizes"):
-            object.__setattr__(self, name, _ints(name, self.__dict__[name]))
+            object.__setattr__(self, name, _validate_ints(name, self.__dict__[name]))
         for name in ("pad_to_bucket_boundary", "no_padding", "drop_remainder"):
             check_flag(name, self.__dict__[name], or_none=False)
         boundaries, sizes = self.bucket_boundaries, self.bucket_batch_sizes
@@ -88,21 +88,21 @@ class BucketBySequenceLength(Node):
                 f"`bucket_batch_sizes` must be one more than the {len(boundaries)} boundaries (the "
                 f"last bucket has no upper one), but got {len(sizes)}"
             )
-        object.__setattr__(self, "padded_shapes", checked_shapes(self.padded_shapes))
-        object.__setattr__(self, "padding_values", checked_values(self.padding_values))
+        object.__setattr__(self, "padded_shapes", check_shapes(self.padded_shapes))
+        object.__setattr__(self, "padding_values", check_values(self.padding_values))
 
     def spec(self, *inputs: Spec) -> Spec | None:
         alike = self.drop_remainder and len(set(self.bucket_batch_sizes)) == 1
         size = self.bucket_batch_sizes[0] if alike else None
         if self.no_padding:
-            return batched(inputs[0], size)
+            return batch_spec(inputs[0], size)
         return Padding(self.padded_shapes, self.padding_values).spec(inputs[0], size)
 
     def cardinality(self, *inputs: int) -> int:
         return inputs[0] if inputs[0] in (0, INFINITE) else UNKNOWN
 
 
-def _ints(name: str, values: Any) -> tuple[int, ...]:
+def _validate_ints(name: str, values: Any) -> tuple[int, ...]:
     """Return a list of positive integers as a tuple."""
     if not isinstance(values, list | tuple | range | np.ndarray):
         raise TypeError(f"`{name}` must be a list of integers, but got {values!r:.80}")

@@ -1,13 +1,11 @@
-"""Child processes: started with a clean environment, kept running, stopped by a deadline.
+"""Child processes: start with a clean environment, supervision, and stop with a deadline.
 
-parent_link  the child's side: what it says to whoever started it, how it learns that it is to
-             leave,
-        what ends it when it hangs
-child   one process, the link to it, how it ended
-supervisor  commands that are kept running: started again, after a growing delay, when they die; the
-        thread that looks at them, and how they are stopped
+    parent_link  the child's side: messages to the parent, stop requests, exit of hung processes
+    child        one process, its link, and how it ended
+    supervisor   commands that are kept running: polling, restarts with growing delays, stop
 
-A child dies with its parent: a socket ties the two, and it closes however the parent ends. Whether
-an end was asked for is never read from an exit code, which a user's function may have chosen: the
-parent remembers whom it asked, and a child that a signal asks says so.
+A child dies with its parent: a socket connects the two, and it closes however the parent ends.
+Whether an exit was requested is never derived from an exit code, which a user's function may have
+chosen: the parent remembers which processes it asked to stop, and a child that gets a signal
+reports that.
 """

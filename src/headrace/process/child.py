@@ -1,4 +1,4 @@
-"""A process that was started here: the link to it, what it says, how it ended."""
+"""A child process: its link, its messages, and how it ended."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO
 
-from headrace.forks import stays_with_parent
-from headrace.open_files import check_room
+from headrace.forks import register_fork_sensitive
+from headrace.open_files import check_available
 from headrace.process.parent_link import READY, STOPPING
 
 __all__ = ["NO_ACCELERATORS", "ChildCommand", "ChildProcess", "build_command", "clean_environment"]
@@ -23,8 +23,8 @@ __all__ = ["NO_ACCELERATORS", "ChildCommand", "ChildProcess", "build_command", "
 
 _BLOCK = 4096
 _MAX_FILES = 10
-"""At most so many are opened to start a process."""
-#: What makes an interpreter do something else than run its command to the end.
+"""Largest number of descriptors opened to start a process."""
+#: Variables that make an interpreter do more than run its command.
 _INTERPRETER_VARIABLES = ("PYTHONINSPECT", "PYTHONSTARTUP")
 
 
@@ -34,9 +34,10 @@ def clean_environment(
     """Return the environment of a child.
 
     Args:
-        variables: Those of this process; what is meant for this interpreter alone is left out.
-        given: More, the later ones stronger.
-        paths: Where the child finds modules, before anywhere else.
+        variables: Environment of this process; variables meant for its interpreter alone are
+            removed.
+        given: Further variables; later mappings take precedence.
+        paths: Module search path of the child, before any other.
     """
     kept = {name: text for name, text in variables.items() if name not in _INTERPRETER_VARIABLES}
     if paths:
@@ -48,17 +49,17 @@ def clean_environment(
 
 @dataclass(frozen=True, kw_only=True)
 class ChildCommand:
-    """What a child runs.
+    """Command line and environment of a child.
 
     Attributes:
-        arguments: After the interpreter: `("-m", "package.module", ...)`.
-        environment: All of its variables.
-        dies_with_parent: Whether it is of no use without its parent: what it writes until it is
-            ready is kept, for a message about why it is not, and it dies when the parent does. Its
-            last two arguments are numbers of descriptors: the one that takes over from standard
+        arguments: Arguments of the interpreter: `("-m", "package.module", ...)`.
+        environment: All environment variables.
+        dies_with_parent: Whether the child is useless without its parent. Its output is then kept
+            until it is ready, for an error message, and the kernel kills it when the parent ends.
+            Two descriptor numbers are appended to its arguments: the one that replaces standard
             output and error when it is ready, and its lifeline (`process/parent_link.py`).
-        output: Descriptor of what takes its standard output and error, where they are not kept;
-            None: those of this process.
+        output: Descriptor for its standard output and error if they are not kept; None inherits
+            those of this process.
     """
 
     arguments: tuple[str, ...]
@@ -70,23 +71,23 @@ class ChildCommand:
 class ChildProcess:
     """One process, from its start to its end.
 
-    It has a process group of its own: Ctrl-C is for its parent, which passes it on.
+    It has its own process group: Ctrl-C reaches only the parent, which passes it on.
     """
 
     def __init__(self, command: ChildCommand) -> None:
-        check_room(_MAX_FILES)
+        check_available(_MAX_FILES)
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
         self._unread = b""
-        # An unnamed file, so that nothing is left when all are killed.
+        # An unnamed file, so that none is left behind if all processes are killed.
         self._startup_output: IO[bytes] | None = None
         self._lifeline: int | None = None
         if command.dies_with_parent:
             self._startup_output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is ready
         self._final_output = ""
-        #: Whether it was asked to leave, here or by a signal from somebody else.
+        #: Whether it was asked to stop, by this process or by a signal.
         self.stop_requested = False
-        #: What it said when it was ready; None: it is not, yet.
+        #: Text of its ready message; None before that.
         self.ready_message: str | None = None
         with contextlib.ExitStack() as stack:
             undo = stack.enter_context(contextlib.ExitStack())
@@ -109,26 +110,26 @@ class ChildProcess:
                 process_group=0,
             )
             undo.pop_all()
-        stays_with_parent(self)
+        register_fork_sensitive(self)
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, negative for a signal; None: it has not ended."""
+        """Exit code, negative for a signal; None while the process is running."""
         return self._process.poll()
 
     @property
     def exit_description(self) -> str:
-        """How it ended, in words."""
+        """How the process ended, for messages."""
         code = self._process.poll()
         if code is None:
             return "is running"
@@ -139,7 +140,7 @@ class ChildProcess:
         return f"ended by signal {-code}"
 
     def read_messages(self) -> None:
-        """Take what it has said so far."""
+        """Read the messages sent so far."""
         with contextlib.suppress(OSError):
             while piece := self._link.recv(_BLOCK):
                 self._unread += piece
@@ -153,32 +154,32 @@ class ChildProcess:
                 self.stop_requested = True
 
     def read_startup_output(self) -> str:
-        """Return what it wrote before it was ready, where that is kept."""
+        """Return the output from before the process was ready, if it is kept."""
         if self._startup_output is not None:
             self._startup_output.seek(0)
             self._final_output = self._startup_output.read().decode(errors="replace").strip()
         return self._final_output
 
     def request_stop(self) -> None:
-        """Ask it to leave, by closing the link; do not wait."""
+        """Ask the process to stop, by closing the link; do not wait."""
         self.read_messages()
         self.stop_requested = True
         self._link.close()
 
     def terminate(self) -> None:
-        """Ask it by SIGTERM; one that was asked before then leaves at once."""
+        """Send SIGTERM; a process that was already asked to stop then exits at once."""
         self.stop_requested = True
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill it (SIGKILL), and wait for its end."""
+        """Kill the process (SIGKILL), and wait for its end."""
         self.stop_requested = True
         self._process.kill()
         self._process.wait()
         self.reap()
 
     def wait(self, until: float) -> bool:
-        """Wait for its end until a time of the monotonic clock; return whether it has ended."""
+        """Wait until a time of the monotonic clock; return whether the process has ended."""
         try:
             self._process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -187,13 +188,13 @@ class ChildProcess:
         return True
 
     def reap(self) -> None:
-        """Take the last words of one that has ended, and free what is held for it here."""
+        """Read the last messages of an ended process, and release its resources here."""
         self.read_messages()
         self.read_startup_output()
         self.leave_to_parent()
 
     def leave_to_parent(self) -> None:
-        """Close what belongs to it here; in a forked process the link would else stay open."""
+        """Close what is held for the process; after a fork, copies would keep the link open."""
         self._link.close()
         self._close_startup_output()
         lifeline, self._lifeline = self._lifeline, None
@@ -214,18 +215,19 @@ def _duplicate_stderr() -> int:
 
 
 NO_ACCELERATORS = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-"""The accelerators belong to the process that trains; a child would take memory on them."""
+"""Hides the accelerators from children: they belong to the training process, and a child would
+allocate memory on them.
+"""
 
 
 def build_command(module: str, *arguments: str, environment: Mapping[str, str]) -> ChildCommand:
-    """Return the command of a child that runs a module of ours and ends with this process.
+    """Return the command of a child that runs a module of this package and ends with this process.
 
     Args:
-        module: It is run as a program, with two more arguments (see
+        module: Module to run as a program, with two more arguments (see
             `ChildCommand.dies_with_parent`).
-        *arguments: Of the program.
-        environment: Variables that it gets besides those of this process, and more than these:
-            accelerators are hidden from it.
+        *arguments: Arguments of the program.
+        environment: Variables added to those of this process, in which accelerators are hidden.
     """
     return ChildCommand(
         arguments=("-m", module, *arguments),
@@ -233,7 +235,8 @@ def build_command(module: str, *arguments: str, environment: Mapping[str, str]) 
             os.environ,
             NO_ACCELERATORS,
             environment,
-            # Functions of the user's modules travel by name: a child must find the same modules.
+            # Functions of the user's modules are pickled by name, so a child must find the same
+            # modules.
             paths=tuple(sys.path),
         ),
         dies_with_parent=True,

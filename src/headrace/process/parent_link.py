@@ -1,22 +1,22 @@
-"""The child's end of the link to whoever started it: a socket in place of standard input.
+"""The child's end of the link to its parent process: a socket in place of standard input.
 
-The parent says one thing, by closing it: leave. The child writes lines of text: that it is ready,
-and that somebody else has asked it to leave, by a signal.
+The parent closes the link to ask the child to stop. The child writes lines of text: that it is
+ready, and that a signal asked it to stop.
 
-A child that is of no use without its parent has a lifeline, too: a pipe that nobody writes to and
-that closes only when the parent is gone. The kernel then kills the child, which may be inside a
-function that holds the interpreter's lock and would never look at the link.
+A child that is useless without its parent also has a lifeline: a pipe that is never written to and
+closes only when the parent has ended. The kernel then kills the child, which may be inside a
+function that holds the GIL and would never read the link.
 
-A child that hangs is ended, so that its supervisor starts another: a function in C that never
-releases the interpreter's lock leaves a process that answers pings and does nothing. No thread of
-Python can end it; a thread of `faulthandler` does, which needs no lock: it prints where all threads
-are and exits. A worker finds other hangs itself and reports them with `report_hang`.
+A child that hangs is ended, so that its supervisor restarts it: a C function that never releases
+the GIL leaves a process that answers pings and does nothing else. No Python thread can end it; a
+thread of `faulthandler` can, because it does not need the GIL: it prints the stacks of all threads
+and exits. A worker detects other hangs itself and reports them with `report_hang`.
 
-A child that copies much for others is told from which size on its copies write past the caches. A
-store to memory that is not cached first reads what it overwrites. The GNU C library avoids that in
-copies that are large beside the outer cache, from a quarter of it on since version 2.38. But it
-asks the processor for the size of the cache, and some virtual machines claim ten times what there
-is. Only the start of a process can set it.
+The parent tells a child that copies much data which copies should bypass the caches. A
+store to memory that is not cached first reads the old contents. The GNU C library avoids that in
+copies that are large compared with the last-level cache, since version 2.38 from a quarter of it
+on. But it asks the processor for the size of the cache, and some virtual machines report ten times
+the real size. The threshold can only be set when a process starts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headrace.forks import in_each_child
+from headrace.forks import call_in_children
 
 __all__ = [
     "LAST_LEVEL_CACHE_SIZE",
@@ -66,9 +66,9 @@ def report_ready(text: str = "", log_to: int | None = None) -> None:
     """Tell the parent that this process is ready.
 
     Args:
-        text: What the parent is to know, such as an address; no line feeds.
-        log_to: Descriptor that takes over from standard output and error from now on, as the
-            process's command named it.
+        text: Information for the parent, such as an address; no line feeds.
+        log_to: Descriptor that replaces standard output and error from now on, as given on the
+            process's command line.
     """
     _send_line(f"{READY} {text}")
     if log_to is not None:
@@ -78,15 +78,15 @@ def report_ready(text: str = "", log_to: int | None = None) -> None:
 
 
 def report_stopping() -> None:
-    """Tell the parent that this process was asked to leave by somebody else."""
+    """Tell the parent that a signal asked this process to stop."""
     _send_line(STOPPING)
 
 
 def on_sigterm(stop: Callable[[], None]) -> None:
-    """Have SIGTERM tell the parent that this process was asked to leave, and then call `stop`.
+    """Handle SIGTERM: tell the parent that this process was asked to stop, then call `stop`.
 
-    A process that a user's function forks is not this one, and ends by SIGTERM as others do. To be
-    called on the main thread.
+    Processes that a user's function forks keep the former handler. Must be called on the main
+    thread.
     """
 
     def asked(number: int, frame: FrameType | None) -> None:
@@ -94,7 +94,7 @@ def on_sigterm(stop: Callable[[], None]) -> None:
         stop()
 
     before = signal.signal(signal.SIGTERM, asked)
-    in_each_child(lambda: _set_handler(before))
+    call_in_children(lambda: _set_handler(before))
 
 
 def _set_handler(handler: Any) -> None:
@@ -102,27 +102,27 @@ def _set_handler(handler: Any) -> None:
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Have the kernel kill this process (SIGKILL) when its parent is gone, where it can do that.
+    """Have the kernel kill this process (SIGKILL) when its parent ends, if the kernel supports it.
 
     Args:
-        lifeline: Descriptor of the pipe, as the process's command named it.
+        lifeline: Descriptor of the pipe, as given on the process's command line.
     """
     set_signal = getattr(fcntl, "F_SETSIG", None)
     if set_signal is not None:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, set_signal, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-        # It may have gone before the kernel was asked.
+        # The parent may have ended before the kernel was asked.
         if select.select([lifeline], [], [], 0.0)[0]:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def bind_forked_children() -> Iterator[None]:
-    """Have the kernel kill processes that are forked within this when it ends, and theirs.
+    """Have the kernel kill processes forked inside this context, and their children, when it ends.
 
-    A function of a user's that forks is not asked to look after that; one that starts another
-    program is left alone.
+    User functions that fork need no cleanup of their own. Other programs that they start are not
+    affected.
     """
     if not hasattr(fcntl, "F_SETSIG"):
         yield
@@ -133,14 +133,14 @@ def bind_forked_children() -> Iterator[None]:
         nonlocal lifeline
         reader, writer = lifeline
         os.close(writer)
-        # Whom the kernel is to kill is written at the open file, which a fork shares: so it is
-        # opened again.
+        # The process to kill is recorded in the open file description, which a fork shares, so the
+        # pipe is opened again.
         mine = os.open(f"/proc/self/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK)
         os.close(reader)
         lifeline = os.pipe()
         die_with_parent(mine)
 
-    end = in_each_child(bind)
+    end = call_in_children(bind)
     try:
         yield
     finally:
@@ -150,19 +150,19 @@ def bind_forked_children() -> Iterator[None]:
 
 
 def wait_for_stop() -> None:
-    """Wait until the parent closes the link, or is gone."""
+    """Wait until the parent closes the link or ends."""
     with contextlib.suppress(OSError):
         while os.read(_LINK, _BLOCK):
             pass
 
 
 def set_when_stopped(stopped: threading.Event, seconds: float) -> None:
-    """Have a thread set `stopped` when the parent closes the link, or is gone.
+    """Start a thread that sets `stopped` when the parent closes the link or ends.
 
     Args:
-        stopped: For which the main thread waits.
-        seconds: After so many more the process ends, whatever it does: a function of the user's
-            that does not return must not keep it.
+        stopped: Event for which the main thread waits.
+        seconds: Seconds after which the process then exits in any case: a user's function that does
+            not return must not keep it running.
     """
 
     def watch() -> None:
@@ -175,7 +175,7 @@ def set_when_stopped(stopped: threading.Event, seconds: float) -> None:
 
 
 def _send_line(line: str) -> None:
-    # The parent may be gone; its end of the link then says all there is to say.
+    # The parent may have ended; the closed link then tells this process to stop.
     with contextlib.suppress(OSError):
         os.write(_LINK, f"{line}\n".encode())
 
@@ -186,10 +186,10 @@ _is_armed = threading.Event()
 
 
 def exit_when_hung(seconds: float) -> None:
-    """Exit with code 1 when a hang is reported, or no thread could run Python code for so long.
+    """Exit with code 1 when a hang is reported, or no thread could run Python code for `seconds`.
 
     Args:
-        seconds: Longer than any function holds the interpreter's lock.
+        seconds: Longer than any function holds the GIL.
     """
 
     def rearm() -> None:
@@ -203,16 +203,16 @@ def exit_when_hung(seconds: float) -> None:
 
 
 def report_hang(log: logging.Logger, message: str) -> None:
-    """Log an error, and exit with code 1 where `exit_when_hung` was called.
+    """Log an error, and exit with code 1 if `exit_when_hung` was called.
 
     Args:
-        log: The logger of the caller.
-        message: The message: what hangs, and where.
+        log: Logger of the caller.
+        message: What hangs, and where.
     """
     if not _is_armed.is_set():
         log.error("%s", message)
         return
-    # Logging and printing may wait for a lock that the hung thread holds.
+    # Logging and printing may block on a lock that the hung thread holds.
     faulthandler.dump_traceback_later(_MAX_INTERVAL_SECONDS, exit=True, file=_STDERR)
     try:
         log.error("%s; this process ends, so that its supervisor starts another", message)
@@ -223,18 +223,18 @@ def report_hang(log: logging.Logger, message: str) -> None:
 
 
 LAST_LEVEL_CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-"""Where the kernel says how large the outer cache is: "32768K"."""
+"""File in which the kernel reports the size of the last-level cache, such as "32768K"."""
 _TUNABLES = "GLIBC_TUNABLES"
 
 
 def large_copy_tunables(
     variables: Mapping[str, str], cache: Path = LAST_LEVEL_CACHE_SIZE
 ) -> dict[str, str]:
-    """Return what to add to a child's environment; nothing where the user has tuned the library.
+    """Return variables to add to a child's environment; none if the user has set the tunables.
 
     Args:
         variables: The environment so far.
-        cache: Where the size of the outer cache is.
+        cache: File with the size of the last-level cache.
     """
     if _TUNABLES in variables or platform.machine() != "x86_64":
         return {}

@@ -1,13 +1,14 @@
-"""Commands that are kept running: each has a process, and gets another when that one dies.
+"""Supervision of child processes: commands are kept running and restarted after crashes.
 
-Rule 1: one that was asked to leave, here or by a signal from somebody else, is not started again.
-Rule 2: one that was ready once can run, so it is started again however it ended; one that never was
-        is started again only where whoever runs the family says that its exit code is no answer.
-Rule 3: the delay before it is started again doubles with each death, up to half a minute; a life of
-        a minute or more makes the next one short again.
+Rule 1. A process that was asked to stop, by this process or by a signal, is not restarted.
+Rule 2. A process that has been ready once is restarted however it ended. One that was never ready
+        is restarted only if the owner of the process set accepts its exit code as temporary
+        (`retries`).
+Rule 3. The restart delay doubles with each consecutive exit, up to 30 s; a run of more than 60 s
+        resets it.
 
-A `Supervisor` is a family and the thread that looks at it. `stop_children` asks children to leave,
-waits, and kills those that do not.
+A `ProcessSet` holds the commands and is polled by its owner; a `Supervisor` is a process set with a
+thread that polls it. `stop_children` asks children to stop, waits, and kills those that do not.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ def stop_children(
     hurry_seconds: float = 0.0,
     should_hurry: Callable[[float], bool] | None = None,
 ) -> list[ChildProcess]:
-    """Ask children to leave, wait for all of them, kill those that do not.
+    """Ask children to stop, wait for all of them, and kill those that do not.
 
     Args:
-        children: Some may have ended already.
-        seconds: How long they have, together.
-        hurry_seconds: How long they have from the moment when somebody hurries them.
-        should_hurry: Waits for up to so many seconds, less when a child ends, and says whether
-            somebody wants them to leave at once; that is asked by SIGTERM.
+        children: The processes; some may have ended already.
+        seconds: Time for all of them to stop.
+        hurry_seconds: Time to stop after `should_hurry` returned True.
+        should_hurry: Waits up to the given number of seconds, less if a child ends, and returns
+            whether the children should stop at once; they then get SIGTERM.
 
     Returns:
-        Those that had to be killed.
+        The children that were killed.
     """
     for child in children:
         child.request_stop()
@@ -85,19 +86,19 @@ _STABLE_SECONDS = 60.0
 
 
 def restart_delay(exits: int) -> float:
-    """Return the seconds before a process is started again, after so many deaths in a row."""
+    """Return the seconds to wait before a restart after `exits` consecutive exits."""
     doublings = min(max(0, exits - 1), 10)
     return min(_MIN_RESTART_DELAY * float(2**doublings), _MAX_RESTART_DELAY)
 
 
 @dataclass(eq=False)
 class SupervisedCommand:
-    """A command that is kept running, and the process that runs it now.
+    """A supervised command and its current process.
 
     Attributes:
-        command: What is run.
-        child: Its process; None: it has none at the moment.
-        restart_at: When another is to be started, if one is.
+        command: The command.
+        child: Current process; None if there is none.
+        restart_at: Time of the next start; None if none is planned.
     """
 
     command: ChildCommand
@@ -109,23 +110,23 @@ class SupervisedCommand:
     _is_ready: bool = field(default=False, repr=False)
 
     def start(self, now: float, spawn: Callable[[ChildCommand], ChildProcess]) -> None:
-        """Start its process."""
+        """Start the process."""
         self.restart_at, self._is_ready = None, False
         self.child, self._started_at = spawn(self.command), now
 
     def check_ready(self) -> bool:
-        """Return whether its process has become ready since the last look."""
+        """Return whether the process has become ready since the last call."""
         if self.child is None or self.child.ready_message is None or self._is_ready:
             return False
         self._is_ready = self._was_ready = True
         return True
 
     def record_exit(self, now: float, retries: Callable[[int], bool]) -> float | None:
-        """Give up its process, which has ended; return the delay before the next, if there is one.
+        """Drop the process, which has ended; return the delay before a restart, or None.
 
         Args:
-            now: When that was seen.
-            retries: Whether one that ends with a code before it ever was ready is tried again.
+            now: Current time.
+            retries: Returns whether to restart after an exit code if the process was never ready.
         """
         child, self.child = self.child, None
         if child is not None and (
@@ -142,7 +143,7 @@ class SupervisedCommand:
 
 @dataclass(frozen=True)
 class ProcessReady:
-    """The process of a post said that it is ready."""
+    """Event: a process reported that it is ready."""
 
     supervised: SupervisedCommand
     child: ChildProcess
@@ -150,7 +151,7 @@ class ProcessReady:
 
 @dataclass(frozen=True)
 class ProcessExited:
-    """The process of a post ended; `restart_in` are the seconds until the next, if there is one."""
+    """Event: a process ended; `restart_in` is the restart delay in seconds, None without one."""
 
     supervised: SupervisedCommand
     child: ChildProcess
@@ -159,7 +160,7 @@ class ProcessExited:
 
 @dataclass(frozen=True)
 class ProcessStartFailed:
-    """The system refused to start the process of a post."""
+    """Event: the operating system refused to start a process."""
 
     supervised: SupervisedCommand
     error: OSError
@@ -170,11 +171,11 @@ ProcessEvent: TypeAlias = ProcessReady | ProcessExited | ProcessStartFailed
 
 
 class ProcessSet:
-    """Keeps commands running. Whoever owns it calls `poll` now and then, from one thread at a time.
+    """Keeps commands running. Its owner calls `poll` regularly, from one thread at a time.
 
     Args:
-        restarts: Whether processes that die by themselves are replaced.
-        retries: Whether one that ends with an exit code before it ever was ready is tried again.
+        restarts: Whether processes that exit on their own are restarted.
+        retries: Returns whether to restart after an exit code if the process was never ready.
         spawn: Starts a process.
     """
 
@@ -192,19 +193,19 @@ class ProcessSet:
 
     @property
     def children(self) -> list[ChildProcess]:
-        """The processes that there are now."""
+        """Current processes."""
         return [post.child for post in self._commands if post.child is not None]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left to be kept running."""
+        """Whether no command is left."""
         return not self._commands
 
     def add(self, command: ChildCommand, now: float) -> SupervisedCommand:
         """Start a command, and keep it running.
 
         Raises:
-            OSError: The system refuses to start it.
+            OSError: If the operating system refuses to start it.
         """
         post = SupervisedCommand(command)
         post.start(now, self._spawn)
@@ -212,19 +213,19 @@ class ProcessSet:
         return post
 
     def remove(self, supervised: SupervisedCommand) -> None:
-        """Do not keep a command running any longer."""
+        """Stop supervising a command."""
         if supervised in self._commands:
             self._commands.remove(supervised)
 
     def next_restart_at(self) -> float | None:
-        """Return when the next process is to be started again, if one is."""
+        """Return the time of the next planned restart, or None."""
         return min(
             (post.restart_at for post in self._commands if post.restart_at is not None),
             default=None,
         )
 
     def poll(self, now: float) -> list[ProcessEvent]:
-        """Start what is due, and return what has happened since the last look."""
+        """Start the processes that are due, and return the events since the last call."""
         events: list[ProcessEvent] = []
         for post in list(self._commands):
             if post.restart_at is not None and post.restart_at <= now:
@@ -238,7 +239,7 @@ class ProcessSet:
             if child is None:
                 continue
             running = child.is_running
-            # After that: what it said before it ended is heard.
+            # Read after the check, so that messages sent before the exit are not missed.
             child.read_messages()
             if post.check_ready():
                 events.append(ProcessReady(post, child))
@@ -252,7 +253,7 @@ class ProcessSet:
 
 
 STOP_SECONDS = 4.0
-"""How long a child may take to end; one that has work to hand back does so in the first second."""
+"""Seconds for a child to stop; one that must return work does so in the first second."""
 
 _POLL_SECONDS = 0.05
 _START_TIMEOUT_SECONDS = 60.0
@@ -262,11 +263,10 @@ class Supervisor:
     """Starts children, waits until they are ready, and keeps them running until it is closed.
 
     Args:
-        process_name: What a child is, for messages: "worker process".
-        on_event: Called with each event of a child that nobody waits for: one that died, or is
-            ready after it was started again. It is called under the lock of this object, from its
-            thread.
-        restarts: Whether children that die by themselves are replaced.
+        process_name: Kind of the children for messages, such as "worker process".
+        on_event: Called with each event that `start` does not wait for: a child exited, or is ready
+            after a restart. Called under the lock of this object, from its thread.
+        restarts: Whether children that exit on their own are restarted.
     """
 
     def __init__(
@@ -280,9 +280,9 @@ class Supervisor:
         self._on_event = on_event
         self._processes = ProcessSet(restarts=restarts)
         self._closing = threading.Event()
-        #: Held by whoever looks at the family, or changes what is below.
+        #: Guards the process set and the attributes below.
         self._changed = threading.Condition()
-        #: What became of the children that `start` waits for; None: it is not known yet.
+        #: Outcome for each child that `start` waits for; None while it is unknown.
         self._starting: dict[SupervisedCommand, ChildProcess | UnavailableError | None] = {}
         self._watcher = threading.Thread(
             target=self._watch, name="headrace-cluster-watch", daemon=True
@@ -292,14 +292,14 @@ class Supervisor:
     def start(
         self, commands: Sequence[ChildCommand]
     ) -> list[tuple[SupervisedCommand, ChildProcess]]:
-        """Start children; return when all are ready, or end them all again.
+        """Start children; return when all are ready, or kill all of them after a failure.
 
         Returns:
-            For each command its post, and the child that is ready now.
+            For each command its supervised command and the process that is ready.
 
         Raises:
-            UnavailableError: One did not start; the message holds what it wrote.
-            CancelledError: The household was closed meanwhile.
+            UnavailableError: If a child did not start; the message includes its output.
+            CancelledError: If the supervisor was closed meanwhile.
         """
         until = time.monotonic() + _START_TIMEOUT_SECONDS
         posts: list[SupervisedCommand] = []
@@ -318,19 +318,19 @@ class Supervisor:
                     self._starting.pop(post, None)
 
     def kill(self, supervised: SupervisedCommand) -> None:
-        """Kill a child (SIGKILL); it is not started again."""
+        """Kill a child (SIGKILL); it is not restarted."""
         with self._changed:
             self._kill_and_remove(supervised)
 
     def close(self) -> None:
-        """Stop all children side by side; kill those that do not end in a few seconds."""
+        """Stop all children in parallel; kill those that do not end within `STOP_SECONDS`."""
         self._closing.set()
         if self._watcher is not threading.current_thread():
             self._watcher.join()
         for child in self._processes.children:
             child.read_messages()
             if child.ready_message is None:
-                # It has nothing to hand back, and may be in the middle of its imports.
+                # It has no work to return, and may still be importing modules.
                 child.kill()
         stop_children(self._processes.children, STOP_SECONDS)
 

@@ -1,7 +1,7 @@
-"""Apply a user's function to whole columns, where that provably gives the same elements.
+"""Marking of user functions that can be applied to whole columns with the same result.
 
-The proof (`plan/column_proof.py`) is made here for the spec that the plan promises, and again by
-the executor for the columns that there are (`execution/elementwise.py`).
+The proof (`plan/column_proof.py`) is made here for the spec that the plan promises, and again
+during execution for the actual columns (`execution/elementwise.py`).
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.node import Node
 from headrace.plan.traverse import element_spec
 
-__all__ = ["map_columns", "trace"]
+__all__ = ["infer_columnar_spec", "mark_columnar"]
 
 
-def map_columns(node: Node, spec_of: Callable[[Node], Spec | None] = element_spec) -> Node:
+def mark_columnar(node: Node, spec_of: Callable[[Node], Spec | None] = element_spec) -> Node:
     """Mark a step whose function is elementwise.
 
     Args:
         node: The step.
-        spec_of: Returns the specs of inputs.
+        spec_of: Returns the spec of an input.
     """
     match node:
         case Map(output_spec=None):
-            result = trace(node.fn, spec_of(node.input))
+            result = infer_columnar_spec(node.fn, spec_of(node.input))
             return node if result is None else node.with_parameters(output_spec=result)
         case Filter(columnar=False) | TakeWhile(columnar=False):
-            verdict = trace(node.predicate, spec_of(node.input))
+            verdict = infer_columnar_spec(node.predicate, spec_of(node.input))
             if isinstance(verdict, ArraySpec) and verdict == ArraySpec((), np.bool_):
                 return node.with_parameters(columnar=True)
     return node
 
 
-def trace(fn: Callable[..., Any], spec: Spec | None) -> Spec | None:
+def infer_columnar_spec(fn: Callable[..., Any], spec: Spec | None) -> Spec | None:
     """Return the spec of `fn`'s result if `fn` is elementwise on elements of `spec`, else None."""
     proof = prove(fn, spec)
     return None if proof is None else proof.result

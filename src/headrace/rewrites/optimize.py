@@ -1,4 +1,4 @@
-"""From a plan as written to the plan that is executed."""
+"""Preparation of a plan as written for execution."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.node import Node
 from headrace.plan.traverse import cardinality, element_spec, fold
-from headrace.rewrites.columns import map_columns
-from headrace.rewrites.normal import Normal, normalize
+from headrace.rewrites.canonicalize import CanonicalPlan, canonicalize
+from headrace.rewrites.columns import mark_columnar
 
 __all__ = ["optimize", "prepare"]
 
 
-def prepare(plan: Node, *, is_nested: bool = False) -> Normal:
-    """Return what executes a plan as written: its normal form, optimised.
+def prepare(plan: Node, *, is_nested: bool = False) -> CanonicalPlan:
+    """Return the canonical form of a plan as written, optimized for execution.
 
     Args:
         plan: The plan.
-        is_nested: Whether a user's function returned it, and will return others like it: to look
-            for what would be faster costs more then than to do without it for a few elements.
+        is_nested: Whether a user's function returned the plan, and will return similar ones: for
+            few elements, searching for optimizations costs more than it saves.
     """
-    normal = normalize(plan)
-    if isinstance(plan, FromSource):  # and no more: most nested plans are
+    normal = canonicalize(plan)
+    if isinstance(plan, FromSource):  # only a source, as in most nested plans
         return normal
-    if is_nested and 0 <= cardinality(normal.plan) < _WORTH_A_PROOF:
+    if is_nested and 0 <= cardinality(normal.plan) < _MIN_ELEMENTS_FOR_PROOF:
         return normal
     optimized = optimize(normal.plan)
-    return normal if optimized is normal.plan else Normal(optimized, normal.options)
+    return normal if optimized is normal.plan else CanonicalPlan(optimized, normal.options)
 
 
 def optimize(plan: Node) -> Node:
-    """Return a plan in normal form that yields the same elements, faster.
+    """Return a plan in canonical form that yields the same elements, faster.
 
-    States, numbers of steps and index parts are the same in both.
+    States, step numbers and index plans are unchanged.
     """
     if not _calls_functions(plan):
         return plan
-    known: dict[int, Spec | None] = {}  # each spec is worked out once
+    known: dict[int, Spec | None] = {}  # each spec is computed once
 
     def spec_of(node: Node) -> Spec | None:
         return element_spec(node, known=known)
 
-    # Each step of a normal form stands in one place.
-    return fold(plan, lambda node, inputs: map_columns(node.over(inputs), spec_of))
+    # Each step of a canonical form occurs once.
+    return fold(plan, lambda node, inputs: mark_columnar(node.with_inputs(inputs), spec_of))
 
 
 def _calls_functions(plan: Node) -> bool:
-    """Say whether there is a step that an optimisation may change."""
+    """Return whether there is a step that can be optimized."""
     pending = [plan]
     while pending:
         node = pending.pop()
@@ -58,5 +58,6 @@ def _calls_functions(plan: Node) -> bool:
 
 
 _WITH_FUNCTIONS = (Map, Filter, TakeWhile)
-_WORTH_A_PROOF = 128
-"""Calls of a function that take about as long as to find out that it works on columns."""
+_MIN_ELEMENTS_FOR_PROOF = 128
+"""Number of function calls that take about as long as proving that the function works on columns.
+"""

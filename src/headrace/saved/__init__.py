@@ -1,28 +1,29 @@
-"""Saved datasets: a directory of Arrow files that hold each element once.
+"""Saved datasets: a directory of Arrow files that contain each element once.
 
-format       what a directory holds: names of files, and the records in them
-directory    one directory: begun, filled by several streams, finished or failed, looked at
-form         how the elements of one file become columns
-arrow        columns as they are written into an Arrow file; the one file that imports pyarrow
-batches      the batches of such a file, as views of its memory
-chunk_file   a chunk file that is read: in order, or at any rows
-writer       one stream of chunk files, as it is written, and the wait for room on a full disk
+format       contents of a directory: names of files, and the records in them
+directory    one directory: started, filled by several streams, finished or failed, read
+schema       mapping of the elements of one file to columns
+arrow        encoding of columns in an Arrow file; the only file that imports pyarrow
+record_batches  record batches of such a file, as views of its memory
+chunk_file   reader of a chunk file, sequential or by rows
+writer       writer of one stream of chunk files, which waits for space on a full disk
 
-A directory is filled by *streams*, each by one writer: a process that saves alone writes one, a
-service one for each worker. A stream is cut into *chunk files*. Whoever coordinates the streams
-decides the order of all their files as they become whole, and publishes them in it.
+A directory is filled by *streams*, each with one writer: a process that saves alone writes one, a
+service writes one per worker. A stream is divided into *chunk files*. The coordinator of the
+streams decides the order of all chunk files as they are completed, and publishes them in this
+order.
 
-Nobody who neither saves nor loads has to load `arrow`, `chunk_file` and `writer`.
+Only processes that save or load need to import `arrow`, `chunk_file` and `writer`.
 """
 
 from typing import TYPE_CHECKING
 
-from headrace.lazy import lazily
+from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from headrace.saved import arrow, chunk_file, writer
 else:
-    __getattr__, __dir__ = lazily(
+    __getattr__, __dir__ = lazy_attributes(
         __name__,
         {
             "arrow": "headrace.saved.arrow:",

@@ -1,13 +1,14 @@
-"""Columns in an Arrow IPC file, and back: the one file that imports pyarrow.
+"""Encoding of columns in an Arrow IPC file; the only file that imports pyarrow.
 
-    numbers         the Arrow type of this dtype; complex as two floats; what Arrow has no type for
-                    (structured dtypes, bfloat16 ...) as binary of one size
+    numbers         the Arrow type of the dtype; complex as two floats; dtypes unknown to Arrow
+                    (structured, bfloat16 ...) as fixed-size binary
     bytes, str      large_binary, large_string
-    one shape       a list of one size; with several axes the extension arrow.fixed_shape_tensor
-    other shapes    large_list; with several axes the lengths in a column beside it, `<name>.shape`
+    one shape       a fixed-size list; with several axes the extension arrow.fixed_shape_tensor
+    other shapes    large_list; with several axes the lengths in an extra column, `<name>.shape`
 
-Other byte orders are turned into Arrow's. The schema's metadata holds the form under `headrace`,
-each record batch a CRC-32C of its buffers. There are no nulls: NaT and NaN are what they are.
+Other byte orders are converted to Arrow's. The schema's metadata has the file schema under
+`headrace`, and each record batch a CRC-32C of its buffers. There are no nulls: NaT and NaN are
+stored as values.
 """
 
 from __future__ import annotations
@@ -22,43 +23,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.stack import join
-from headrace.element.structure import Kind, Node, Structure
+from headrace.element.structure import NodeKind, Structure, StructureNode
 from headrace.errors import FailedPreconditionError
-from headrace.saved.form import NUMBERS, STR_HELD, SURROGATES, Column, Form, Values
+from headrace.saved.schema import (
+    NUMBERS_KIND,
+    STR_KIND,
+    SURROGATES_KIND,
+    ColumnSchema,
+    FileSchema,
+    Values,
+)
 
 __all__ = [
-    "CHECK_KEY",
-    "FORM_KEY",
+    "CHECKSUM_KEY",
     "OFFSET",
+    "SCHEMA_KEY",
     "Array",
     "ArrowWriter",
     "LoneSurrogatesError",
     "arrow_schema",
-    "check_sum",
-    "own_order",
+    "checksum",
     "pyarrow",
     "stored_dtype",
+    "to_byte_order",
 ]
 
 OFFSET = np.dtype("<i8")
-"""What offsets and lengths are."""
-FORM_KEY = b"headrace"
-"""Where the schema's metadata holds the form."""
-CHECK_KEY = b"crc32c"
-"""Where a batch's metadata holds its checksum."""
+"""Dtype of offsets and lengths."""
+SCHEMA_KEY = b"headrace"
+"""Key of the file schema in the metadata of the Arrow schema."""
+CHECKSUM_KEY = b"crc32c"
+"""Key of the checksum in the metadata of a batch."""
 
 Array: TypeAlias = Any
-"""An array of pyarrow."""
+"""A pyarrow array."""
 
 
 def pyarrow() -> Any:
     """Return the package pyarrow.
 
     Raises:
-        FailedPreconditionError: It is not installed here.
+        FailedPreconditionError: If it is not installed.
     """
     try:
-        # Optional, and this file's alone.
+        # Optional, and used in this file only.
         import pyarrow as package  # noqa: PLC0415
         import pyarrow.ipc  # noqa: PLC0415
     except ImportError as error:
@@ -70,10 +78,10 @@ def pyarrow() -> Any:
 
 
 class LoneSurrogatesError(ValueError):
-    """A str is not UTF-8.
+    """A str that cannot be encoded as UTF-8.
 
     Attributes:
-        index: The column that holds it.
+        index: Index of its column.
     """
 
     def __init__(self, index: int) -> None:
@@ -81,25 +89,25 @@ class LoneSurrogatesError(ValueError):
         self.index = index
 
 
-# --- dtypes -----------------------------------------------------------------------------------
+# --- Types ------------------------------------------------------------------------------------
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which numbers of `dtype` are stored: little endian, or as they are."""
+    """Return the dtype in which numbers of `dtype` are stored: little-endian, or unchanged."""
     return dtype if dtype.kind == "V" else dtype.newbyteorder("<")
 
 
-def own_order(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a stored array, which may be changed, in the byte order of `dtype`."""
+def to_byte_order(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a stored array in the byte order of `dtype`; the array may be modified."""
     if array.dtype == dtype:
         return array
     return array.byteswap(inplace=True).view(dtype)
 
 
-def _value_type(column: Column) -> Any:
+def _value_type(column: ColumnSchema) -> Any:
     pa = pyarrow()
-    if column.held != NUMBERS:
-        return pa.large_string() if column.held == STR_HELD else pa.large_binary()
+    if column.kind != NUMBERS_KIND:
+        return pa.large_string() if column.kind == STR_KIND else pa.large_binary()
     dtype = column.dtype
     if dtype.kind == "b":
         return pa.bool8()
@@ -115,98 +123,98 @@ def _value_type(column: Column) -> Any:
     return pa.binary(dtype.itemsize)
 
 
-def _is_pair(column: Column) -> bool:
-    return column.held == NUMBERS and column.dtype.kind == "c" and column.dtype.itemsize <= 16
+def _is_complex_pair(column: ColumnSchema) -> bool:
+    return column.kind == NUMBERS_KIND and column.dtype.kind == "c" and column.dtype.itemsize <= 16
 
 
-def _types(column: Column) -> list[Any]:
-    """Return the Arrow types of the one or two columns that a column takes."""
+def _types(column: ColumnSchema) -> list[Any]:
+    """Return the Arrow types of the one or two Arrow columns that store a column."""
     pa = pyarrow()
     value = _value_type(column)
     if not column.is_fixed:
-        item = pa.list_(value, 2) if _is_pair(column) else value
+        item = pa.list_(value, 2) if _is_complex_pair(column) else value
         shapes = [pa.list_(pa.int64(), len(column.shape))] if len(column.shape) > 1 else []
         return [pa.large_list(item), *shapes]
-    shape = (*column.lengths, 2) if _is_pair(column) else column.lengths
+    shape = (*column.lengths, 2) if _is_complex_pair(column) else column.lengths
     if not shape:
         return [value]
-    if len(shape) == 1 or column.held != NUMBERS:
+    if len(shape) == 1 or column.kind != NUMBERS_KIND:
         return [pa.list_(value, math.prod(shape))]
     return [pa.fixed_shape_tensor(value, shape)]
 
 
-def arrow_schema(form: Form) -> Any:
-    """Return the schema of files of this form."""
+def arrow_schema(schema: FileSchema) -> Any:
+    """Return the Arrow schema of files with this file schema."""
     pa = pyarrow()
     fields = []
-    for name, column in zip(_names(form.structure), form.columns, strict=True):
+    for name, column in zip(_column_names(schema.structure), schema.columns, strict=True):
         types = _types(column)
         fields.append(pa.field(name, types[0], nullable=False))
         if len(types) > 1:
             fields.append(pa.field(f"{name}.shape", types[1], nullable=False))
-    if not fields:  # elements without components are counted by it
+    if not fields:  # this column counts elements without components
         fields.append(pa.field("nothing", pa.null()))
-    return pa.schema(fields, metadata={FORM_KEY: form.describe().encode()})
+    return pa.schema(fields, metadata={SCHEMA_KEY: schema.describe().encode()})
 
 
-def _names(structure: Structure) -> list[str]:
-    """Return a name for each component: its keys with dots between, where that tells them apart."""
-    names = list(_dotted(structure.root, ""))
+def _column_names(structure: Structure) -> list[str]:
+    """Return a name for each component: its dotted keys, or its path if these are ambiguous."""
+    names = list(_dotted_names(structure.root, ""))
     if len({*names, *(f"{name}.shape" for name in names)}) != 2 * len(names):
         names = structure.paths
     return [name.encode("utf-8", "backslashreplace").decode() for name in names]
 
 
-def _dotted(node: Node, prefix: str) -> Iterator[str]:
-    if node.kind == Kind.LEAF:
+def _dotted_names(node: StructureNode, prefix: str) -> Iterator[str]:
+    if node.kind == NodeKind.LEAF:
         yield prefix or "element"
     for index, child in enumerate(node.children):
         key = str(node.keys[index]) if node.keys else str(index)
-        yield from _dotted(child, f"{prefix}.{key}" if prefix else key)
+        yield from _dotted_names(child, f"{prefix}.{key}" if prefix else key)
 
 
-# --- writing ----------------------------------------------------------------------------------
+# --- Writing ----------------------------------------------------------------------------------
 
 
 class Writable(Protocol):
-    """What takes bytes, perhaps fewer than it is given at a time."""
+    """File that accepts bytes, possibly fewer than given per call."""
 
     def write(self, data: Any, /) -> int:
-        """Write some of the bytes; return how many."""
+        """Write some of the bytes; return their number."""
 
 
 class ArrowWriter:
-    """Writes batches of elements of one form into a file.
+    """Writes batches of elements with one schema to a file.
 
     Args:
-        file: Open for writing; whoever opened it closes it.
-        form: How the elements are columns.
+        file: File open for writing; the caller closes it.
+        schema: Schema of the elements.
 
     Attributes:
-        bytes: How many bytes were written.
+        bytes_written: Number of bytes written.
     """
 
-    def __init__(self, file: Writable, form: Form) -> None:
-        self._form = form
-        self._schema = arrow_schema(form)
+    def __init__(self, file: Writable, schema: FileSchema) -> None:
+        self._file_schema = schema
+        self._schema = arrow_schema(schema)
         self._sink = _Sink(file)
         pa = pyarrow()
         options = pa.ipc.IpcWriteOptions(use_threads=False)
         self._writer = pa.ipc.new_file(self._sink, self._schema, options=options)
 
     @property
-    def bytes(self) -> int:
-        """How many bytes were written."""
-        return self._sink.bytes
+    def bytes_written(self) -> int:
+        """Number of bytes written."""
+        return self._sink.bytes_written
 
     def write(self, values: Sequence[Values], size: int) -> None:
-        """Write a batch of `size` elements: the values of each column.
+        """Write a batch of `size` elements, given as the values of each column.
 
         Raises:
-            LoneSurrogatesError: A str is not UTF-8; nothing was written.
+            LoneSurrogatesError: If a str is not valid UTF-8; nothing was written.
         """
         arrays: list[Array] = []
-        for index, (column, each) in enumerate(zip(self._form.columns, values, strict=True)):
+        for index, (column, each) in enumerate(zip(self._file_schema.columns, values, strict=True)):
             try:
                 arrays += _encode(column, each, size)
             except UnicodeEncodeError:
@@ -214,20 +222,20 @@ class ArrowWriter:
         if not arrays:
             arrays.append(pyarrow().nulls(size))
         batch = pyarrow().RecordBatch.from_arrays(arrays, schema=self._schema)
-        check = f"{check_sum(arrays):08x}".encode()
-        self._writer.write_batch(batch, custom_metadata={CHECK_KEY: check})
+        check = f"{checksum(arrays):08x}".encode()
+        self._writer.write_batch(batch, custom_metadata={CHECKSUM_KEY: check})
 
     def close(self) -> None:
-        """Write what belongs at the end."""
+        """Write the footer of the file."""
         self._writer.close()
 
 
 class _Sink(io.RawIOBase):
-    """Counts what goes into a file, which may take less than it is given at a time."""
+    """Counts the bytes written to a file that may accept fewer than given per call."""
 
     def __init__(self, file: Writable) -> None:
         self._file = file
-        self.bytes = 0
+        self.bytes_written = 0
 
     def writable(self) -> bool:
         return True
@@ -237,12 +245,12 @@ class _Sink(io.RawIOBase):
         size = left.nbytes
         while left.nbytes:
             left = left[self._file.write(left) :]
-        self.bytes += size
+        self.bytes_written += size
         return size
 
 
-def check_sum(arrays: Sequence[Array]) -> int:
-    """Return the CRC-32C of all buffers of some arrays."""
+def checksum(arrays: Sequence[Array]) -> int:
+    """Return the CRC-32C of all buffers of the arrays."""
     crc = 0
     for array in arrays:
         for buffer in array.buffers():
@@ -251,11 +259,11 @@ def check_sum(arrays: Sequence[Array]) -> int:
     return crc
 
 
-def _encode(column: Column, values: Values, size: int) -> list[Array]:
+def _encode(column: ColumnSchema, values: Values, size: int) -> list[Array]:
     types = _types(column)
     if column.is_fixed:
         items = _items(column, values)
-        return [_shaped(types[0], items, size)]
+        return [_nest_in_lists(types[0], items, size)]
     pa = pyarrow()
     arrays: list[NDArray[Any]] = list(values)
     shapes = np.array([array.shape for array in arrays], OFFSET)
@@ -263,7 +271,7 @@ def _encode(column: Column, values: Values, size: int) -> list[Array]:
     np.cumsum(shapes.prod(axis=1), out=offsets[1:])
     flat = join([array.reshape(-1) for array in arrays], arrays[0].dtype)
     items = _items(column, flat)
-    if _is_pair(column):
+    if _is_complex_pair(column):
         items = pa.Array.from_buffers(
             types[0].value_type, len(items) // 2, [None], children=[items]
         )
@@ -271,11 +279,11 @@ def _encode(column: Column, values: Values, size: int) -> list[Array]:
     if len(types) == 1:
         return [lists]
     lengths = pa.Array.from_buffers(pa.int64(), shapes.size, [None, _buffer(shapes)])
-    return [lists, _shaped(types[1], lengths, size)]
+    return [lists, _nest_in_lists(types[1], lengths, size)]
 
 
-def _shaped(kind: Any, items: Array, size: int) -> Array:
-    """Return items as `size` values of a type."""
+def _nest_in_lists(kind: Any, items: Array, size: int) -> Array:
+    """Return items as `size` values of an Arrow type."""
     pa = pyarrow()
     storage = kind.storage_type if hasattr(kind, "shape") else kind
     if not hasattr(storage, "list_size"):
@@ -284,18 +292,18 @@ def _shaped(kind: Any, items: Array, size: int) -> Array:
     return made if storage is kind else pa.ExtensionArray.from_storage(kind, made)
 
 
-def _items(column: Column, values: Any) -> Array:
-    """Return all items of fixed values one after another."""
+def _items(column: ColumnSchema, values: Any) -> Array:
+    """Return all items of fixed-shape values as one array."""
     pa = pyarrow()
     kind = _value_type(column)
-    if column.held != NUMBERS:
+    if column.kind != NUMBERS_KIND:
         items = values.reshape(-1) if isinstance(values, np.ndarray) else values
-        if column.held == SURROGATES:
+        if column.kind == SURROGATES_KIND:
             items = [item.encode("utf-8", "surrogatepass") for item in items]
         return pa.array(items, type=kind)
     if stored_dtype(column.dtype) != column.dtype:
         values = values.byteswap()
-    count = values.size * (2 if _is_pair(column) else 1)
+    count = values.size * (2 if _is_complex_pair(column) else 1)
     if column.dtype.kind == "b":
         made = pa.Array.from_buffers(pa.int8(), count, [None, _buffer(values)])
         return pa.ExtensionArray.from_storage(kind, made)

@@ -1,8 +1,9 @@
-"""One saved directory: begun, filled by several streams, finished or failed, looked at meanwhile.
+"""A directory of a saved dataset: started, filled by several streams, finished or failed, read.
 
-Rule 1. A directory that is finished is never written to.
-Rule 2. Of two that save into one directory the later wins, if it may begin at all: the record says
-        whose save counts, and the earlier one finds out before it publishes anything.
+Rule 1. A finished directory is never written to.
+Rule 2. If two processes save to one directory, the later one wins if it may start at all: the
+header
+        says whose save is valid, and the earlier one detects it before it publishes anything.
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ from headrace.saved.format import (
     DONE,
     ERROR,
     METADATA,
-    Begun,
     ChunkRecord,
-    decode_begun,
+    SaveHeader,
     decode_done,
     decode_error,
-    encode_begun,
+    decode_header,
     encode_done,
     encode_error,
+    encode_header,
     parse_public_name,
-    save_of,
+    save_id_of,
 )
 from headrace.storage.files import open_folder
 from headrace.storage.names import FileName
 
-__all__ = ["SavedDirectory", "Standing"]
+__all__ = ["DirectoryStatus", "SavedDirectory"]
 
 
-class Standing(NamedTuple):
-    """How far a directory is.
+class DirectoryStatus(NamedTuple):
+    """State of a directory.
 
     Attributes:
-        begun: What was written first; None: nothing was begun here.
-        chunks: The chunk files, once it is finished.
-        error: What went wrong, if it failed.
+        header: Header of the save; None if none was started.
+        chunks: The chunk files, if it is finished.
+        error: Error message, if the save failed.
     """
 
-    begun: Begun | None
+    header: SaveHeader | None
     chunks: tuple[ChunkRecord, ...] | None = None
     error: str | None = None
 
 
 class SavedDirectory:
-    """A directory by path or URL. Nothing is opened before it is asked for.
+    """A directory by path or URL. Nothing is opened before it is needed.
 
     Args:
         path: A local path or an fsspec URL.
@@ -59,136 +60,140 @@ class SavedDirectory:
 
     @property
     def url(self) -> str:
-        """Its path or URL."""
+        """Path or URL of the directory."""
         return self.folder.url
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- Reading ----------------------------------------------------------------------------------
 
-    def look(self) -> Standing:
-        """Return how far it is.
+    def read_status(self) -> DirectoryStatus:
+        """Return the state of the directory.
 
         Raises:
-            DataLossError: A record is damaged.
-            FailedPreconditionError: It is of a later version of the format.
+            DataLossError: If a record is damaged.
+            FailedPreconditionError: If it has a later version of the format.
         """
         data = self._read(METADATA)
         if data is None:
-            return Standing(None)
-        begun = decode_begun(data, self.folder.path(METADATA))
+            return DirectoryStatus(None)
+        begun = decode_header(data, self.folder.path(METADATA))
         data = self._read(DONE)
         if data is not None:
             save, chunks = decode_done(data, self.folder.path(DONE))
-            if save == begun.save:
-                return Standing(begun, chunks)
+            if save == begun.save_id:
+                return DirectoryStatus(begun, chunks)
         data = self._read(ERROR)
         if data is not None:
             save, error = decode_error(data, self.folder.path(ERROR))
-            if save == begun.save:
-                return Standing(begun, None, error)
-        return Standing(begun)
+            if save == begun.save_id:
+                return DirectoryStatus(begun, None, error)
+        return DirectoryStatus(begun)
 
-    def published(self, save: str) -> list[ChunkRecord]:
-        """Return the chunk files of a save that others may read already, in order.
+    def list_published(self, save_id: str) -> list[ChunkRecord]:
+        """Return the published chunk files of a save, in order.
 
-        What they hold is not known before it is finished.
+        Their contents are unknown until the save is finished.
         """
-        found = (parse_public_name(name, save) for name in self.folder.names())
+        found = (parse_public_name(name, save_id) for name in self.folder.list_published())
         known = {record.order: record for record in found if record is not None}
         return [
             known[order] for order in itertools.takewhile(known.__contains__, itertools.count())
         ]
 
-    # --- writing ----------------------------------------------------------------------------------
+    # --- Writing ----------------------------------------------------------------------------------
 
-    def check_free(self, plan: str) -> None:
-        """Check that a save of this plan may begin here.
+    def check_available(self, plan: str) -> None:
+        """Check that a save of this plan may start here.
 
-        It may where there is none, where one failed, and where one of the same plan is unfinished:
-        that one is taken to be dead, and what it wrote counts no more.
+        It may if there is no save, if one failed, and if one of the same plan is unfinished: that
+        one is assumed to be dead, and its files are discarded.
 
         Raises:
-            AlreadyExistsError: It may not.
+            AlreadyExistsError: If it may not.
         """
-        standing = self.look()
+        standing = self.read_status()
         if standing.chunks is not None:
             elements = sum(chunk.elements for chunk in standing.chunks)
             raise AlreadyExistsError(
                 f"{self.url!r} holds a saved dataset of {elements} elements already; name another "
                 "directory, or remove this one"
             )
-        if standing.begun is None or standing.error is not None or standing.begun.plan == plan:
+        if standing.header is None or standing.error is not None or standing.header.plan == plan:
             return
         raise AlreadyExistsError(
             f"{self.url!r} holds the unfinished save of another pipeline; name another directory, "
             "or remove this one if nobody is saving there any more"
         )
 
-    def begin(self, begun: Begun) -> None:
-        """Begin a save, and remove what is left of one before.
+    def begin(self, header: SaveHeader) -> None:
+        """Start a save, and remove the files of an earlier one.
 
-        May be called again with the same id: a coordinator that was restarted goes on.
+        Idempotent for the same ID, so that a restarted coordinator can continue.
 
         Raises:
-            AlreadyExistsError: It may not begin here (`check_free`).
+            AlreadyExistsError: If it may not start here (`check_available`).
         """
-        known = self.look().begun
-        if known is not None and known.save == begun.save:
+        known = self.read_status().header
+        if known is not None and known.save_id == header.save_id:
             return
-        self.check_free(begun.plan)
-        self.folder.write(METADATA, encode_begun(begun))
-        for name in {*self.folder.names(), *self.folder.leftovers()}:
-            if save_of(name) not in (None, begun.save):
+        self.check_available(header.plan)
+        self.folder.write(METADATA, encode_header(header))
+        for name in {*self.folder.list_published(), *self.folder.list_unpublished()}:
+            if save_id_of(name) not in (None, header.save_id):
                 self.folder.remove(name)
         self.folder.remove(ERROR)
 
-    def publish(self, save: str, chunks: Iterable[ChunkRecord]) -> None:
-        """Let others read chunk files that are written. May be called twice.
+    def publish(self, save_id: str, chunks: Iterable[ChunkRecord]) -> None:
+        """Publish complete chunk files to readers. Idempotent.
 
         Args:
-            save: Id of the save.
-            chunks: The files, whose order was decided. Those of one stream are in its order.
+            save_id: ID of the save.
+            chunks: The files, with their order. Files of one stream are in the stream's order.
 
         Raises:
-            AbortedError: Another save was begun here since.
+            AbortedError: If another save has started since.
         """
         wanted = list(chunks)
         if not wanted:
             return
-        self._check_own(save)
+        self._check_not_replaced(save_id)
         for chunk in wanted:
-            self.folder.publish(chunk.name(save), chunk.public_name(save))
+            self.folder.publish(chunk.name(save_id), chunk.public_name(save_id))
 
-    def finish(self, save: str, chunks: Sequence[ChunkRecord]) -> None:
-        """Say that these chunk files, all published and in order, are the dataset.
+    def finish(self, save_id: str, chunks: Sequence[ChunkRecord]) -> None:
+        """Mark the dataset as finished.
+
+        Args:
+            save_id: ID of the save.
+            chunks: The chunk files of the dataset, all published and in order.
 
         Raises:
-            AbortedError: Another save was begun here since.
+            AbortedError: If another save has started since.
         """
-        self._check_own(save)
-        self.folder.write(DONE, encode_done(save, chunks))
+        self._check_not_replaced(save_id)
+        self.folder.write(DONE, encode_done(save_id, chunks))
 
-    def sweep(self, save: str) -> None:
-        """Remove files of a save that were never published, once it is finished."""
-        kept = {chunk.name(save) for chunk in self.look().chunks or ()}
-        for name in self.folder.leftovers():
-            if save_of(name) == save and name not in kept:
+    def remove_unpublished(self, save_id: str) -> None:
+        """Remove files that were never published, once the save is finished."""
+        kept = {chunk.name(save_id) for chunk in self.read_status().chunks or ()}
+        for name in self.folder.list_unpublished():
+            if save_id_of(name) == save_id and name not in kept:
                 self.folder.remove(name)
 
-    def fail(self, save: str, error: str) -> None:
-        """Say that the save failed, and why, and remove what it wrote.
+    def fail(self, save_id: str, error: str) -> None:
+        """Mark the save as failed with an error message, and remove its files.
 
-        A file that a worker finishes before it has heard of that stays until the next save.
+        A file that a worker completes before it learns of the failure remains until the next save.
         """
-        self._check_own(save)
-        self.folder.write(ERROR, encode_error(save, error))
-        for name in {*self.folder.names(), *self.folder.leftovers()}:
-            if save_of(name) == save:
+        self._check_not_replaced(save_id)
+        self.folder.write(ERROR, encode_error(save_id, error))
+        for name in {*self.folder.list_published(), *self.folder.list_unpublished()}:
+            if save_id_of(name) == save_id:
                 self.folder.remove(name)
 
-    def _check_own(self, save: str) -> None:
+    def _check_not_replaced(self, save_id: str) -> None:
         data = self._read(METADATA)
-        found = None if data is None else decode_begun(data, self.folder.path(METADATA)).save
-        if found != save:
+        found = None if data is None else decode_header(data, self.folder.path(METADATA)).save_id
+        if found != save_id:
             what = "its record is gone" if found is None else "another process began to save there"
             raise AbortedError(f"the save into {self.url!r} was given up: {what}")
 

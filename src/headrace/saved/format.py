@@ -1,18 +1,18 @@
-"""What a saved directory holds. This is a format: directories of version 1 are read for ever.
+"""Format of a saved directory. Directories of version 1 remain readable forever.
 
-    dataset.json                            written first: the version, which save this is, the
-                                            plan's digest, the spec of the elements
+    dataset.json                            written first: the version, the save ID, the plan's
+                                            digest, the spec of the elements
     00000000-00000-000000-<save>.arrow      a chunk file: order, stream, number in the stream
     DONE                                    written last: the chunk files, in order, each with its
-                                            elements, bytes and form
-    ERROR                                   instead of DONE: what went wrong
+                                            number of elements, bytes and schema
+    ERROR                                   instead of DONE: the error message
 
-Rule 1. Each save has an id of its own, in the names of its chunk files and in all records. What
-        belongs to another save, and any other file, is ignored.
-Rule 2. Once there is DONE, its chunk files are the dataset, whatever else lies there.
-Rule 3. The order of chunk files is decided when they are published, and is that of the dataset from
-        then on. It has no gaps: a file is read once those before it are there.
-Rule 4. Records are JSON. Nothing here knows elements: specs and forms are plain values.
+Rule 1. Each save has its own ID, which is in the names of its chunk files and in all records. Files
+        of other saves, and any other files, are ignored.
+Rule 2. Once DONE exists, its chunk files are the dataset, whatever other files exist.
+Rule 3. The order of chunk files is set when they are published, and is the order of the dataset.
+        There are no gaps: a file is read once all files before it are published.
+Rule 4. Records are JSON. This module does not handle elements: specs and schemas are plain values.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = [
     "DONE",
     "ERROR",
     "METADATA",
-    "Begun",
     "ChunkRecord",
-    "decode_begun",
+    "SaveHeader",
+    "assign_order",
     "decode_done",
     "decode_error",
-    "encode_begun",
+    "decode_header",
     "encode_done",
     "encode_error",
-    "ordered",
+    "encode_header",
     "parse_public_name",
-    "save_of",
+    "save_id_of",
 ]
 
 METADATA = "dataset.json"
@@ -50,82 +50,90 @@ _VERSION = 1
 _CHUNK_NAME = re.compile(r"(?:(\d{8,})-)?(\d{5,})-(\d{6,})-([0-9a-f]{16})\.arrow")
 
 
-class Begun(NamedTuple):
-    """What is written before any element.
+class SaveHeader(NamedTuple):
+    """Header of a save, written before any element.
 
     Attributes:
-        save: Id of this save: 16 hexadecimal digits.
-        plan: Digest of the plan whose elements these are (`plan.identity_digest`).
-        spec: Spec of the elements as plain values (`element.spec.describe_spec`); None where there
-            is none, because there are no elements.
+        save_id: ID of the save: 16 hexadecimal digits.
+        plan: Digest of the plan of the elements (`plan.identity_digest`).
+        spec: Spec of the elements as plain values (`element.spec.describe_spec`); None if there
+            are no elements.
     """
 
-    save: str
+    save_id: str
     plan: str
     spec: Any
 
 
 class ChunkRecord(NamedTuple):
-    """One chunk file.
+    """Record of a chunk file.
 
     Attributes:
         stream: Number of its stream.
-        number: Its number in the stream, from 0 on.
-        elements: How many elements it holds, at least one; 0 where only its name was seen.
-        bytes: How large the file is; 0 likewise.
-        form: How its elements are columns (`form.Form.describe`), as JSON; "" likewise.
-        order: Which of all chunk files it is; -1 before that was decided.
+        number: Number of the file in the stream, from 0 on.
+        elements: Number of elements, at least 1; 0 if only the name is known.
+        bytes: Size of the file in bytes; 0 if only the name is known.
+        schema: JSON of its schema (`schema.FileSchema.describe`); "" if only the name is known.
+        order: Number among all chunk files; -1 before it is set.
     """
 
     stream: int
     number: int
     elements: int = 0
     bytes: int = 0
-    form: str = ""
+    schema: str = ""
     order: int = -1
 
-    def name(self, save: str) -> str:
+    def name(self, save_id: str) -> str:
         """Return the name under which the file is written."""
-        return f"{self.stream:05}-{self.number:06}-{save}.arrow"
+        return f"{self.stream:05}-{self.number:06}-{save_id}.arrow"
 
-    def public_name(self, save: str) -> str:
+    def public_name(self, save_id: str) -> str:
         """Return the name under which the file is published."""
         if self.order < 0:
             raise ValueError(f"the order of chunk file {self[:2]} was not decided yet")
-        return f"{self.order:08}-{self.name(save)}"
+        return f"{self.order:08}-{self.name(save_id)}"
 
 
-def ordered(chunks: Iterable[ChunkRecord], first: int = 0) -> list[ChunkRecord]:
-    """Return chunk files as those of order `first` and so on."""
+def assign_order(chunks: Iterable[ChunkRecord], first: int = 0) -> list[ChunkRecord]:
+    """Return chunk files with consecutive orders, starting at `first`."""
     return [chunk._replace(order=first + place) for place, chunk in enumerate(chunks)]
 
 
-def parse_public_name(name: str, save: str) -> ChunkRecord | None:
-    """Return what the name of a file says; None: it is no published chunk file of this save."""
+def parse_public_name(name: str, save_id: str) -> ChunkRecord | None:
+    """Return the record from the name of a published chunk file of this save, else None."""
     match = _CHUNK_NAME.fullmatch(name)
-    if match is None or match.group(1) is None or match.group(4) != save:
+    if match is None or match.group(1) is None or match.group(4) != save_id:
         return None
     order, stream, number = map(int, match.groups()[:3])
     return ChunkRecord(stream, number, order=order)
 
 
-def save_of(name: str) -> str | None:
-    """Return the id of the save to which a file belongs by its name; None: to no save."""
+def save_id_of(name: str) -> str | None:
+    """Return the ID of the save that a file belongs to by its name, or None."""
     match = _CHUNK_NAME.fullmatch(name)
     return None if match is None else match.group(4)
 
 
-def encode_begun(begun: Begun) -> bytes:
+def encode_header(header: SaveHeader) -> bytes:
     """Return the content of `dataset.json`."""
-    return _encode({"format": _FORMAT, "version": _VERSION, **begun._asdict()})
+    return _encode(
+        {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "save": header.save_id,
+            "plan": header.plan,
+            "spec": header.spec,
+        }
+    )
 
 
-def decode_begun(data: bytes, path: str) -> Begun:
-    """Return what `encode_begun` wrote.
+def decode_header(data: bytes, path: str) -> SaveHeader:
+    """Return the header that `encode_header` wrote.
 
     Raises:
-        DataLossError: It is damaged, or of something else.
-        FailedPreconditionError: It is of a later version.
+        DataLossError: If it is damaged, or not a header.
+        FailedPreconditionError: If it has a later version.
     """
     value = _decode(data, path)
     if value.get("format") != _FORMAT:
@@ -135,29 +143,31 @@ def decode_begun(data: bytes, path: str) -> Begun:
             f"{path!r} is of a dataset that was saved in version {value.get('version')!r} of the "
             f"format, and this version of headrace reads {_VERSION}; update headrace"
         )
-    return Begun(_text(value, "save", path), _text(value, "plan", path), value.get("spec"))
+    return SaveHeader(
+        _check_text(value, "save", path), _check_text(value, "plan", path), value.get("spec")
+    )
 
 
-def encode_done(save: str, chunks: Sequence[ChunkRecord]) -> bytes:
+def encode_done(save_id: str, chunks: Sequence[ChunkRecord]) -> bytes:
     """Return the content of `DONE`.
 
     Args:
-        save: Id of the save.
+        save_id: ID of the save.
         chunks: The chunk files, in order.
 
     Raises:
-        ValueError: The numbers of a stream are not 0, 1, 2 ..., each once.
+        ValueError: If the files of a stream are not numbered 0, 1, 2 ...
     """
     _check_numbers(chunks)
-    forms = list(dict.fromkeys(chunk.form for chunk in chunks))
+    forms = list(dict.fromkeys(chunk.schema for chunk in chunks))
     places = {form: place for place, form in enumerate(forms)}
     return _encode(
         {
-            "save": save,
+            "save": save_id,
             "elements": sum(chunk.elements for chunk in chunks),
             "forms": [json.loads(form) for form in forms],
             "chunks": [
-                [chunk.stream, chunk.number, chunk.elements, chunk.bytes, places[chunk.form]]
+                [chunk.stream, chunk.number, chunk.elements, chunk.bytes, places[chunk.schema]]
                 for chunk in chunks
             ],
         }
@@ -165,16 +175,23 @@ def encode_done(save: str, chunks: Sequence[ChunkRecord]) -> bytes:
 
 
 def decode_done(data: bytes, path: str) -> tuple[str, tuple[ChunkRecord, ...]]:
-    """Return whose `DONE` this is, and the chunk files in order.
+    """Return the save ID of a `DONE` record, and the chunk files in order.
 
     Raises:
-        DataLossError: It is damaged.
+        DataLossError: If it is damaged.
     """
     value = _decode(data, path)
     try:
         forms = [json.dumps(form) for form in value["forms"]]
         chunks = tuple(
-            ChunkRecord(_number(a), _number(b), _number(c), _number(d), forms[_number(e)], order)
+            ChunkRecord(
+                _check_number(a),
+                _check_number(b),
+                _check_number(c),
+                _check_number(d),
+                forms[_check_number(e)],
+                order,
+            )
             for order, (a, b, c, d, e) in enumerate(value["chunks"])
         )
         _check_numbers(chunks)
@@ -182,18 +199,18 @@ def decode_done(data: bytes, path: str) -> tuple[str, tuple[ChunkRecord, ...]]:
             raise ValueError("the chunk files do not hold as many elements as it says")
     except (LookupError, TypeError, ValueError) as error:
         raise DataLossError(f"{path!r} is damaged: {error}; save the dataset again") from error
-    return _text(value, "save", path), chunks
+    return _check_text(value, "save", path), chunks
 
 
-def encode_error(save: str, error: str) -> bytes:
+def encode_error(save_id: str, error: str) -> bytes:
     """Return the content of `ERROR`."""
-    return _encode({"save": save, "error": error})
+    return _encode({"save": save_id, "error": error})
 
 
 def decode_error(data: bytes, path: str) -> tuple[str, str]:
-    """Return whose `ERROR` this is, and what went wrong."""
+    """Return the save ID and the error message of an `ERROR` record."""
     value = _decode(data, path)
-    return _text(value, "save", path), _text(value, "error", path)
+    return _check_text(value, "save", path), _check_text(value, "error", path)
 
 
 def _check_numbers(chunks: Iterable[ChunkRecord]) -> None:
@@ -222,14 +239,14 @@ def _decode(data: bytes, path: str) -> dict[str, Any]:
     return value
 
 
-def _text(value: dict[str, Any], key: str, path: str) -> str:
+def _check_text(value: dict[str, Any], key: str, path: str) -> str:
     found = value.get(key)
     if not isinstance(found, str):
         raise DataLossError(f"{path!r} is damaged: it has no {key!r}; save the dataset again")
     return found
 
 
-def _number(value: Any) -> int:
+def _check_number(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a number")
     return value

@@ -1,14 +1,15 @@
-"""One stream of chunk files, as it is written.
+"""Writer of one stream of chunk files.
 
-Rule 1. A file is cut when it holds `chunk_bytes`, when `cut` is called, and when an element does
-        not fit its form.
-Rule 2. Files that are whole wait in `take_whole` for whoever publishes them: whoever writes one of
-        several streams first says elsewhere which elements they hold.
-Rule 3. A writer belongs to one thread at a time. Chunks that were appended are not changed by
-        anybody until they are written.
+Rule 1. A file ends when it has `chunk_bytes`, when `finish_file` is called, and before an element
+        that does not fit its schema.
+Rule 2. Complete files are returned by `take_finished_files` for publication by the caller. A writer
+        of one of several streams first reports which elements they contain.
+Rule 3. A writer is used by one thread at a time. Appended chunks must not be modified until they
+are
+        written.
 
-A full disk is waited for as long as somebody may make room, and named. The write goes on where it
-stopped.
+On a full disk the writer warns, and waits as long as `DiskFullRetry` allows. The write then
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -29,82 +30,82 @@ from headrace.element.wire import frame_bytes
 from headrace.errors import UnavailableError
 from headrace.saved.arrow import ArrowWriter, LoneSurrogatesError
 from headrace.saved.directory import SavedDirectory
-from headrace.saved.form import Form, Values, measure
 from headrace.saved.format import ChunkRecord
+from headrace.saved.schema import FileSchema, Values, infer_schema
 
-__all__ = ["CHUNK_BYTES", "IMPATIENT", "Patience", "PatientFile", "StreamWriter"]
+__all__ = ["CHUNK_BYTES", "NO_RETRY", "DiskFullRetry", "RetryingFile", "StreamWriter"]
 
 
 T = TypeVar("T")
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_LOOK_SECONDS = 0.25
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_RETRY_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to try again where a disk is full.
+class DiskFullRetry:
+    """Retry policy for writes to a full disk.
 
     Attributes:
-        seconds: For so long; 0: not at all.
-        pause: Waits for so many seconds; returns whether to go on.
+        timeout: Seconds to retry; 0 disables retries.
+        pause: Function that sleeps for a number of seconds, and returns whether to continue.
     """
 
-    seconds: float
+    timeout: float
     pause: Callable[[float], bool]
 
-    def until_there_is_room(self, act: Callable[[], T], path: str) -> T:
-        """Return what `act` returns, which is tried again while the disk is full.
+    def run(self, operation: Callable[[], T], path: str) -> T:
+        """Return the result of `operation`, which is retried while the disk is full.
 
         Raises:
-            UnavailableError: It is full all the time; the message says how much is free.
+            UnavailableError: If the disk stays full; the message has the free space.
         """
         since: float | None = None
         while True:
             try:
-                return act()
+                return operation()
             except (OSError, UnavailableError) as error:
-                if not _is_full(error):
+                if not _is_disk_full(error):
                     raise
                 now = time.monotonic()
                 since = now if since is None else since
-                if now - since >= self.seconds or not self.pause(_LOOK_SECONDS):
-                    raise UnavailableError(_words(path, now - since)) from error
+                if now - since >= self.timeout or not self.pause(_RETRY_SECONDS):
+                    raise UnavailableError(_disk_full_message(path, now - since)) from error
 
 
-IMPATIENT = Patience(0.0, lambda seconds: False)
-"""For whoever is there to see the error."""
+NO_RETRY = DiskFullRetry(0.0, lambda seconds: False)
+"""Raises the error at once, for callers that report it to the user."""
 
 
-class PatientFile:
-    """A file that is written, perhaps after a wait for room.
+class RetryingFile:
+    """An open file whose writes wait for space on a full disk.
 
     Args:
-        file: Open for writing, without a buffer.
-        path: Of the file, for messages.
-        patience: How long to wait.
+        file: Unbuffered file, open for writing.
+        path: Path of the file, for messages.
+        retry: Retry policy.
     """
 
-    def __init__(self, file: BinaryIO, path: str, patience: Patience) -> None:
+    def __init__(self, file: BinaryIO, path: str, retry: DiskFullRetry) -> None:
         self._file = file
         self._path = path
-        self._patience = patience
+        self._retry = retry
 
     def write(self, data: Any) -> int:
-        """Write some of the bytes; return how many."""
-        return self._patience.until_there_is_room(lambda: self._file.write(data), self._path)
+        """Write some of the bytes; return their number."""
+        return self._retry.run(lambda: self._file.write(data), self._path)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def _is_full(error: BaseException) -> bool:
+def _is_disk_full(error: BaseException) -> bool:
     cause = error if isinstance(error, OSError) and error.errno else error.__cause__
-    return isinstance(cause, OSError) and cause.errno in _FULL
+    return isinstance(cause, OSError) and cause.errno in _DISK_FULL_ERRNOS
 
 
-def _words(path: str, seconds: float) -> str:
+def _disk_full_message(path: str, seconds: float) -> str:
     words = f"{path!r} cannot be written: {os.strerror(errno.ENOSPC)}"
     if seconds >= 1:
         words += f", for {seconds:.0f} s"
@@ -116,128 +117,128 @@ def _words(path: str, seconds: float) -> str:
 
 
 CHUNK_BYTES = 64 << 20
-"""How large chunk files are: large enough for any store, small enough to be dealt out."""
+"""Default size of chunk files: large enough for any store, small enough to be used as splits."""
 
 _BATCH_BYTES = 4 << 20
 
 
 class StreamWriter:
-    """Writes elements into the chunk files of one stream.
+    """Writes elements to the chunk files of one stream.
 
     Args:
-        directory: Where; a save was begun there.
-        save: Id of the save.
-        stream: Number of the stream. No other writer may have it.
-        spec: Spec of the elements, which are checked; None: whatever the first ones are.
-        number: Number of the first chunk file: how many of the stream there are already.
-        chunk_bytes: How large chunk files are to be; one element more may make them larger.
-        batch_bytes: How large a batch in a file is: what is held in memory, and verified at once.
-        patience: How long to wait for room on a full disk.
+        directory: Directory in which the save was started.
+        save_id: ID of the save.
+        stream: Number of the stream, which no other writer may use.
+        spec: Spec to check the elements against; None accepts the first elements' structure.
+        number: Number of the first chunk file: how many files the stream already has.
+        chunk_bytes: Approximate size of chunk files; the last element may exceed it.
+        batch_bytes: Size of a batch in a file, which is buffered in memory and has a checksum.
+        disk_full_retry: Retry policy for a full disk.
 
     Attributes:
-        batch_bytes: How large a batch in a file is.
-        elements: How many elements were appended.
+        batch_bytes: Size of a batch in a file.
+        elements: Number of elements appended.
     """
 
     def __init__(
         self,
         directory: SavedDirectory,
-        save: str,
+        save_id: str,
         stream: int,
         *,
         spec: Spec | None = None,
         number: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
         batch_bytes: int = _BATCH_BYTES,
-        patience: Patience = IMPATIENT,
+        disk_full_retry: DiskFullRetry = NO_RETRY,
     ) -> None:
         self._folder = directory.folder
-        self._save = save
+        self._save_id = save_id
         self._stream = stream
-        self._patience = patience
+        self._disk_full_retry = disk_full_retry
         self._spec = spec
         self._number = number
         self._chunk_bytes = chunk_bytes
         self.batch_bytes = min(batch_bytes, chunk_bytes)
-        self._form: Form | None = None
-        #: That of all streams where there is a spec: keys have one order then.
+        self._schema: FileSchema | None = None
+        #: With a spec, the structure of all streams, so that keys have the same order.
         self._structure = None if spec is None else flatten(spec)[1]
         self._file: _OpenFile | None = None
-        self._held: list[Chunk] = []
-        self._held_bytes = 0
-        self._whole: list[ChunkRecord] = []
+        self._buffered: list[Chunk] = []
+        self._buffered_bytes = 0
+        self._finished_files: list[ChunkRecord] = []
         self.elements = 0
         self._written = 0
 
     def append(self, chunk: Chunk) -> None:
-        """Add elements.
+        """Append elements.
 
         Raises:
-            InvalidElementError: One cannot be saved; the message names the component.
-            UnavailableError: They cannot be written.
+            InvalidElementError: If an element cannot be saved; the message names the component.
+            UnavailableError: If the elements cannot be written.
         """
         size = frame_bytes(chunk)
         most = max(1, self.batch_bytes * chunk.size // size if size else chunk.size)
         for start in range(0, chunk.size, most):
             part = chunk.slice(start, start + most)
-            self._held.append(part)
-            self._held_bytes += size * part.size // chunk.size
+            self._buffered.append(part)
+            self._buffered_bytes += size * part.size // chunk.size
             self.elements += part.size
-            # Elements without bytes count for something, too.
-            if self._held_bytes + len(self._held) * 64 >= self.batch_bytes:
-                self._write_held()
+            # Add a constant, because elements may have no bytes.
+            if self._buffered_bytes + len(self._buffered) * 64 >= self.batch_bytes:
+                self._write_buffered()
 
-    def cut(self) -> None:
-        """Make what was appended a whole file, however small; nothing if there is nothing."""
-        self._write_held()
+    def finish_file(self) -> None:
+        """Complete the current file, however small; do nothing if there are no elements."""
+        self._write_buffered()
         self._close_file()
 
-    def take_whole(self) -> list[ChunkRecord]:
-        """Return the files that are whole since the last call; none of them is published."""
-        whole, self._whole = self._whole, []
+    def take_finished_files(self) -> list[ChunkRecord]:
+        """Return the files completed since the last call. They are not published yet."""
+        whole, self._finished_files = self._finished_files, []
         return whole
 
     def close(self) -> None:
-        """Leave off, and let go of what is not in a whole file. May be called twice."""
-        self._held, self._held_bytes = [], 0
+        """Stop writing, and discard elements that are not in a complete file. Idempotent."""
+        self._buffered, self._buffered_bytes = [], 0
         file, self._file = self._file, None
         if file is not None:
             file.abandon()
             self._folder.remove(file.name)
 
-    def _write_held(self) -> None:
-        if not self._held:
+    def _write_buffered(self) -> None:
+        if not self._buffered:
             return
-        chunk = concatenate(self._held)
-        self._held, self._held_bytes = [], 0
-        form, values = measure(chunk, self._written, self._structure)
+        chunk = concatenate(self._buffered)
+        self._buffered, self._buffered_bytes = [], 0
+        form, values = infer_schema(chunk, self._written, self._structure)
         self._structure = form.structure
-        if self._form is not None:
-            form = self._form.joined(form, self._written)
+        if self._schema is not None:
+            form = self._schema.merge(form, self._written)
         while True:
-            self._use(form)
+            self._open_file(form)
             assert self._file is not None
             try:
                 self._file.write(values, chunk.size)
                 break
             except LoneSurrogatesError as error:
-                form = form.with_surrogates(error.index)
+                form = form.allow_surrogates(error.index)
         self._written += chunk.size
         if self._file.bytes >= self._chunk_bytes:
             self._close_file()
 
-    def _use(self, form: Form) -> None:
-        """Make the open file one of this form."""
-        if self._file is not None and form == self._form:
+    def _open_file(self, schema: FileSchema) -> None:
+        """Ensure that the open file has this schema."""
+        if self._file is not None and schema == self._schema:
             return
         if self._spec is not None:
-            form.check(self._spec)
+            schema.check(self._spec)
         self._close_file()
-        self._form = form
-        name = ChunkRecord(self._stream, self._number).name(self._save)
+        self._schema = schema
+        name = ChunkRecord(self._stream, self._number).name(self._save_id)
         path = self._folder.path(name)
-        file = self._patience.until_there_is_room(lambda: self._folder.create(name), path)
-        self._file = _OpenFile(PatientFile(file, path, self._patience), name, path, form)
+        file = self._disk_full_retry.run(lambda: self._folder.create(name), path)
+        self._file = _OpenFile(RetryingFile(file, path, self._disk_full_retry), name, path, schema)
 
     def _close_file(self) -> None:
         file, self._file = self._file, None
@@ -249,35 +250,35 @@ class StreamWriter:
             return
         file.finish()
         record = ChunkRecord(
-            self._stream, self._number, file.elements, file.bytes, file.form.describe()
+            self._stream, self._number, file.elements, file.bytes, file.schema.describe()
         )
-        self._whole.append(record)
+        self._finished_files.append(record)
         self._number += 1
 
 
 class _OpenFile:
     """A chunk file that is being written."""
 
-    def __init__(self, file: PatientFile, name: str, path: str, form: Form) -> None:
+    def __init__(self, file: RetryingFile, name: str, path: str, schema: FileSchema) -> None:
         self.name = name
         self._path = path
-        self.form = form
+        self.schema = schema
         self.elements = 0
         self._file = file
-        with self._explained():
-            self._arrow = ArrowWriter(file, form)
+        with self._convert_errors():
+            self._arrow = ArrowWriter(file, schema)
 
     @property
     def bytes(self) -> int:
-        return self._arrow.bytes
+        return self._arrow.bytes_written
 
     def write(self, values: list[Values], size: int) -> None:
-        with self._explained():
+        with self._convert_errors():
             self._arrow.write(values, size)
         self.elements += size
 
     def finish(self) -> None:
-        with self._explained():
+        with self._convert_errors():
             self._arrow.close()
             self._file.close()
 
@@ -286,10 +287,10 @@ class _OpenFile:
             self._file.close()
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except UnavailableError:
-            raise  # it says so itself
+            raise  # already has a message
         except OSError as error:
             raise UnavailableError(f"{self._path!r} cannot be written: {error}") from error

@@ -1,28 +1,28 @@
-"""The data service: pipelines run by workers, read by clients, coordinated by a dispatcher.
+"""Data service: workers run pipelines, clients read them, a dispatcher coordinates.
 
-    config         frozen records and addresses
-    messages       the words that the parts exchange
-    ranges         sets of units
-    rows           sets of elements of units, by their ordinals
-    stub           typed calls to the dispatcher
-    dispatcher/    knows datasets, workers, jobs and tasks; never sees an element
-    worker/        runs tasks, hands out their elements
-    client/        reads tasks; a Source again
-    modes/         how workers share a dataset: one package for each reading mode
-    passes         how a pass is called in messages
-    by_value       modules that travel with a dataset
-    dataset        `distribute`, `from_dataset_id`
-    registering    `register_dataset`: what is said of a dataset, and its plan
-    saving         `distributed_save`: workers write a dataset into a directory
-    local_cluster  all of it on this machine
-    local_worker   one worker of that, in a process of its own or in this one
+    config                frozen configuration records and addresses
+    messages              messages between dispatcher, workers and clients
+    ranges                sets of splits as ranges
+    element_sets          sets of elements by split and ordinal
+    stub                  typed calls to the dispatcher
+    dispatcher/           knows datasets, workers, jobs and tasks; never handles elements
+    worker/               runs tasks and sends their elements
+    client/               reads tasks and presents them as a Source
+    modes/                processing and reading modes, one package each
+    epochs                names of epochs in messages
+    by_value              modules that are sent with a dataset
+    dataset               `distribute`, `from_dataset_id`
+    dataset_registration  `register_dataset`: sends a plan and its properties to the dispatcher
+    saving                `distributed_save`: workers write a dataset into a directory
+    local_cluster         a complete service on this machine
+    local_worker          one of its workers, in a separate process or in this one
 
-The dispatcher sees plans and splits, workers and clients see elements.
+The dispatcher handles plans and splits; workers and clients handle elements.
 """
 
 from typing import TYPE_CHECKING
 
-from headrace.lazy import lazily
+from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from headrace.plan.ordering import SHARD_HINT
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
         distribute,
         from_dataset_id,
     )
+    from headrace.service.dataset_registration import register_dataset
     from headrace.service.dispatcher.server import DispatchServer
     from headrace.service.local_cluster import LocalCluster
-    from headrace.service.registering import register_dataset
     from headrace.service.saving import DistributedSave, distributed_save
     from headrace.service.worker.server import WorkerServer
     from headrace.transport.security import Security
 else:
-    __getattr__, __dir__ = lazily(
+    __getattr__, __dir__ = lazy_attributes(
         __name__,
         {
             "SHARD_HINT": "headrace.plan.ordering",
@@ -61,9 +61,9 @@ else:
             "distribute": "headrace.service.dataset",
             "distributed_save": "headrace.service.saving",
             "from_dataset_id": "headrace.service.dataset",
-            "register_dataset": "headrace.service.registering",
+            "register_dataset": "headrace.service.dataset_registration",
         },
-        absent="headrace.data.absent:no_such_name",
+        missing="headrace.data.missing_names:missing_name_message",
     )
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""Modules that travel with a dataset: their functions and classes are pickled by value.
+"""Modules that are sent with a dataset: their functions and classes are pickled by value.
 
-What a function looks up in a module is looked up on the worker, by the module's name, unless the
-module travels with it. cloudpickle keeps a list of such modules for the whole process; they are on
-it only while one dataset is pickled.
+Names that a function uses from a module are looked up on the worker, by the module's name, unless
+the module is sent. cloudpickle keeps a process-wide list of such modules; they are on it only while
+one dataset is pickled.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from headrace.errors import FailedPreconditionError
 from headrace.plan.node import Node
 from headrace.plan.serialize import dump_plan
 
-__all__ = ["by_value", "checked_modules", "dump_with"]
+__all__ = ["check_modules", "dump_with", "pickling_by_value"]
 
-_one_at_a_time = threading.RLock()
+_lock = threading.RLock()
 
 
-def checked_modules(modules: Sequence[ModuleType | str]) -> tuple[ModuleType, ...]:
-    """Return the modules that are to travel; a package stands for all that is in it.
+def check_modules(modules: Sequence[ModuleType | str]) -> tuple[ModuleType, ...]:
+    """Return the modules to send; a package includes everything in it.
 
     Args:
         modules: Modules, or their names.
 
     Raises:
-        TypeError: One is neither.
-        ValueError: There is no module of this name, or it is one of Python's own.
+        TypeError: If an item is neither.
+        ValueError: If no module has this name, or if it belongs to Python or Headrace.
     """
     if isinstance(modules, str | ModuleType) or not isinstance(modules, Iterable):
         raise TypeError(f"`modules` must be a list of modules or their names, got {modules!r}")
@@ -60,20 +60,21 @@ def _checked(place: int, module: object) -> ModuleType:
 
 
 _SCRIPT = "__mp_main__"
-"""The name of the user's script in a process that multiprocessing spawned from it. Workers have no
-such module, and cloudpickle pickles by value only what is in `__main__`."""
+"""Name of the user's script in a process spawned by multiprocessing. Workers have no such module,
+and cloudpickle pickles only `__main__` by value.
+"""
 
 
 def _script() -> list[ModuleType]:
     module = sys.modules.get(_SCRIPT)
-    # Elsewhere it is another name of `__main__`.
+    # In other processes it is an alias of `__main__`.
     return [module] if module is not None and module.__name__ == _SCRIPT else []
 
 
 @contextlib.contextmanager
-def by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    """Pickle these modules, and the script of a spawned process, by value until the end."""
-    with _one_at_a_time:
+def pickling_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+    """Context manager that pickles these modules, and the script of a spawned process, by value."""
+    with _lock:
         known = cloudpickle.list_registry_pickle_by_value()
         all_ = dict.fromkeys([*modules, *_script()])
         new = [module for module in all_ if module.__name__ not in known]
@@ -82,24 +83,24 @@ def by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
                 cloudpickle.register_pickle_by_value(module)
             yield
         finally:
-            # One that its user registered stays.
+            # A module registered by the user stays registered.
             for module in new:
                 with contextlib.suppress(ValueError):
                     cloudpickle.unregister_pickle_by_value(module)
 
 
 def dump_with(modules: Sequence[ModuleType], plan: Node) -> bytes:
-    """Return the plan as bytes, with these modules in it.
+    """Return the pickled plan, including these modules.
 
     Raises:
-        FailedPreconditionError: Something cannot be pickled; the message says whether it is the
-            dataset's, or in one of the modules.
+        FailedPreconditionError: If something cannot be pickled; the message tells whether it
+            belongs to the dataset or to one of the modules.
     """
     try:
-        with by_value(modules):
+        with pickling_by_value(modules):
             return dump_plan(plan)
     except FailedPreconditionError as error:
-        if modules and _travels(plan):
+        if modules and _can_unpickle(plan):
             names = ", ".join(module.__name__ for module in modules)
             raise FailedPreconditionError(
                 "this dataset cannot be sent with the modules that are to travel with it "
@@ -109,7 +110,7 @@ def dump_with(modules: Sequence[ModuleType], plan: Node) -> bytes:
         raise
 
 
-def _travels(plan: Node) -> bool:
+def _can_unpickle(plan: Node) -> bool:
     try:
         dump_plan(plan)
     except FailedPreconditionError:

@@ -1,6 +1,6 @@
-"""How the service is configured: frozen records, sharding policies and addresses.
+"""Configuration of the service: frozen records, sharding policies and addresses.
 
-Everything here is checked when it is written, so that a wrong value is reported where it stands
+All values are validated on construction, so that an invalid value is reported where it is written
 and not by a server that starts later.
 """
 
@@ -41,24 +41,24 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 PROTOCOL = "tcp"
-"""What carries calls to the dispatcher; written before "://" in a service string."""
+"""Protocol of calls to the dispatcher, written before "://" in a service string."""
 _ALIAS = "grpc"
-"""What programs for tf.data service write in its place."""
+"""Protocol name used by programs for tf.data service."""
 _HANG_MS = 600_000
 _CACHE_BYTES = 10 << 30
 TRANSFER_PROTOCOLS = ("shm", "tcp", "local")
 REMAINDERS = ("drop", "pad", "end_together")
-"""What may carry elements from workers to clients."""
+"""Values of `remainder`."""
 
 
 DEPLOYMENT_MODES = (None, "COLOCATED", "REMOTE")
-"""Where the workers are that clients read, as far as the dispatcher is told."""
+"""Locations of the workers relative to the clients that read them."""
 
 
 class _NamesOthers(enum.EnumMeta):
-    """The type of an enumeration that says what it has, where asked for what it has not."""
+    """Metaclass of enumerations that list their members in the error for an unknown name."""
 
-    if not TYPE_CHECKING:  # or every name would pass for a member
+    if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
         def __getattr__(cls, name: str) -> Any:
             members = cls.__dict__.get("_member_map_", {})
@@ -73,7 +73,7 @@ class _NamesOthers(enum.EnumMeta):
 
 
 class ShardingPolicy(enum.IntEnum, metaclass=_NamesOthers):
-    """How the workers share a dataset among them.
+    """How the workers share a dataset.
 
     >>> with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
     ...     distribute = hr.service.distribute(hr.service.ShardingPolicy.DYNAMIC, cluster.target)
@@ -83,15 +83,15 @@ class ShardingPolicy(enum.IntEnum, metaclass=_NamesOthers):
     """
 
     OFF = 0
-    """Every worker produces the whole dataset."""
+    """Each worker produces the whole dataset."""
     DYNAMIC = 1
-    """Parts are dealt to whoever asks: each element once."""
+    """Splits are assigned to workers on request: each element is produced once."""
     FILE = 2
-    """Each worker its share of the files."""
+    """Each worker produces its shard of the files."""
     DATA = 3
-    """Each worker its share of the elements."""
+    """Each worker produces its shard of the elements."""
     FILE_OR_DATA = 4
-    """FILE where the dataset reads files, else DATA."""
+    """FILE if the dataset reads files, otherwise DATA."""
     HINT = 5
     """`shard(SHARD_HINT, ...)` in the dataset becomes the worker's own shard."""
 
@@ -102,7 +102,7 @@ STATIC_POLICIES = (
     ShardingPolicy.FILE_OR_DATA,
     ShardingPolicy.HINT,
 )
-"""Those that share a dataset among the workers of `DispatcherConfig.worker_addresses`."""
+"""Policies that divide a dataset among the workers of `DispatcherConfig.worker_addresses`."""
 
 _MODE_NAMES = {
     "parallel_epochs": ShardingPolicy.OFF,
@@ -111,14 +111,14 @@ _MODE_NAMES = {
 
 
 def parse_processing_mode(value: object) -> ShardingPolicy:
-    """Return the policy that `value` names.
+    """Return the sharding policy of a processing mode.
 
     Args:
         value: A member of `ShardingPolicy`, "parallel_epochs" (OFF) or "distributed_epoch"
-            (DYNAMIC); plain numbers are refused, for nobody could read them.
+            (DYNAMIC). Plain numbers are rejected, because they are hard to read.
 
     Raises:
-        ValueError: It is anything else.
+        ValueError: If it is anything else.
     """
     if isinstance(value, ShardingPolicy):
         return value
@@ -141,7 +141,7 @@ def parse_service(service: object) -> str:
             "tcp".
 
     Raises:
-        ValueError: It is not written so.
+        ValueError: If it has a different form.
     """
     if isinstance(service, tuple):
         if len(service) != 2 or not all(isinstance(part, str) for part in service):
@@ -181,7 +181,7 @@ def parse_service(service: object) -> str:
 
 @lru_cache(maxsize=1)
 def _warn_of_alias() -> None:
-    """Say once in a process that there is no gRPC."""
+    """Log, once per process, that gRPC is not supported."""
     _log.warning(
         '`service` names the protocol "grpc", which is read as "tcp": Headrace does not speak '
         'gRPC. Write "tcp://host:port" or "host:port"'
@@ -189,10 +189,10 @@ def _warn_of_alias() -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Refuse an address at which no client could find a worker.
+    """Reject an address at which no client could reach a worker.
 
     Raises:
-        ValueError: It is not "host:port", or the host stands for every address of its machine.
+        ValueError: If it is not "host:port", or the host stands for all addresses of its machine.
     """
     host, _ = addresses.split(address)
     if not host.isprintable() or any(letter.isspace() for letter in host):
@@ -208,11 +208,11 @@ def check_reachable(address: str) -> None:
 
 @dataclass(frozen=True)
 class CrossTrainerCache:
-    """For which trainer a client reads, where several share what workers make.
+    """Identifies the trainer of a client, if several trainers share the workers' elements.
 
-    Each worker makes an element once and keeps it for a while in a window of
+    Each worker produces an element once and keeps it in a window of
     `WorkerConfig.cross_trainer_cache_size_bytes`; each trainer reads all elements, at its own pace.
-    Clients that name the same trainer read its elements together.
+    Clients with the same trainer ID share its elements.
 
     >>> def read(target, trainer):
     ...     cache = hr.service.CrossTrainerCache(trainer)
@@ -225,10 +225,10 @@ class CrossTrainerCache:
     ([0, 1, 2], [0, 1, 2])
 
     Attributes:
-        trainer_id: Another name for each trainer.
+        trainer_id: ID of the trainer, different for each.
 
     Raises:
-        ValueError: It is empty.
+        InvalidArgumentError: If it is empty.
     """
 
     trainer_id: str
@@ -244,7 +244,7 @@ class CrossTrainerCache:
 
 @dataclass(frozen=True)
 class DispatcherConfig:
-    """How a dispatcher runs.
+    """Configuration of a dispatcher.
 
     >>> config = hr.service.DispatcherConfig(work_dir="journal", fault_tolerant_mode=True)
     >>> with hr.service.DispatchServer(config) as dispatcher:
@@ -252,34 +252,36 @@ class DispatcherConfig:
     True
 
     Attributes:
-        port: Where it listens; 0 takes any free port.
-        host: Whom it listens for; the default lets only this machine in.
+        port: Port to listen at; 0 for any free port.
+        host: Address to listen at; the default accepts connections from this machine only.
         work_dir: Directory of the journal.
-        fault_tolerant_mode: Whether every fact is kept in `work_dir`, so that a dispatcher started
-            there again goes on where this one ended.
+        fault_tolerant_mode: Whether all events are journaled in `work_dir`, so that a dispatcher
+            restarted there continues from that state.
         worker_addresses: The fixed workers of the static sharding policies, in shard order:
-            "host:port", or "host" or "host:%port%" for any port of a host. Others are let in by
-            none. None: any worker may come, and the static policies are not offered.
-        job_gc_check_interval_ms: Milliseconds between looks for what is not needed; None: 1 s.
-        job_gc_timeout_ms: How long an iteration without a client is kept; None: 5 minutes; -1: for
-            ever.
-        worker_timeout_ms: Silence after which a worker counts as lost; None: 10 s.
-        worker_max_concurrent_snapshots: For how many `distributed_save`s one worker writes at a
-            time; 0: 3.
-        security: Keys of this server and of who may enter; None: open, on loopback.
-        client_timeout_ms: Silence after which a client counts as gone; None: 5 minutes.
-        gc_dynamic_sharding_jobs: Whether `job_gc_timeout_ms` holds for named DYNAMIC jobs as well;
-            what was dealt of a collected iteration is dealt again, so each element may come twice.
-        max_plan_bytes: What the plans of all datasets may take together, with the arrays in them;
-            None: 4 GiB. Where another would be too much, those that nobody has used for longest
-            are forgotten; if all are in use, it is refused.
-        deployment_mode: Where the workers of the static policies are that a client with
-            `target_workers="AUTO"` reads. None: those in its own process if there are any, else
-            all; "COLOCATED": those in its own process, of which there must be one; "REMOTE": all.
-        metrics_port: Where /metrics, /healthz and /readyz are served over HTTP; 0 takes any free
-            port; None: nowhere.
-        metrics_host: Whom these are served for; the default is this machine alone. They need no
-            keys, name jobs and steps of datasets, and change nothing.
+            "host:port", or "host" or "host:%port%" for any port of a host. Other workers are
+            rejected. None accepts any worker and disables the static policies.
+        job_gc_check_interval_ms: Milliseconds between garbage collections; None for 1 s.
+        job_gc_timeout_ms: Milliseconds to keep an iteration without clients; None for 5 minutes, -1
+            for no limit.
+        worker_timeout_ms: Milliseconds without a heartbeat after which a worker is lost; None for
+            10 s.
+        worker_max_concurrent_snapshots: Maximum number of `distributed_save`s that one worker
+            writes at a time; 0 for 3.
+        security: Keys of this server and of its clients; None for an open server on loopback.
+        client_timeout_ms: Milliseconds without a heartbeat after which a client expires; None for 5
+            minutes.
+        gc_dynamic_sharding_jobs: Whether `job_gc_timeout_ms` applies to named DYNAMIC jobs as well;
+            splits of a collected iteration are assigned again, so elements may be delivered twice.
+        max_plan_bytes: Maximum total size of the plans of all datasets, including arrays in them;
+            None for 4 GiB. If another plan would exceed it, the least recently used plans are
+            removed; if all are in use, the new one is rejected.
+        deployment_mode: Location of the workers of static policies that a client with
+            `target_workers="AUTO"` reads. None: those in its process if there are any, otherwise
+            all; "COLOCATED": those in its process, which must have one; "REMOTE": all.
+        metrics_port: HTTP port of /metrics, /healthz and /readyz; 0 for any free port, None to
+            disable them.
+        metrics_host: Address at which these are served; the default is this machine only. They
+            require no keys, show names of jobs and dataset steps, and change nothing.
     """
 
     port: int = 0
@@ -301,7 +303,7 @@ class DispatcherConfig:
     metrics_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        _check_place(self.port, self.host)
+        _check_address(self.port, self.host)
         if self.work_dir is not None:
             check_path("work_dir", self.work_dir)
         check_metrics(self.metrics_port, self.metrics_host)
@@ -338,7 +340,7 @@ class DispatcherConfig:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """How a worker runs.
+    """Configuration of a worker.
 
     >>> with hr.service.DispatchServer() as dispatcher:
     ...     address = dispatcher.target.removeprefix("tcp://")
@@ -349,30 +351,30 @@ class WorkerConfig:
 
     Attributes:
         dispatcher_address: "host:port" of the dispatcher.
-        worker_address: Where clients find this worker; "%port%" in it stands for the port it got.
-            None: `host` and that port; where `host` is 0.0.0.0 or ::, the address of this machine
-            by which the dispatcher is reached, which is said in the log.
-        port: Where it listens; 0 takes any free port.
-        host: Whom it listens for; the default lets only this machine in.
-        heartbeat_interval_ms: Milliseconds between heartbeats; None: as the dispatcher asks (500,
-            or a quarter of its `worker_timeout_ms`; with more than 100 workers up to 2500).
-        dispatcher_timeout_ms: How long a dispatcher that is away is waited for; None: 1 hour.
-        data_transfer_protocol: What carries the elements; not supported by this version: clients
-            choose, or take the best.
-        worker_tags: Words that describe the worker, such as "COLOCATED".
-        cross_trainer_cache_size_bytes: Memory for elements of each job that trainers share
-            (`CrossTrainerCache`); None: 10 GiB, or a quarter of the machine's memory where that is
-            less, which the workers of one command or LocalCluster divide.
-        preload: Modules that are imported at the start: names, or paths of Python files.
-        security: Keys of this server and of who may enter; None: open, on loopback.
-        metrics_port: Where /metrics, /healthz and /readyz are served over HTTP; 0 takes any free
-            port; None: nowhere.
-        metrics_host: Whom these are served for; the default is this machine alone. They need no
-            keys, name steps of datasets, and change nothing.
-        hang_timeout_ms: How long one call of a function, or one wait of a source for data, may
-            take, in milliseconds. Then an error is logged that says which task hangs and where, and
-            a worker process of `LocalCluster` or of `headrace worker --processes` ends and is
-            started anew. None: 10 minutes; 0: for ever.
+        worker_address: Address at which clients reach this worker; "%port%" in it is replaced by
+            the port. None for `host` and the port; if `host` is 0.0.0.0 or ::, the address of this
+            machine on the route to the dispatcher, which is logged.
+        port: Port to listen at; 0 for any free port.
+        host: Address to listen at; the default accepts connections from this machine only.
+        heartbeat_interval_ms: Milliseconds between heartbeats; None for the dispatcher's choice
+            (500, or a quarter of its `worker_timeout_ms`; with more than 100 workers up to 2500).
+        dispatcher_timeout_ms: Milliseconds to wait for an unavailable dispatcher; None for 1 hour.
+        data_transfer_protocol: Transport of the elements. Not supported by this version: clients
+            choose it, or use the best one.
+        worker_tags: Tags of the worker, such as "COLOCATED".
+        cross_trainer_cache_size_bytes: Memory for the elements of each job with a cross-trainer
+            cache (`CrossTrainerCache`); None for 10 GiB, or a quarter of the machine's memory if
+            that is less, divided among the workers of one command or LocalCluster.
+        preload: Modules to import at the start: names, or paths of Python files.
+        security: Keys of this server and of its clients; None for an open server on loopback.
+        metrics_port: HTTP port of /metrics, /healthz and /readyz; 0 for any free port, None to
+            disable them.
+        metrics_host: Address at which these are served; the default is this machine only. They
+            require no keys, show names of dataset steps, and change nothing.
+        hang_timeout_ms: Maximum milliseconds of one function call, or of one wait of a source for
+            data. After that, an error with the hung task and its stack is logged, and a worker
+            process of `LocalCluster` or of `headrace worker --processes` ends and is replaced. None
+            for 10 minutes, 0 for no limit.
     """
 
     dispatcher_address: str
@@ -393,7 +395,7 @@ class WorkerConfig:
 
     @property
     def hang_timeout(self) -> float:
-        """Seconds after which a hung worker process ends; 0.0: never."""
+        """Seconds after which a hung worker process ends; 0.0 for never."""
         milliseconds = _HANG_MS if self.hang_timeout_ms is None else self.hang_timeout_ms
         return milliseconds / 1000
 
@@ -412,7 +414,7 @@ class WorkerConfig:
                 f"{self.dispatcher_address!r}"
             ) from None
         object.__setattr__(self, "dispatcher_address", address)
-        _check_place(self.port, self.host)
+        _check_address(self.port, self.host)
         check_metrics(self.metrics_port, self.metrics_host)
         if self.worker_address is not None:
             check_string("worker_address", self.worker_address, empty=False)
@@ -449,10 +451,10 @@ class WorkerConfig:
 
 
 def default_cache_bytes(workers: int = 1) -> int:
-    """Return the size of a cross-trainer cache where nobody says: it will be full one day.
+    """Return the default size of a cross-trainer cache, which may fill up completely.
 
     Args:
-        workers: How many there are on this machine.
+        workers: Number of workers on this machine.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(_CACHE_BYTES, memory // 4 // max(1, workers))
@@ -462,7 +464,7 @@ def _refuse(name: str, value: object, instead: str) -> None:
     raise ValueError(f"{name}={value!r} is not supported by this version; use {instead}")
 
 
-def _check_place(port: object, host: object) -> None:
+def _check_address(port: object, host: object) -> None:
     check_int("port", port, minimum=0, maximum=65535)
     check_string("host", host, empty=False)
 

@@ -1,4 +1,4 @@
-"""Datasets that read a service."""
+"""Datasets that are read through a data service."""
 
 from __future__ import annotations
 
@@ -17,28 +17,36 @@ from headrace.errors import (
     NotFoundError,
 )
 from headrace.plan import traverse
-from headrace.plan.determinism import drawn_seeds, seeds_named
+from headrace.plan.determinism import collect_default_seeds, derive_seeds
 from headrace.plan.elements import FromSource
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
-from headrace.rewrites.cut import Cut
-from headrace.service.by_value import by_value, checked_modules
-from headrace.service.client.job_use import JobUse
-from headrace.service.client.options import ReadingOptions, reading_options
+from headrace.rewrites.partition import PlanPartition
+from headrace.service.by_value import check_modules, pickling_by_value
+from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
+from headrace.service.client.options import ReadOptions, make_read_options
 from headrace.service.client.source import RemoteSource
-from headrace.service.client.visits import (
-    cut_for,
-    is_cut,
-    whole_stream_step,
+from headrace.service.client.visitation import (
+    find_exclusive_reason,
+    is_partitioned,
+    partition_for,
     with_visitation,
 )
 from headrace.service.config import CrossTrainerCache, ShardingPolicy, parse_service
+from headrace.service.dataset_registration import (
+    call_dispatcher,
+    check_compression,
+    fetch_plan,
+    register_with_service,
+)
 from headrace.service.messages import GetDataset
-from headrace.service.modes.ordered.consumers import spec_of_parts
-from headrace.service.modes.ordered.consumers_source import InTurns, source_for
-from headrace.service.modes.ordered.plan_cut import InOrder
-from headrace.service.registering import ask, check_compression, registered, registered_plan
+from headrace.service.modes.ordered.consumer_options import consumer_spec
+from headrace.service.modes.ordered.ordered_consumers import (
+    OrderedConsumerSource,
+    make_consumer_source,
+)
+from headrace.service.modes.ordered.ordered_partition import OrderedPartition
 from headrace.transport.security import Security
 
 __all__ = ["delivery_report", "distribute", "from_dataset_id"]
@@ -67,11 +75,11 @@ def distribute(
 ) -> Callable[[Any], Dataset]:
     """Return a function for `Dataset.apply` that moves a dataset's work to a data service.
 
-    The function also takes what `Dataset.from_pipeline` takes: a torch DataLoader, say.
+    The function also accepts the inputs of `Dataset.from_pipeline`, such as a torch DataLoader.
 
-    The dataset is registered when the function is applied; a dispatcher that is not there yet is
-    waited for (a minute). Each iteration over the result, or over a dataset derived from it, is the
-    next iteration of the job.
+    The dataset is registered when the function is applied, which waits up to a minute for the
+    dispatcher. Each iteration over the result, or over a dataset derived from it, is the next
+    iteration of the job.
 
     >>> with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
     ...     dataset = hr.Dataset.range(6).map(lambda x: x * x).apply(
@@ -82,69 +90,69 @@ def distribute(
 
     Args:
         processing_mode: `ShardingPolicy.OFF` (each worker produces the whole dataset), `DYNAMIC`
-            (each element once, by whichever worker asks), or one of FILE, DATA, FILE_OR_DATA and
-            HINT (each worker of the dispatcher's fixed list its share; at least once when workers
-            are lost). The names "parallel_epochs" and "distributed_epoch" mean OFF and DYNAMIC.
+            (each element once, by any worker), or one of FILE, DATA, FILE_OR_DATA and HINT (each
+            worker of the dispatcher's fixed list produces its shard; at least once when workers are
+            lost). The names "parallel_epochs" and "distributed_epoch" mean OFF and DYNAMIC.
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port").
-        job_name: Readers with the same name share one job: each element goes to one of them.
-        consumer_index: Which of the consumers this is, from 0. All consumers of a job read in
-            rounds: in each, every one of them gets one element of the same worker; if `ordered`,
-            consumer i of n gets elements i, i + n, ... of that order.
-        num_consumers: How many consumers the job has. They need a `job_name`.
-        max_outstanding_requests: At most so many elements, over all workers, are asked for, made,
-            under way or not used yet; None: what lies ready is bounded in bytes.
+        job_name: Readers with the same name share one job: each element is delivered to one of
+            them.
+        consumer_index: Index of this consumer, from 0. All consumers of a job read in rounds: in
+            each round, every consumer receives one element of the same worker; with `ordered`,
+            consumer i of n receives elements i, i + n, ... of that order.
+        num_consumers: Number of consumers of the job. Requires a `job_name`.
+        max_outstanding_requests: Maximum number of elements, over all workers, that are requested,
+            being produced, in flight or not consumed yet; None limits buffered elements by bytes.
         data_transfer_protocol: "local" (workers in this process), "shm" (on this host), "tcp", or
-            None: the first of these that works.
-        compression: "AUTO": what comes from another machine is compressed where that is found to
-            be faster; None: nothing is.
-        cross_trainer_cache: For which trainer this is, where several trainers of one job read all
-            its elements, and workers make each once. The dataset has no end.
-        target_workers: "ANY": all workers; "LOCAL": those in this process; "AUTO": all but those
-            of other processes that have the tag "COLOCATED", and with fixed shares those in this
-            process alone, if there are any.
-        visitation: How often elements come where workers or clients are lost; None: the default of
-            the mode. DYNAMIC offers "exactly_once" (the default: what nobody has is computed again,
-            and each element is delivered once to clients that live) and "at_most_once" (what came
-            in part is lost and named). Exactly once needs functions that give as many elements
-            again for the same input. Fixed shares offer "at_least_once" alone, and OFF
-            nothing: a lost copy ends where it is.
-        ordered: Whether elements come in the order in which one process yields them, whichever
-            workers come, go and die. With DYNAMIC and exactly once alone. One client reads
-            a job so, or `num_consumers` do, each its elements. Workers run what they can unit by
-            unit, and this process runs the rest; it holds what comes before its turn. Where it
-            hangs on the size of elements what workers run, and only functions can tell, a few are
-            made in this process when reading begins.
-        remainder: What becomes of elements at the end that are too few for a round of all
-            consumers: "drop" (they go to nobody), "pad" (the others get batches of no rows) or
+            None for the first of these that works.
+        compression: "AUTO" compresses elements from other machines if measurements show that this
+            is faster; None disables compression.
+        cross_trainer_cache: Identifies this trainer, if several trainers of one job each read all
+            its elements, and workers produce each element once. Requires an infinite dataset.
+        target_workers: "ANY" for all workers; "LOCAL" for those in this process; "AUTO" for all
+            except those of other processes with the tag "COLOCATED", and with static sharding only
+            those in this process, if there are any.
+        visitation: Delivery guarantee when workers or clients are lost; None for the default of the
+            mode. DYNAMIC supports "exactly_once" (the default: undelivered elements are recomputed,
+            and each element is delivered once to the remaining clients) and "at_most_once" (partly
+            delivered splits are lost and reported). Exactly once requires functions that return the
+            same number of elements for the same input. Static sharding supports only
+            "at_least_once", and OFF nothing: a lost copy ends where it is.
+        ordered: Whether elements are delivered in the order of a single process, even if workers
+            join, leave or die. Requires DYNAMIC and exactly once. Such a job has one client, or
+            `num_consumers`, each reading its elements. Workers run the steps that can run split by
+            split, and this process runs the rest and buffers elements that arrive ahead of their
+            turn. If the partition depends on the size of elements that only functions can
+            determine, a few elements are computed in this process when reading begins.
+        remainder: Handling of elements at the end that are too few for a round of all consumers:
+            "drop" (they are dropped), "pad" (the other consumers receive batches without rows) or
             "end_together" (their rows are shared evenly).
-        cost_fn: Returns what a row costs, as its length. Rows of a round's batches are then shared
-            so that each consumer has as many, and none is much dearer. It runs on workers.
-        modules: Modules, or their names, that travel with the dataset: workers need not have them.
-            A package stands for all that is in it. Modules that are not named travel by name.
-        wait_timeout: Seconds without anybody alive who could deliver, or with a dispatcher that is
-            away when a pass begins, after which reading raises UnavailableError; of several
-            consumers, seconds after which a wait for one of them raises DeadlineExceededError. A
-            worker that is alive is waited for without end; a wait of ten seconds is logged, with
-            what is missing.
-        security: Keys of this client, for a service that asks for them.
-        on_data_loss: What happens where DYNAMIC with exactly once cannot deliver all elements: a
-            function ends the process of every worker that computes one of them, say. "error": the
-            iterator raises DataLossError after the last element, which names what is missing;
-            "warn": a warning says so. Where less is promised, it is always a warning.
+        cost_fn: Returns the cost of a row, such as its length. The rows of a round's batches are
+            then shared so that consumers have equally many rows at similar costs. Runs on workers.
+        modules: Modules, or their names, that are sent with the dataset, so that workers need not
+            have them. A package includes everything in it. Other modules are referenced by name.
+        wait_timeout: Seconds without a live worker that could deliver, or without a dispatcher when
+            an epoch begins, after which reading raises UnavailableError; with several consumers,
+            also seconds of a wait for one of them, after which it raises DeadlineExceededError. The
+            wait for a live worker is unlimited; after ten seconds it is logged with its reason.
+        security: Keys of this client, for a service that requires them.
+        on_data_loss: Action if DYNAMIC with exactly once cannot deliver all elements, for example
+            because a function kills every worker that computes one of them. "error": the iterator
+            raises DataLossError after the last element, with the missing ones; "warn": a warning is
+            logged. With weaker guarantees, it is always a warning.
 
     Raises:
-        TypeError, ValueError: An argument is wrong, or not supported by this version.
-        FailedPreconditionError: (when applied) Something in the dataset cannot be pickled.
-        UnavailableError: (when applied) The dispatcher did not answer for a minute.
+        TypeError, ValueError: If an argument is invalid or not supported by this version.
+        FailedPreconditionError: When applied, if something in the dataset cannot be pickled.
+        UnavailableError: When applied, if the dispatcher did not reply for a minute.
     """
     if isinstance(processing_mode, Dataset):
         raise TypeError(
             "distribute() takes no dataset, but returns what a dataset's `apply` takes: "
             'dataset.apply(hr.service.distribute("distributed_epoch", "host:port"))'
         )
-    travelling = checked_modules(modules)
-    with by_value(travelling):  # the cost function travels, too
-        options = reading_options(
+    travelling = check_modules(modules)
+    with pickling_by_value(travelling):  # the cost function is sent, too
+        options = make_read_options(
             processing_mode=processing_mode,
             service=service,
             job_name=job_name,
@@ -168,16 +176,18 @@ def distribute(
         dataset = Dataset.from_pipeline(pipeline)
         if options.processing_mode is ShardingPolicy.DYNAMIC:
             _check_not_distributed(dataset)
-        _check_endless(options, traverse.cardinality(dataset.plan))
+        _check_infinite(options, traverse.cardinality(dataset.plan))
         if options.ordered and options.num_consumers is not None:
-            return _in_turns(options, dataset.plan, compression, travelling)
-        made = cut_for(dataset.plan, options)
-        dataset_id = registered(
+            return _make_consumer_dataset(options, dataset.plan, compression, travelling)
+        made = partition_for(dataset.plan, options)
+        dataset_id = register_with_service(
             service, dataset, compression, None, security, modules=travelling, anonymous=True
         )
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
-        return _reading(options, dataset_id, spec, size, job_name, compression, plan, made)
+        return _make_reading_dataset(
+            options, dataset_id, spec, size, job_name, compression, plan, made
+        )
 
     return apply
 
@@ -204,7 +214,7 @@ def from_dataset_id(
     security: Security | None = None,
     on_data_loss: str = "error",
 ) -> Dataset:
-    """Return a dataset that reads what `register_dataset` registered.
+    """Return a dataset that reads a dataset registered by `register_dataset`.
 
     >>> with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
     ...     dataset_id = hr.service.register_dataset(cluster.target, hr.Dataset.range(3))
@@ -215,9 +225,9 @@ def from_dataset_id(
     Args:
         processing_mode: As in `distribute`.
         service: As in `distribute`.
-        dataset_id: What `register_dataset` returned.
-        element_spec: Spec of its elements; None: the dispatcher knows.
-        job_name: Readers of the same id with the same name share one job.
+        dataset_id: Result of `register_dataset`.
+        element_spec: Spec of the elements; None uses the dispatcher's.
+        job_name: Readers of the same dataset ID with the same name share one job.
         consumer_index: As in `distribute`.
         num_consumers: As in `distribute`.
         max_outstanding_requests: As in `distribute`.
@@ -228,19 +238,19 @@ def from_dataset_id(
         cost_fn: As in `distribute`.
         visitation: As in `distribute`.
         ordered: As in `distribute`.
-        modules: Of functions that are given here; those of the dataset travel with it when it is
+        modules: Modules of functions given here; those of the dataset are sent when it is
             registered.
         wait_timeout: As in `distribute`.
-        security: Keys of this client, for a service that asks for them.
+        security: Keys of this client, for a service that requires them.
         on_data_loss: As in `distribute`.
 
     Raises:
-        TypeError, ValueError: An argument is wrong, or not supported by this version.
-        NotFoundError: No dataset was registered under this id.
-        UnavailableError: The dispatcher did not answer for a minute.
+        TypeError, ValueError: If an argument is invalid or not supported by this version.
+        NotFoundError: If no dataset is registered under this ID.
+        UnavailableError: If the dispatcher did not reply for a minute.
     """
-    with by_value(checked_modules(modules)):
-        options = reading_options(
+    with pickling_by_value(check_modules(modules)):
+        options = make_read_options(
             processing_mode=processing_mode,
             service=service,
             job_name=job_name,
@@ -262,7 +272,7 @@ def from_dataset_id(
         _check_spec(element_spec)
     name = _dataset_name(dataset_id)
     try:
-        known = ask(parse_service(service), security, GetDataset(dataset_id=name))
+        known = call_dispatcher(parse_service(service), security, GetDataset(dataset_id=name))
     except NotFoundError as error:
         raise NotFoundError(
             f"Dataset id {name} not found. It must be registered with `register_dataset` before "
@@ -276,21 +286,21 @@ def from_dataset_id(
                 f"{registered!r}; leave it out, or correct it"
             )
         element_spec = element_spec or registered
-    _check_endless(options, known.cardinality)
+    _check_infinite(options, known.cardinality)
     scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
     if options.ordered and options.num_consumers is not None:
-        whole = registered_plan(parse_service(service), security, known.digest)
+        whole = fetch_plan(parse_service(service), security, known.digest)
         named = dataclasses.replace(options, job_name=scoped)
-        return _in_turns(named, whole, known.compression, checked_modules(modules))
+        return _make_consumer_dataset(named, whole, known.compression, check_modules(modules))
     plan, made = None, None
     if (
-        is_cut(options)
+        is_partitioned(options)
         and known.num_splits is not None
         and (options.ordered or not known.has_element_ids)
     ):
-        plan = registered_plan(parse_service(service), security, known.digest)
-        made = cut_for(plan, options)
-    return _reading(
+        plan = fetch_plan(parse_service(service), security, known.digest)
+        made = partition_for(plan, options)
+    return _make_reading_dataset(
         options, name, element_spec, known.cardinality, scoped, known.compression, plan, made
     )
 
@@ -298,7 +308,7 @@ def from_dataset_id(
 def delivery_report(dataset: Dataset) -> dict[str, int]:
     """Return how many elements each worker, by address, delivered in the latest iteration.
 
-    It is empty for a dataset that reads no service, and for one that was not iterated over yet.
+    Empty for a dataset that reads no service, and before its first iteration.
 
     >>> with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
     ...     dataset = hr.Dataset.range(100).apply(
@@ -309,7 +319,7 @@ def delivery_report(dataset: Dataset) -> dict[str, int]:
     [100]
 
     Args:
-        dataset: What `distribute` or `from_dataset_id` made, or a dataset built on that.
+        dataset: Result of `distribute` or `from_dataset_id`, or a dataset derived from it.
     """
     report: dict[str, int] = {}
     for node in traverse.walk(dataset.plan):
@@ -326,66 +336,68 @@ def _covers(wide: Spec, narrow: Spec) -> bool:
         return False
 
 
-def _reading(
-    options: ReadingOptions,
+def _make_reading_dataset(
+    options: ReadOptions,
     dataset_id: str,
     element_spec: Spec | None,
     cardinality: int,
     job_name: str | None,
     compression: str | None,
     plan: Node | None,
-    made: Cut | None,
+    made: PlanPartition | None,
 ) -> Dataset:
-    """Return a dataset that reads what is registered.
+    """Return a dataset that reads a registered dataset.
 
     Args:
-        options: How.
-        dataset_id: What.
-        element_spec: Spec of its elements, if it is known.
-        cardinality: How many there are.
-        job_name: Whose iterations to share.
+        options: Reading options.
+        dataset_id: ID of the dataset.
+        element_spec: Spec of its elements, if known.
+        cardinality: Number of its elements.
+        job_name: Job whose iterations to share.
         compression: "AUTO", or None.
-        plan: What is registered, where a part of it is run here.
-        made: How it is cut then; None: workers run all of it.
+        plan: The registered plan, if a part of it runs here.
+        made: Partition of the plan; None if workers run all of it.
     """
     is_ordered = made is not None and made.is_ordered
-    # How many workers there will be, and how many copies they make, nobody knows.
+    # The number of workers, and so of copies of the dataset, is unknown.
     is_known = is_ordered or cardinality in _known_sizes(options.processing_mode)
-    written = plan if made is not None or is_cut(options) else None
+    written = plan if made is not None or is_partitioned(options) else None
     fixed: list[int] = []
     if written is not None:
-        # Each reader of a job may have drawn for itself: what they share is the job's name.
-        fixed = drawn_seeds(written) if job_name is None else seeds_named(written, job_name)
+        # Each reader of a job may have drawn different seeds; they share only the job's name.
+        fixed = (
+            collect_default_seeds(written) if job_name is None else derive_seeds(written, job_name)
+        )
     counter = None if job_name is None else IterationCounter()
     source = RemoteSource(
         options=with_visitation(options),
         dataset_id=dataset_id,
         cardinality=cardinality if is_known else UNKNOWN,
         job_name=job_name,
-        spec=spec_of_parts(element_spec, options.remainder),
+        spec=consumer_spec(element_spec, options.remainder),
         compression=compression,
-        half="" if made is None else made.half,
-        units=None if made is None else made.units,
-        whole_stream="" if made is None else whole_stream_step(made),
-        written=written,
-        in_order=None if written is None else InOrder(written),
+        partition_mode="" if made is None else made.mode,
+        num_splits=None if made is None else made.num_splits,
+        exclusive_reason="" if made is None else find_exclusive_reason(made),
+        remote_plan=written,
+        ordered_partition=None if written is None else OrderedPartition(written),
         fixed_seeds=tuple(fixed),
         _counter=counter,
-        _use=JobUse(counter),
+        _job_check=ExhaustedJobCheck(counter),
     )
     return Dataset.from_source(source)
 
 
-def _in_turns(
-    options: ReadingOptions,
+def _make_consumer_dataset(
+    options: ReadOptions,
     plan: Node,
     compression: str | None,
     modules: Sequence[ModuleType],
 ) -> Dataset:
-    """Return what one of several consumers reads in order."""
+    """Return a dataset that one of several consumers reads in order."""
 
     def register(part: Node) -> str:
-        return registered(
+        return register_with_service(
             options.service,
             Dataset(part),
             compression,
@@ -395,7 +407,7 @@ def _in_turns(
             anonymous=True,
         )
 
-    source = source_for(
+    source = make_consumer_source(
         plan,
         options,
         spec=traverse.element_spec(plan),
@@ -407,7 +419,7 @@ def _in_turns(
 
 def _check_not_distributed(dataset: Dataset) -> None:
     sources = [node.source for node in traverse.walk(dataset.plan) if isinstance(node, FromSource)]
-    if any(isinstance(source, RemoteSource | InTurns) for source in sources):
+    if any(isinstance(source, RemoteSource | OrderedConsumerSource) for source in sources):
         raise FailedPreconditionError(
             "this dataset reads a data service already, so there is nothing in it to be dealt: "
             "apply `distribute` once, after the steps that workers are to run"
@@ -415,10 +427,10 @@ def _check_not_distributed(dataset: Dataset) -> None:
 
 
 def _check_spec(spec: object) -> None:
-    """Refuse what is no spec of an element.
+    """Reject values that are not specs.
 
     Raises:
-        TypeError: There is something else than ArraySpecs in it.
+        TypeError: If it contains values other than ArraySpecs.
     """
     try:
         leaves, _ = flatten(spec)
@@ -433,15 +445,15 @@ def _check_spec(spec: object) -> None:
 
 
 def _known_sizes(mode: ShardingPolicy) -> tuple[int, ...]:
-    """Return the cardinalities of a dataset that what a service delivers of it has, too."""
+    """Return the cardinalities that are preserved by reading through a service."""
     if mode == ShardingPolicy.HINT:
-        return ()  # what a hint stands for may leave nothing, or all
-    # A share of the files of an endless dataset may be one that ends.
+        return ()  # a hint may select no elements, or all
+    # The files of a shard of an infinite dataset may be finite.
     by_files = mode in (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA)
     return (0,) if by_files else (0, INFINITE)
 
 
-def _check_endless(options: ReadingOptions, cardinality: int) -> None:
+def _check_infinite(options: ReadOptions, cardinality: int) -> None:
     if options.trainer_id and cardinality >= 0:
         raise InvalidArgumentError(
             "Cross-trainer caching requires the input dataset to be infinite. Got input with "

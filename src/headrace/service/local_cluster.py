@@ -1,8 +1,8 @@
-"""A whole data service on this machine: a dispatcher in this process, workers beside it.
+"""A complete data service on this machine: a dispatcher in this process, and workers.
 
-Workers are fresh interpreters, not forks: a fork would copy locks that other threads hold. Each
-watches a pipe from this process and ends with it, however this process ends. This process watches
-them in turn: one that dies by itself is reported and replaced.
+Worker processes are new interpreters, not forks, because a fork would copy locks held by other
+threads. Each watches a pipe from this process and ends with it, however this process ends. This
+process supervises them: one that dies unexpectedly is reported and replaced.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from headrace.arguments import check_int, check_strings
-from headrace.data.at_exit import close_iterators
+from headrace.data.iterator_cleanup import close_iterators
 from headrace.errors import FailedPreconditionError
-from headrace.forks import stays_with_parent
+from headrace.forks import register_fork_sensitive
 from headrace.process.child import ChildProcess
 from headrace.process.supervisor import (
     ProcessEvent,
@@ -41,8 +41,8 @@ __all__ = ["LocalCluster", "LocalWorker"]
 
 _log = logging.getLogger(__name__)
 
-#: Clusters that were not closed. At the end of the program they are, in order: workers that find
-#: the dispatcher gone would speak of what they cannot hand back.
+#: Open clusters. They are closed in order at the end of the program; otherwise, workers that lose
+#: the dispatcher would log warnings about undelivered splits.
 _open: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
 
 
@@ -54,7 +54,7 @@ def _close_all() -> None:
 
 
 class LocalCluster:
-    """A dispatcher and workers on this machine; a context manager.
+    """Dispatcher and workers on this machine; a context manager.
 
     >>> with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
     ...     distribute = hr.service.distribute("distributed_epoch", cluster.target)
@@ -62,26 +62,27 @@ class LocalCluster:
     [0, 1, 2, 3, 4]
 
     Args:
-        num_workers: Workers to start.
-        processes: Whether each worker is a process of its own; else all run in this one, which
-            suits tests and pipelines that do not hold the interpreter's lock.
-        work_dir: Where the dispatcher keeps its journal; with it, it survives restarts.
-        worker_timeout_ms: Silence after which a worker counts as lost; None: the default.
-        heartbeat_interval_ms: Milliseconds between the workers' heartbeats; None: the default.
+        num_workers: Number of workers to start.
+        processes: Whether each worker is a separate process; otherwise all run in this one, which
+            suits tests and pipelines that release the global interpreter lock.
+        work_dir: Directory of the dispatcher's journal, which makes restarts possible.
+        worker_timeout_ms: Milliseconds without a heartbeat after which a worker is lost; None for
+            the default.
+        heartbeat_interval_ms: Milliseconds between the workers' heartbeats; None for the default.
         preload: Modules that each worker process imports at its start: names, or paths of Python
             files.
-        worker_addresses: The slots of the static sharding policies, in shard order, as in
+        worker_addresses: Slots of the static sharding policies, in shard order, as in
             `DispatcherConfig`: `["localhost"] * 3` for any three workers of this cluster.
-        restart: Whether a worker process that dies by itself is replaced, after a delay that grows
-            while they go on dying. One that `kill_worker` killed is not.
-        hang_timeout_ms: How long one call of a function, or one wait of a source for data, may take
-            before its worker process is replaced, as in `WorkerConfig`; None: 10 minutes; 0: for
-            ever.
-        environment: Variables for worker processes, which else get those of this process, except
-            that they see no accelerators.
+        restart: Whether a worker process that dies unexpectedly is replaced, after a delay that
+            grows if they keep dying. A worker killed by `kill_worker` is not replaced.
+        hang_timeout_ms: Maximum milliseconds of one function call, or of one wait of a source for
+            data, before the worker process is replaced, as in `WorkerConfig`; None for 10 minutes,
+            0 for no limit.
+        environment: Additional variables for worker processes, which inherit those of this process,
+            except that accelerators are hidden from them.
 
     Raises:
-        UnavailableError: A worker did not start; the message holds what it wrote.
+        UnavailableError: If a worker did not start; the message has its output.
     """
 
     def __init__(
@@ -113,13 +114,13 @@ class LocalCluster:
             worker_addresses=worker_addresses,
         )
         self._workers: list[LocalWorker] = []
-        self._household: Supervisor | None = None
+        self._supervisor: Supervisor | None = None
         self._dispatcher = DispatchServer(self._config)
         _open.add(self)
-        stays_with_parent(self)
+        register_fork_sensitive(self)
         try:
             if processes:
-                self._household = Supervisor("worker process", self._note, restarts=restart)
+                self._supervisor = Supervisor("worker process", self._note, restarts=restart)
             self._add(num_workers)
         except BaseException:
             self.close()
@@ -127,7 +128,7 @@ class LocalCluster:
 
     @property
     def target(self) -> str:
-        """The service's address, for `distribute(service=...)`."""
+        """Address of the service, for `distribute(service=...)`."""
         return self._dispatcher.target
 
     @property
@@ -137,7 +138,7 @@ class LocalCluster:
 
     @property
     def workers(self) -> tuple[LocalWorker, ...]:
-        """All workers ever started, in order; stopped, killed and replaced ones included."""
+        """All workers ever started, in order, including stopped, killed and replaced ones."""
         return tuple(self._workers)
 
     def add_worker(self) -> LocalWorker:
@@ -160,7 +161,7 @@ class LocalCluster:
         """Stop the dispatcher, and start another from its journal, at the same address.
 
         Raises:
-            FailedPreconditionError: The cluster has no `work_dir`.
+            FailedPreconditionError: If the cluster has no `work_dir`.
         """
         if self._config.work_dir is None:
             raise FailedPreconditionError(
@@ -171,14 +172,14 @@ class LocalCluster:
         self._dispatcher = DispatchServer(self._config)
 
     def close(self) -> None:
-        """Stop all workers, then the dispatcher. May be called twice.
+        """Stop all workers, then the dispatcher. Idempotent.
 
-        Worker processes that do not end in a few seconds, as when a function of the user's holds
-        the interpreter's lock, are killed.
+        Worker processes that do not end within a few seconds are killed, for example if a user
+        function holds the global interpreter lock.
         """
         _open.discard(self)
-        if self._household is not None:
-            self._household.close()
+        if self._supervisor is not None:
+            self._supervisor.close()
         for worker in self._workers:
             if worker.is_running:
                 worker.stop()
@@ -187,7 +188,7 @@ class LocalCluster:
     stop = close
 
     def leave_to_parent(self) -> None:
-        """Leave the cluster to the process that started it, where this one was forked from it."""
+        """In a forked process, leave the cluster to the process that started it."""
         _open.discard(self)
 
     def __enter__(self) -> Self:
@@ -196,10 +197,10 @@ class LocalCluster:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- watching -----------------------------------------------------------------------------
+    # --- supervision ------------------------------------------------------------------------------
 
     def _note(self, event: ProcessEvent) -> None:
-        """Take note of a worker process that nobody waits for."""
+        """Handle an event of a worker process that no caller waits for."""
         match event:
             case ProcessReady(_, child):
                 self._workers.append(ProcessWorker(child))
@@ -209,11 +210,11 @@ class LocalCluster:
                 _log.warning("no worker could be started: %s; next try in %g s", error, again_in)
 
     def _report(self, child: ChildProcess, again_in: float | None) -> None:
-        """Report a process that died by itself."""
+        """Log that a process died unexpectedly."""
         where = "that was not ready yet"
         for worker in self._workers:
             if isinstance(worker, ProcessWorker) and worker.child is child:
-                worker.death = child.exit_description
+                worker.exit_reason = child.exit_description
                 where = f"at {worker.address}"
         _log.warning(
             "worker process %d %s %s; %d of the cluster's workers are left%s",
@@ -229,7 +230,7 @@ class LocalCluster:
     def _add(self, count: int) -> Sequence[LocalWorker]:
         address = self.target.partition("://")[2]
         added: list[LocalWorker] = []
-        if self._household is not None:
+        if self._supervisor is not None:
             options = {
                 "dispatcher_address": address,
                 "heartbeat_interval_ms": self._heartbeat_interval_ms,
@@ -237,7 +238,7 @@ class LocalCluster:
                 "preload": self._preload,
                 "cross_trainer_cache_size_bytes": self._cache_bytes,
             }
-            started = self._household.start([worker_command(options, self._environment)] * count)
+            started = self._supervisor.start([worker_command(options, self._environment)] * count)
             added += [ProcessWorker(child) for _, child in started]
         else:
             config = WorkerConfig(

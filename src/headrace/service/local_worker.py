@@ -1,4 +1,4 @@
-"""One worker of a local cluster: a process of its own, or a server in this one."""
+"""One worker of a local cluster: a separate process, or a server in this one."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ class LocalWorker(Protocol):
     """One worker of a `LocalCluster`.
 
     Attributes:
-        address: Where it listens.
-        death: How its process died by itself, in words; None: it did not.
+        address: Address of the worker.
+        exit_reason: Description of an unexpected end of its process; None otherwise.
     """
 
     address: str
-    death: str | None
+    exit_reason: str | None
 
     @property
     def pid(self) -> int:
-        """Its process; this process's own for a worker that runs here."""
+        """ID of its process, or of this process if the worker runs here."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it was neither stopped nor killed, and has not died."""
+        """Whether the worker was neither stopped nor killed, and has not died."""
 
     def stop(self) -> None:
-        """Stop it as one does on purpose: it hands back what it has not delivered."""
+        """Stop the worker cleanly: it returns undelivered splits."""
 
     def kill(self) -> None:
-        """Kill its process (SIGKILL), as a crash does."""
+        """Kill its process (SIGKILL), as a crash would."""
 
 
 class ProcessWorker:
-    """A worker in a process of its own."""
+    """Worker in a separate process."""
 
     def __init__(self, child: ChildProcess) -> None:
         self.address = child.ready_message or ""
-        self.death: str | None = None
+        self.exit_reason: str | None = None
         self.child = child
 
     @property
@@ -71,11 +71,11 @@ class ProcessWorker:
 
 
 class ThreadWorker:
-    """A worker in this process; `server` is None when it was stopped."""
+    """Worker in this process; `server` is None once it is stopped."""
 
     def __init__(self, server: WorkerServer) -> None:
         self.address = server.address
-        self.death: str | None = None
+        self.exit_reason: str | None = None
         self.server: WorkerServer | None = server
 
     @property
@@ -103,7 +103,7 @@ def worker_command(options: Mapping[str, Any], environment: Mapping[str, str]) -
 
     Args:
         options: Arguments of `WorkerConfig`.
-        environment: Variables that it gets besides those of this process.
+        environment: Variables in addition to those of this process.
     """
     return build_command(
         "headrace.service.worker",

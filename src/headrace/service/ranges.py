@@ -1,7 +1,7 @@
-"""Sets of whole numbers as ranges: (start, stop) pairs, ascending, apart and none of them empty.
+"""Sets of integers as ranges: disjoint, non-empty, ascending (start, stop) pairs.
 
-A task's *dealt order* numbers its units from 0 as they were dealt; `runs` are the ranges of the
-stream that it was dealt, in that order, which need not ascend.
+In *assignment order*, the splits of a task are numbered from 0 as they were assigned; `runs` are
+the assigned ranges of the stream in that order, which need not be ascending.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import TypeAlias
 
 __all__ = [
     "Ranges",
-    "at_least",
-    "common",
-    "count",
+    "drop_below",
     "drop_first",
-    "first",
     "first_missing",
-    "located",
-    "numbered",
-    "subtracted",
-    "united",
+    "first_n",
+    "intersect",
+    "locate_in_stream",
+    "subtract",
+    "to_assignment_order",
+    "total_length",
+    "union",
 ]
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
-def count(ranges: Iterable[tuple[int, int]]) -> int:
-    """Return how many numbers there are in ranges that do not overlap."""
+def total_length(ranges: Iterable[tuple[int, int]]) -> int:
+    """Return the total length of ranges that do not overlap."""
     return sum([stop - start for start, stop in ranges]) if ranges else 0
 
 
-def united(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the set of all numbers in the ranges, which may overlap and stand in any order."""
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return the union of ranges, which may overlap and be in any order."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if found and start <= found[-1][1]:
@@ -42,8 +42,8 @@ def united(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(found)
 
 
-def subtracted(whole: Ranges, part: Ranges) -> Ranges:
-    """Return what is in `whole`, of which ranges may be empty, and not in `part`."""
+def subtract(whole: Ranges, part: Ranges) -> Ranges:
+    """Return the numbers in `whole`, whose ranges may be empty, that are not in `part`."""
     if not whole:
         return ()
     if not part:
@@ -66,32 +66,32 @@ def subtracted(whole: Ranges, part: Ranges) -> Ranges:
     return tuple(left)
 
 
-def common(one: Ranges, other: Ranges) -> Ranges:
-    """Return what is in both."""
+def intersect(one: Ranges, other: Ranges) -> Ranges:
+    """Return the intersection of two sets."""
     if not (one and other):
         return ()
-    return subtracted(one, subtracted(one, other))
+    return subtract(one, subtract(one, other))
 
 
-def first(number: int) -> Ranges:
+def first_n(number: int) -> Ranges:
     """Return the numbers from 0 to `number` - 1."""
     return ((0, number),) if number else ()
 
 
 def first_missing(ranges: Ranges) -> int:
-    """Return the first number from 0 on that is not in `ranges`."""
+    """Return the smallest number from 0 on that is not in `ranges`."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
-def at_least(ranges: Ranges, least: int) -> Ranges:
-    """Return the numbers from `least` on."""
+def drop_below(ranges: Ranges, least: int) -> Ranges:
+    """Return the numbers of at least `least`."""
     if not ranges:
         return ()
     return tuple((max(start, least), stop) for start, stop in ranges if stop > least)
 
 
 def drop_first(runs: list[tuple[int, int]], number: int) -> None:
-    """Take the first `number` units off the front of some runs."""
+    """Remove the first `number` splits from the front of runs, in place."""
     whole = 0
     for start, stop in runs:
         if number < stop - start:
@@ -104,31 +104,34 @@ def drop_first(runs: list[tuple[int, int]], number: int) -> None:
         runs[0] = (start + number, stop)
 
 
-def located(runs: Iterable[tuple[int, int]], first: int, dealt: Ranges) -> Ranges:
-    """Return where in the stream units in dealt order are.
+def locate_in_stream(runs: Iterable[tuple[int, int]], first: int, splits: Ranges) -> Ranges:
+    """Return the places in the stream of splits given in assignment order.
 
     Args:
-        runs: What was dealt, from the unit that is number `first` in dealt order.
+        runs: Assigned ranges, starting with the split that has number `first` in assignment order.
         first: See `runs`.
-        dealt: Units in dealt order, none before `first`.
+        splits: Splits in assignment order, none before `first`.
     """
-    return united(_pieces(runs, first, dealt))
+    return union(_locate_pieces(runs, first, splits))
 
 
-def numbered(runs: Iterable[tuple[int, int]], first: int, units: Ranges) -> Ranges:
-    """Return the numbers in dealt order of units of the stream: `located` the other way round."""
+def to_assignment_order(runs: Iterable[tuple[int, int]], first: int, splits: Ranges) -> Ranges:
+    """Return the numbers in assignment order of splits of the stream.
+
+    Inverse of `locate_in_stream`.
+    """
     found: list[tuple[int, int]] = []
     for start, stop in runs:
-        inside = common(((start, stop),), units)
+        inside = intersect(((start, stop),), splits)
         found += [(first + begin - start, first + end - start) for begin, end in inside]
         first += stop - start
-    return united(found)
+    return union(found)
 
 
-def _pieces(
+def _locate_pieces(
     runs: Iterable[tuple[int, int]], first: int, dealt: Ranges
 ) -> Iterator[tuple[int, int]]:
-    # Both ascend in dealt order, so each is gone through once.
+    # Both ascend in assignment order, so each is traversed once.
     at = 0
     for start, stop in runs:
         last = first + stop - start

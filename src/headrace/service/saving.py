@@ -1,4 +1,4 @@
-"""Save a dataset with a service: the workers write it, each element once."""
+"""Distributed saving: the workers of a service write a dataset, each element once."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from headrace.plan import traverse
 from headrace.plan.identity import identity_digest
 from headrace.plan.source import INFINITE
 from headrace.rewrites.optimize import prepare
-from headrace.service.by_value import checked_modules
+from headrace.service.by_value import check_modules
 from headrace.service.config import parse_service
+from headrace.service.dataset_registration import call_dispatcher, register_with_service
 from headrace.service.messages import GetSaveStatus, SaveStatus, StartSave
-from headrace.service.registering import ask, registered
 from headrace.storage.files import open_folder
 from headrace.storage.names import FileName
 from headrace.transport.security import Security
@@ -44,14 +44,14 @@ _LAST_LOOK = 0.5
 
 
 class SaveProgress(NamedTuple):
-    """How far a save is.
+    """Progress of a save.
 
     Attributes:
-        is_done: Whether it is finished, or failed.
-        elements: How many elements are in files that count.
-        files: How many files that is.
-        bytes: How large they are together.
-        error: Why it failed; empty: it did not.
+        is_done: Whether it has finished or failed.
+        elements: Number of elements in committed files.
+        files: Number of these files.
+        bytes: Total size of these files.
+        error: Why it failed; empty if it did not.
     """
 
     is_done: bool
@@ -62,7 +62,7 @@ class SaveProgress(NamedTuple):
 
 
 class DistributedSave:
-    """A save that the workers of a service carry out, whatever becomes of this process.
+    """Handle of a save that the workers of a service run, independently of this process.
 
     >>> with hr.service.LocalCluster(1, processes=False, work_dir="journal") as cluster:
     ...     save = hr.service.distributed_save(hr.Dataset.range(5), "saved", cluster.target)
@@ -71,9 +71,9 @@ class DistributedSave:
     True
 
     Args:
-        service: The dispatcher.
-        save: Id of the save.
-        path: The directory.
+        service: Address of the dispatcher.
+        save: ID of the save.
+        path: Directory of the saved dataset.
         security: Keys of this client.
     """
 
@@ -85,28 +85,28 @@ class DistributedSave:
 
     @property
     def path(self) -> str:
-        """The directory, for `Dataset.load`."""
+        """Directory of the saved dataset, for `Dataset.load`."""
         return self._path
 
     def progress(self) -> SaveProgress:
-        """Return how far it is, as the dispatcher says.
+        """Return the progress, as reported by the dispatcher.
 
         Raises:
-            NotFoundError: The dispatcher does not remember it.
-            UnavailableError: The dispatcher did not answer for a minute.
+            NotFoundError: If the dispatcher does not know the save.
+            UnavailableError: If the dispatcher did not reply for a minute.
         """
         return _progress(self._ask())
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it is finished.
+        """Wait until the save is finished.
 
         Args:
-            timeout: Seconds to wait; None: as long as it takes.
+            timeout: Seconds to wait; None for no limit.
 
         Raises:
-            HeadraceError: It failed; the message says why.
-            DeadlineExceededError: It is not finished yet.
-            NotFoundError: The dispatcher does not remember it.
+            HeadraceError: If the save failed; the message has the reason.
+            DeadlineExceededError: If it is not finished within `timeout`.
+            NotFoundError: If the dispatcher does not know the save.
         """
         until = None if timeout is None else time.monotonic() + timeout
         delay = _FIRST_LOOK
@@ -122,7 +122,7 @@ class DistributedSave:
         _raise_failure(update, self._path)
 
     def wait_until_open(self) -> None:
-        """Wait until the directory was begun, so that whoever loads it finds it."""
+        """Wait until the directory exists, so that it can be loaded."""
         delay = _FIRST_LOOK
         while not ((update := self._ask()).is_open or update.error):
             time.sleep(delay)
@@ -131,7 +131,7 @@ class DistributedSave:
             _raise_failure(update, self._path)
 
     def _ask(self) -> SaveStatus:
-        return ask(self._service, self._security, GetSaveStatus(save_id=self._save))
+        return call_dispatcher(self._service, self._security, GetSaveStatus(save_id=self._save))
 
     def __repr__(self) -> str:
         return f"<DistributedSave {self._save} into {self._path!r} by {self._service}>"
@@ -149,10 +149,10 @@ def distributed_save(
 ) -> DistributedSave:
     """Let the workers of a service write a dataset into a directory, each element once.
 
-    It returns when the directory was begun; the workers go on whatever becomes of this process, and
-    through restarts of theirs and of the dispatcher's. `Dataset.load(path, wait=True)` reads what
-    is there already and waits for the rest; `wait` of what is returned waits for all, and raises
-    what went wrong. The order of the elements is that in which files became whole.
+    It returns when the directory exists. The save continues independently of this process, and
+    after restarts of workers and of the dispatcher. `Dataset.load(path, wait=True)` reads the
+    finished part and waits for the rest; the `wait` method of the result waits for the end and
+    raises the error of a failed save. Elements are ordered by the completion of their files.
 
     >>> with hr.service.LocalCluster(2, processes=False, work_dir="journal") as cluster:
     ...     save = hr.service.distributed_save(hr.Dataset.range(5), "saved", cluster.target)
@@ -161,23 +161,23 @@ def distributed_save(
     [0, 1, 2, 3, 4]
 
     Args:
-        dataset: What to save: one pass over it. Its functions travel with it.
-        path: A directory, by path or fsspec URL, that holds no saved dataset. It is the same for
-            the dispatcher and all workers.
+        dataset: The dataset; one epoch of it is saved. Its functions are sent with it.
+        path: A directory, as a path or fsspec URL, without a saved dataset. The dispatcher and all
+            workers must access the same directory.
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port"). It must run
-            in the fault tolerant mode.
-        compression: "AUTO" or None: files are not compressed, so that they can be mapped.
-        chunk_bytes: How large files are to be; None: 64 MiB.
+            in fault-tolerant mode.
+        compression: "AUTO", or None for uncompressed files, which can be memory-mapped.
+        chunk_bytes: Size of the files; None for 64 MiB.
         modules: As in `distribute`.
-        security: Keys of this client, for a service that asks for them.
+        security: Keys of this client, for a service that requires them.
 
     Raises:
-        TypeError, ValueError: An argument is wrong.
-        InvalidArgumentError: The dataset is infinite, or the dispatcher keeps no journal.
-        AlreadyExistsError: The directory holds a dataset, or one is being saved there.
-        FailedPreconditionError: Something in the dataset cannot be pickled, or it cannot be dealt
-            to workers; or the directory cannot be written.
-        UnavailableError: The dispatcher did not answer for a minute.
+        TypeError, ValueError: If an argument is invalid.
+        InvalidArgumentError: If the dataset is infinite, or the dispatcher keeps no journal.
+        AlreadyExistsError: If the directory holds a dataset, or one is being saved there.
+        FailedPreconditionError: If something in the dataset cannot be pickled, if the dataset
+            cannot be divided into splits, or if the directory cannot be written.
+        UnavailableError: If the dispatcher did not reply for a minute.
     """
     address = parse_service(service)
     if not isinstance(dataset, Dataset):
@@ -190,15 +190,15 @@ def distributed_save(
             "Saving an infinite dataset is not allowed: choose how many elements with take(n)"
         )
     folder = open_folder(path)
-    saved.arrow.pyarrow()  # whoever saves wants to load
+    saved.arrow.pyarrow()  # loading will require it
     where = os.path.abspath(folder.url) if folder.is_local else folder.url
-    dataset_id = registered(
+    dataset_id = register_with_service(
         service,
         dataset,
         compression,
         None,
         security,
-        modules=checked_modules(modules),
+        modules=check_modules(modules),
         anonymous=True,
     )
     spec = traverse.element_spec(plan)
@@ -215,7 +215,7 @@ def distributed_save(
         seed=draw_seed() if own_seed is None else own_seed,
         chunk_bytes=chunk_bytes,
     )
-    ask(address, security, begin)
+    call_dispatcher(address, security, begin)
     handle = DistributedSave(address, save, where, security)
     handle.wait_until_open()
     return handle

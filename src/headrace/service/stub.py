@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.service.messages import DispatcherReply
-from headrace.serving.call import Stub
+from headrace.serving.rpc import Stub
 from headrace.transport import zeromq
 from headrace.transport.security import Security
 
@@ -11,11 +11,11 @@ __all__ = ["DispatcherStub"]
 
 
 class DispatcherStub(Stub):
-    """One connection to a dispatcher, for one thread. Every request to it may be repeated.
+    """One connection to a dispatcher, for one thread. All requests are idempotent.
 
     Args:
-        address: "host:port" of the dispatcher; it need not be there yet.
-        security: Keys, if the dispatcher wants them.
+        address: "host:port" of the dispatcher, which need not be running yet.
+        security: Keys, if the dispatcher requires them.
     """
 
     def __init__(self, address: str, *, security: Security | None = None) -> None:

@@ -1,19 +1,19 @@
-"""What every server shares, whatever it serves. Nothing here knows of datasets.
+"""Building blocks of all servers, independent of datasets.
 
 ================  ==============================================================================
-`life_cycle`      started once, stopped once, by whomever, whenever
-`core`            decide, apply, keep, answer: what decides, its journal and its clock
-`journal`         keeps facts and blobs, in order; a `Format` says what they are
-`sqlite_journal`  the one that survives a crash: one file, one owner
-`blobs`           bytes too large for a fact (pure)
-`journal_copy`    reads a journal that somebody else may be writing
-`high_water`      whether records are missing at a journal's end
-`presence`        who was heard from when, and which silence counts (pure)
-`call`            a request names the type of its reply; one `call` for all of them (pure)
-`rates`           how much of something there was per second, lately (pure)
-`connections`     channels to several peers: which answer belongs to which request
-`session_runner`  a lock and a thread around a session that does no I/O itself
-`endpoint`        /metrics, /healthz and /readyz, on a thread of its own
-`conversation`    numbered requests and what answers them, whatever the connection does (pure)
+`life_cycle`      start and stop of a server, once each, from any thread
+`journaled_core`  a deterministic state machine with its journal, clock and lock
+`journal`         interface of journals for events and blobs; `JournalFormat` describes contents
+`sqlite_journal`  the crash-safe journal: one file, one owner
+`blobs`           bytes too large for an event (pure)
+`journal_copy`    reads a journal that another process may be writing
+`high_water`      detects missing records at a journal's end
+`heartbeats`      last contact with each peer, corrected for pauses of this process (pure)
+`rpc`             requests that name the type of their reply, and one `call` for all (pure)
+`rates`           recent amounts per second (pure)
+`connections`     channels to several peers, which match replies with requests
+`session_runner`  a lock and an I/O thread around a session without I/O
+`endpoint`        /metrics, /healthz and /readyz, on a separate thread
+`request_window`  numbered requests and replies that survive lost connections (pure)
 ================  ==============================================================================
 """

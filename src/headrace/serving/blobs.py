@@ -1,22 +1,22 @@
-"""Blobs: bytes too large for a fact, kept beside the facts, in parts and under a key."""
+"""Blobs: bytes too large for an event, stored beside the events by key, in parts."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BlobPart", "BlobPlace"]
+__all__ = ["BlobPart", "BlobPosition"]
 
 
 class BlobPart(NamedTuple):
-    """Bytes of a blob, and where they begin in it."""
+    """Bytes of a blob and their offset in it."""
 
     key: bytes
     offset: int
     part: bytes
 
 
-class BlobPlace(NamedTuple):
-    """A place in a blob that is kept."""
+class BlobPosition(NamedTuple):
+    """Position in a stored blob."""
 
     key: bytes
     offset: int

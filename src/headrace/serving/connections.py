@@ -1,8 +1,8 @@
-"""Connections to several peers, for one thread, which match answers with requests.
+"""Connections to several peers, for one thread, which match replies with requests.
 
 connections.add(peer, channel)
 connections.send(peer, message, request)
-connections.wait(seconds)     # -> [Answered(peer, request, reply), Lost(peer, requests, error)]
+connections.wait(seconds)     # -> [ReplyReceived(...), PeerLost(...)]
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from headrace.errors import HeadraceError
 from headrace.transport.channel import Buffer, Channel, Reply
 from headrace.transport.channel_poller import ChannelPoller
 
-__all__ = ["Answered", "Connections", "Lost"]
+__all__ = ["PeerConnections", "PeerLost", "ReplyReceived"]
 
 Peer = TypeVar("Peer")
 Q = TypeVar("Q")
 
 
-class Answered(NamedTuple):
+class ReplyReceived(NamedTuple):
     """A reply, and the request that it answers."""
 
     peer: Any
@@ -31,8 +31,8 @@ class Answered(NamedTuple):
     reply: Reply
 
 
-class Lost(NamedTuple):
-    """A connection was lost, and with it the requests that were not answered, oldest first."""
+class PeerLost(NamedTuple):
+    """Loss of a connection, with its unanswered requests, oldest first."""
 
     peer: Any
     requests: list[Any]
@@ -42,15 +42,15 @@ class Lost(NamedTuple):
 @dataclass
 class _Connection(Generic[Q]):
     channel: Channel
-    #: By ticket, the oldest first: the time at which the request expires, and the request.
+    #: By request id, oldest first: the time at which the request expires, and the request.
     requests: dict[int, tuple[float, Q]] = field(default_factory=dict)
 
 
-class Connections(Generic[Peer, Q]):
-    """Sends requests to peers, and waits for the answers of all of them.
+class PeerConnections(Generic[Peer, Q]):
+    """Sends requests to peers, and waits for the replies of all of them.
 
-    All methods but `wake` are for one thread. A channel stays until it is dropped, also after a
-    loss: it connects again when something is sent.
+    All methods but `wake` are for one thread. A channel is kept until it is dropped, even after a
+    loss: it reconnects at the next send.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Connections(Generic[Peer, Q]):
         return iter(list(self._by_peer))
 
     def add(self, peer: Peer, channel: Channel) -> None:
-        """Use a channel for a peer that has none."""
+        """Set the channel of a peer that has none."""
         self._by_peer[peer] = _Connection(channel)
         self._peers[channel] = peer
         self._inbox.add(channel)
@@ -86,14 +86,14 @@ class Connections(Generic[Peer, Q]):
         """Send a message.
 
         Args:
-            peer: One that has a channel.
-            message: What to send.
-            request: What `wait` returns with the answer.
-            buffers: Sent with it.
-            expires: Seconds after which the answer does not matter, as the request is repeated.
+            peer: Peer that has a channel.
+            message: Message to send.
+            request: Object that `wait` returns with the reply.
+            buffers: Buffers to send with it.
+            expires: Seconds after which the reply is dropped, because the request is repeated.
 
         Raises:
-            HeadraceError: It cannot be sent.
+            HeadraceError: If it cannot be sent.
         """
         connection = self._by_peer[peer]
         requests, now = connection.requests, time.monotonic()
@@ -104,26 +104,26 @@ class Connections(Generic[Peer, Q]):
         ticket = connection.channel.send(message, buffers)
         requests[ticket] = now + expires, request
 
-    def wait(self, seconds: float) -> list[Answered | Lost]:
-        """Return answers and losses, once there are some, `wake` was called, or time has passed.
+    def wait(self, seconds: float) -> list[ReplyReceived | PeerLost]:
+        """Return replies and losses, once there are some, `wake` was called, or time has passed.
 
-        Answers to requests that have expired, or of peers that were dropped, are left out.
+        Replies to expired requests and of dropped peers are omitted.
         """
-        found: list[Answered | Lost] = []
+        found: list[ReplyReceived | PeerLost] = []
         for channel, event in self._inbox.wait(seconds):
             peer = self._peers.get(channel)
             if peer is None:
                 continue
             requests = self._by_peer[peer].requests
             if isinstance(event, HeadraceError):
-                found.append(Lost(peer, [request for _, request in requests.values()], event))
+                found.append(PeerLost(peer, [request for _, request in requests.values()], event))
                 requests.clear()
             elif event.request_id in requests:
-                found.append(Answered(peer, requests.pop(event.request_id)[1], event))
+                found.append(ReplyReceived(peer, requests.pop(event.request_id)[1], event))
         return found
 
     def wake(self) -> None:
-        """End the `wait` that is under way, or the next one. May be called from any thread."""
+        """End the current or next `wait`. May be called from any thread."""
         self._inbox.wake()
 
     def drop(self, peer: Peer) -> None:
@@ -135,7 +135,7 @@ class Connections(Generic[Peer, Q]):
             connection.channel.close()
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all channels."""
         for peer in self:
             self.drop(peer)
         self._inbox.close()

@@ -1,11 +1,11 @@
-"""The endpoint: what a server says of itself over HTTP, to whoever watches it.
+"""HTTP endpoint for monitoring a server.
 
     /metrics    for Prometheus
     /healthz    200 while the server's process can answer at all
-    /readyz     200 once it does its work; 503 with the reason before
+    /readyz     200 once the server is ready; 503 with the reason before
 
-It has a thread of its own, and never waits for the work that it speaks of. Nothing can be changed
-through it, and nothing of users' data can be read.
+It runs on a separate thread, and never blocks on the server's work. It is read-only, and exposes no
+user data.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from headrace.counts import REGISTRY
-from headrace.forks import stays_with_parent
+from headrace.forks import register_fork_sensitive
+from headrace.process_metrics import REGISTRY
 from headrace.transport import address as addresses
 
 __all__ = ["Endpoint"]
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE = 5.0
-"""Seconds in which a request must have come and its answer gone."""
-_MOST_CONNECTIONS = 32
-"""At a time; each has a thread and a descriptor, and nobody is asked for a key."""
-_POLL = 0.1
+_TIMEOUT_SECONDS = 5.0
+"""Seconds within which a request must arrive and be answered."""
+_MAX_CONNECTIONS = 32
+"""Concurrent connections; each needs a thread and a descriptor, and clients are unauthenticated."""
+_POLL_SECONDS = 0.1
 _CREATED = "_created"
 _TEXT = "text/plain; charset=utf-8"
 
@@ -45,13 +45,13 @@ class Endpoint:
     """Serves the three pages until it is closed.
 
     Args:
-        host: Whom to listen for.
-        port: Where; 0 takes one that is free.
-        metrics: Returns the server's own metrics; those of the process come with them.
-        why_not_ready: Says why the server does not do its work yet; empty: it does.
+        host: Interface to listen on.
+        port: Port to listen on; 0 takes a free one.
+        metrics: Returns the server's metrics; those of the process are added.
+        not_ready_reason: Returns why the server is not ready; empty if it is.
 
     Raises:
-        OSError: The port is taken, or the host is not one of this machine.
+        OSError: If the port is in use, or the host is not an address of this machine.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Endpoint:
         port: int,
         *,
         metrics: Callable[[], Iterable[Metric]],
-        why_not_ready: Callable[[], str],
+        not_ready_reason: Callable[[], str],
     ) -> None:
         self._pages: dict[str, Callable[[str], tuple[HTTPStatus, str, bytes]]] = {
-            "/metrics": lambda accept: _metrics(_Both(metrics), accept),
+            "/metrics": lambda accept: _metrics(_CombinedMetrics(metrics), accept),
             "/healthz": lambda accept: (HTTPStatus.OK, _TEXT, b"ok\n"),
-            "/readyz": lambda accept: _readiness(why_not_ready()),
+            "/readyz": lambda accept: _readiness(not_ready_reason()),
         }
         try:
             self._server = _Server(host, port, self._pages)
@@ -76,20 +76,23 @@ class Endpoint:
                 "another port, or 0 for one that is free",
             ) from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL,), name="headrace-metrics", daemon=True
+            target=self._server.serve_forever,
+            args=(_POLL_SECONDS,),
+            name="headrace-metrics",
+            daemon=True,
         )
-        stays_with_parent(self)
+        register_fork_sensitive(self)
         self._forked = False
         self._thread.start()
 
     @property
     def address(self) -> str:
-        """Where it listens, as "host:port"."""
+        """Address at which it listens, as "host:port"."""
         host, port = self._server.socket.getsockname()[:2]
         return addresses.join(host, port)
 
     def close(self) -> None:
-        """Stop listening. May be called twice."""
+        """Stop listening. Idempotent."""
         if self._forked:
             return
         self._server.shutdown()
@@ -98,16 +101,15 @@ class Endpoint:
             self._thread.join()
 
     def leave_to_parent(self) -> None:
-        """Close the child's copy of the port; there is no thread here."""
+        """Close the child's copy of the port; the child has no thread."""
         self._forked = True
         self._server.socket.close()
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A slow connection keeps no other one waiting, and no process from its end.
+    """HTTP server on which slow connections delay neither others nor the end of the process.
 
-    Those that are too slow are ended by the thread that accepts, and those that are too many are
-    closed by it at once.
+    The accepting thread closes slow connections, and rejects those above the limit.
     """
 
     allow_reuse_address = True
@@ -123,12 +125,12 @@ class _Server(socketserver.ThreadingTCPServer):
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
-        #: Connections, and since when they are.
+        #: Start time by connection.
         self._since: dict[Any, float] = {}
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._since) >= _MOST_CONNECTIONS:
+        if len(self._since) >= _MAX_CONNECTIONS:
             super().shutdown_request(request)
             return
         self._since[request] = time.monotonic()
@@ -139,9 +141,9 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End connections that are too slow; called every tenth of a second."""
+        """Close connections that are too slow; called every tenth of a second."""
         for request, since in list(self._since.items()):
-            if time.monotonic() - since > _PATIENCE:
+            if time.monotonic() - since > _TIMEOUT_SECONDS:
                 with contextlib.suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)
 
@@ -150,7 +152,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = _PATIENCE
+    timeout = _TIMEOUT_SECONDS
     server: _Server
 
     def do_GET(self) -> None:
@@ -182,18 +184,18 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
 
-class _Both:
-    """The metrics of the process and of one server in it."""
+class _CombinedMetrics:
+    """Metrics of the process and of one server in it."""
 
-    def __init__(self, own: Callable[[], Iterable[Metric]]) -> None:
-        self._own = own
+    def __init__(self, server_metrics: Callable[[], Iterable[Metric]]) -> None:
+        self._server_metrics = server_metrics
 
     def collect(self) -> Iterator[Metric]:
         for metric in REGISTRY.collect():
-            # When a counter was made says nothing that the process's age does not.
+            # The creation times of counters add nothing to the start time of the process.
             metric.samples = [each for each in metric.samples if not each.name.endswith(_CREATED)]
             yield metric
-        yield from self._own()
+        yield from self._server_metrics()
 
 
 def _metrics(metrics: Any, accept: str) -> tuple[HTTPStatus, str, bytes]:

@@ -1,15 +1,15 @@
-"""The high-water mark: a small file beside a journal that says how many records were kept.
+"""High-water mark: a small file beside a journal that records how many records were written.
 
-A log that is read up to the first record that does not fit looks complete where it was cut, and
-where it was damaged in the middle or taken away. The mark knows better.
+A log that is read up to the first invalid record looks complete even if it was truncated, damaged
+in the middle or removed. The mark detects that.
 
 Rule 1. The mark is written after the record is durable, with one write into the page cache. It is
-        never flushed: so it may fall behind when the machine loses power, and never runs ahead. It
-        survives the end of the process in any case, since the kernel has it.
-Rule 2. So a record beyond the mark is good, and a mark beyond the last record means loss.
-Rule 3. A mark that is missing or cannot be read is no error: copies are made without it, and after
-        a power cut it may be empty. One that cannot be written is none either: what it is about
-        is kept, and it only falls behind.
+        never flushed, so it may fall behind after a power failure, but is never ahead. It survives
+        the end of the process, since the kernel holds it.
+Rule 2. So a record beyond the mark is valid, and a mark beyond the last record means data loss.
+Rule 3. A missing or unreadable mark is no error: copies are made without it, and after a power
+        failure it may be empty. Nor is a mark that cannot be written: its records are durable, and
+        it only falls behind.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _WHOLE = struct.Struct("<8sQI")
 
 
 class HighWaterMark:
-    """The number of the last record that was kept.
+    """Number of the last durable record.
 
     Args:
-        path: Its file, which is made if need be. For one process at a time.
+        path: File of the mark, created if missing. For one process at a time.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: int | None = None
-        self._has_complained = False
-        with self._complaining():
+        self._has_logged = False
+        with self._log_errors():
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def read(self) -> int | None:
-        """Return the number, or None where the mark is new or cannot be read."""
+        """Return the number, or None if the mark is new or unreadable."""
         found = b""
         if self._file is not None:
-            with self._complaining():
+            with self._log_errors():
                 found = os.pread(self._file, _WHOLE.size, 0)
         if len(found) != _WHOLE.size:
             return None
@@ -59,25 +59,25 @@ class HighWaterMark:
         return int(number)
 
     def write(self, number: int) -> None:
-        """Say that all records up to this one are durable."""
+        """Record that all records up to this one are durable."""
         if self._file is not None:
             body = _BODY.pack(_MAGIC, number)
-            with self._complaining():
+            with self._log_errors():
                 os.pwrite(self._file, body + zlib.crc32(body).to_bytes(4, "little"), 0)
 
     def close(self) -> None:
-        """Let go of the file. May be called twice."""
+        """Close the file. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
 
     @contextlib.contextmanager
-    def _complaining(self) -> Iterator[None]:
+    def _log_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if not self._has_complained:
-                self._has_complained = True
+            if not self._has_logged:
+                self._has_logged = True
                 _log.warning(
                     "the high-water mark %s cannot be used (%s): should records be missing at the "
                     "journal's end when it is read again, nobody would notice",

@@ -1,8 +1,8 @@
-"""Reads a journal that somebody else may be writing: a copy of its files is opened, never they.
+"""Reader of a journal that another process may be writing: opens a copy, never the files.
 
-The owner keeps the file locked and appends to SQLite's log; now and then it moves the log into the
-file and begins the log again. A copy of both is of one moment if neither the file nor the log's
-header changed meanwhile; a last record that is half there, SQLite leaves out.
+The owner keeps the file locked and appends to SQLite's log; from time to time it moves the log into
+the file and restarts the log. A copy of both is consistent if neither the file nor the log's header
+changed during the copy; SQLite ignores an incomplete last record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.errors import (
     NotFoundError,
     UnavailableError,
 )
-from headrace.serving.journal import Format
+from headrace.serving.journal import JournalFormat
 
 __all__ = ["JournalCopy"]
 
@@ -32,25 +32,25 @@ F = TypeVar("F")
 S = TypeVar("S")
 T = TypeVar("T")
 
-_TRIES = 20
+_MAX_ATTEMPTS = 20
 _LOG_HEADER = 32
 
 
 class JournalCopy(Generic[F, S]):
-    """What a journal held a moment ago. A context manager.
+    """Recent contents of a journal. A context manager.
 
     Args:
-        directory: Of the journal.
-        format: What it holds.
+        directory: Directory of the journal.
+        format: Contents of the journal.
 
     Raises:
-        NotFoundError: There is no journal.
-        FailedPreconditionError: Another version of Headrace wrote it.
-        UnavailableError: It changes too fast to be copied.
-        DataLossError: It is damaged.
+        NotFoundError: If there is no journal.
+        FailedPreconditionError: If another version of Headrace wrote it.
+        UnavailableError: If it changes too fast to be copied.
+        DataLossError: If it is damaged.
     """
 
-    def __init__(self, directory: Path, format: Format[F, S]) -> None:
+    def __init__(self, directory: Path, format: JournalFormat[F, S]) -> None:
         self._format = format
         self.path = directory / format.file_name
         if not self.path.is_file():
@@ -81,28 +81,28 @@ class JournalCopy(Generic[F, S]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def first(self) -> tuple[int, S]:
-        """Return the state before the facts that are still there, and the record it is of."""
+    def first_state(self) -> tuple[int, S]:
+        """Return the number and state of the snapshot before the stored events."""
         with self._damage_reported():
             row = self._database.execute("SELECT number, body, checksum FROM snapshot").fetchone()
         if row is None:
-            return 0, self._format.first_state()
+            return 0, self._format.initial_state()
         return row[0], self._read(self._format.decode_state, *row)
 
     def records(self) -> Iterator[tuple[int, list[F]]]:
-        """Yield the facts after that, with the number of the record that each was kept in."""
+        """Yield the number and events of each record after the snapshot."""
         cursor = self._database.cursor()
         with self._damage_reported():
-            cursor.execute("SELECT number, body, checksum FROM facts ORDER BY number")
+            cursor.execute("SELECT number, body, checksum FROM events ORDER BY number")
         while True:
             with self._damage_reported():
                 row = cursor.fetchone()
             if row is None:
                 return
-            yield row[0], self._read(self._format.decode_facts, *row)
+            yield row[0], self._read(self._format.decode_events, *row)
 
     def close(self) -> None:
-        """Delete the copy. May be called twice."""
+        """Delete the copy. Idempotent."""
         self._resources.close()
 
     def _read(self, decode: Callable[[bytes], T], number: int, body: Any, checksum: int) -> T:
@@ -120,23 +120,23 @@ class JournalCopy(Generic[F, S]):
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a database and its log, both of one moment."""
+    """Copy a consistent pair of database and log."""
     log, copied_log = (path.with_name(f"{path.name}-wal") for path in (source, target))
-    for _ in range(_TRIES):
-        before = _moment(source, log)
+    for _ in range(_MAX_ATTEMPTS):
+        before = _version(source, log)
         copied_log.unlink(missing_ok=True)
-        # The log first: what is moved into the file after that is in both.
+        # The log first: records moved into the file after that are in both.
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(log, copied_log)
         shutil.copyfile(source, target)
-        if _moment(source, log) == before:
+        if _version(source, log) == before:
             return
     raise UnavailableError(
         f"the journal {source} is written to so fast that no copy is of one moment; try again"
     )
 
 
-def _moment(source: Path, log: Path) -> object:
+def _version(source: Path, log: Path) -> object:
     status = source.stat()
     header = b""
     with contextlib.suppress(FileNotFoundError), log.open("rb") as file:

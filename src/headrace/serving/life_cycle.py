@@ -1,21 +1,22 @@
-"""Life cycle: a server is started once and stopped once, by whomever, whenever.
+"""Life cycle of a server: started once and stopped once, from any thread at any time.
 
     new --start--> starting --> running --stop--> stopping --> stopped
      |                |                              ^
      +------stop------+---- _open raises, or stop ---+
 
-Rule 1. `start` calls `_open` once. `_open` makes one thing after another, and gives what closes it
-        to `_keep` at once.
-Rule 2. What was kept is closed once, the last first: by `stop`, or by `start` where `_open` raises,
-        be it Ctrl-C. Everything is closed, also after the closing of something else raised.
-Rule 3. `stop` may be called at any time, from any thread, any number of times, also while `start`
-        runs. It sets `_stopping`, for which whatever waits has to look, and closes what is kept.
-        What `_open` keeps after that is closed on the spot, and `start` raises CancelledError.
-Rule 4. Each `stop` returns when everything is closed, so it is not for threads that closing waits
-        for. The one that closes may call it again from there; that does nothing.
-Rule 5. A server that is dropped is stopped. So its threads hold what they work on, and never the
-        server: `_open` gives them no bound method of it.
-Rule 6. A forked child has a copy of what belongs to its parent: `stop` leaves it alone there.
+Rule 1. `start` calls `_open` once. `_open` creates one resource after another, and registers a
+        closing function with `_on_stop` right after each.
+Rule 2. Registered functions are called once, in reverse order: by `stop`, or by `start` if `_open`
+        raises, even KeyboardInterrupt. All are called, even if one of them raises.
+Rule 3. `stop` may be called at any time, from any thread, repeatedly, and during `start`. It sets
+        `_stopping`, which every waiting thread must check, and closes registered resources.
+        Resources that `_open` registers after that are closed at once; `start` raises
+        CancelledError.
+Rule 4. Each `stop` returns when everything is closed, so threads that closing waits for must not
+        call it. The closing thread may call it again during closing, without effect.
+Rule 5. A garbage-collected server is stopped. So its threads reference what they work on, but never
+        the server: `_open` gives them no bound method of it.
+Rule 6. A forked child has copies of its parent's resources: `stop` does not touch them there.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from headrace.errors import CancelledError
 __all__ = ["LifeCycle"]
 
 _SLICE_SECONDS = 1.0
-_CALLED_OFF = "the server was stopped while it started"
+_STOPPED_WHILE_STARTING = "the server was stopped while it started"
 
 
 class LifeCycle(ABC):
-    """What is started and stopped. A subclass says in `_open` what that means.
+    """Base class of servers. A subclass implements `_open`.
 
         class Echo(LifeCycle):
             def _open(self) -> None:
                 journal = SqliteJournal(...)
-                self._keep(journal.close)
+                self._on_stop(journal.close)
                 core = JournaledCore(journal, ...)
-                self._keep(zeromq.serve(core.handle, ...).close)
+                self._on_stop(zeromq.serve(core.handle, ...).close)
 
-    One that drains before it stops waits for both, and then stops as usual:
+    A server that drains before it stops waits for either, and then stops:
 
             def drain(self, timeout: float) -> None:
                 self._session.drain()
@@ -55,53 +56,53 @@ class LifeCycle(ABC):
                         break
                 self.stop()
 
-    A last word to others is said by what was kept last, while everything else still works. How
-    long closing takes is for those who close to bound.
+    A farewell message belongs to the resource registered last, which is closed while everything
+    else still works. Closing functions must bound their own duration.
     """
 
     def __init__(self) -> None:
-        #: Set as soon as the server is to stop, before anything is closed.
+        #: Set when the server must stop, before anything is closed.
         self._stopping = threading.Event()
         self._stopped = threading.Event()
-        # Reentrant: a signal's handler, or the collector, may stop a server in between.
-        self._life_lock = threading.RLock()
+        # Reentrant: a signal handler or the garbage collector may stop a server at any point.
+        self._life_cycle_lock = threading.RLock()
         self._started = False
-        self._kept = ExitStack()
-        #: The thread that closes what was kept, and whether it is at it.
+        self._exit_stack = ExitStack()
+        #: Thread that closes the resources, while it does so.
         self._closer: threading.Thread | None = None
         self._closing = False
         self._process = os.getpid()
 
     @abstractmethod
     def _open(self) -> None:
-        """Make what the server consists of; give what closes each part to `_keep`, at once."""
+        """Create the server's resources; register a closing function right after each."""
 
-    def _keep(self, close: Callable[[], object]) -> None:
-        """Have `close` called when the server stops, before what was kept earlier is closed.
+    def _on_stop(self, close: Callable[[], object]) -> None:
+        """Register a function to call at the stop, before those registered earlier.
 
         Raises:
-            CancelledError: The server was stopped meanwhile; `close` was called.
+            CancelledError: If the server was stopped in the meantime; `close` was called.
         """
-        with self._life_lock:
+        with self._life_cycle_lock:
             if not self._stopping.is_set():
-                self._kept.callback(close)
+                self._exit_stack.callback(close)
                 return
         close()
-        raise CancelledError(_CALLED_OFF)
+        raise CancelledError(_STOPPED_WHILE_STARTING)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether everything is closed, after `stop` or a `start` that failed."""
+        """Whether everything is closed, after `stop` or a failed `start`."""
         return self._stopped.is_set()
 
     def start(self) -> None:
-        """Start serving. Does nothing when it was called before.
+        """Start serving. No effect if called before.
 
         Raises:
-            RuntimeError: The server was stopped, or could not be started before.
-            CancelledError: `stop` was called meanwhile.
+            RuntimeError: If the server was stopped, or an earlier start failed.
+            CancelledError: If `stop` was called in the meantime.
         """
-        with self._life_lock:
+        with self._life_cycle_lock:
             if self._stopping.is_set():
                 raise RuntimeError("Server cannot be started after it has been stopped")
             if self._started:
@@ -110,13 +111,13 @@ class LifeCycle(ABC):
         try:
             self._open()
             if self._stopping.is_set():
-                raise CancelledError(_CALLED_OFF)
+                raise CancelledError(_STOPPED_WHILE_STARTING)
         except BaseException as error:
             is_called_off = self._stopping.is_set()
             self.stop()
             if is_called_off and isinstance(error, Exception):
-                # Whatever it met: things were closed under its hands.
-                raise CancelledError(_CALLED_OFF) from error
+                # Replaces any error, since `stop` closed resources that `_open` was using.
+                raise CancelledError(_STOPPED_WHILE_STARTING) from error
             raise
 
     def join(self, timeout: float | None = None) -> None:
@@ -124,7 +125,7 @@ class LifeCycle(ABC):
         if timeout is not None:
             self._stopped.wait(timeout)
             return
-        # In slices, so that Ctrl-C gets through on every platform.
+        # In slices, so that Ctrl-C is handled on every platform.
         while not self._stopped.wait(_SLICE_SECONDS):
             pass
 
@@ -132,7 +133,7 @@ class LifeCycle(ABC):
         """Stop serving, and return when everything is closed. May be called at any time."""
         if os.getpid() != self._process:
             return
-        with self._life_lock:
+        with self._life_cycle_lock:
             self._stopping.set()
             if self._closer is None:
                 self._closer = threading.current_thread()
@@ -141,7 +142,7 @@ class LifeCycle(ABC):
         elif not self._closing:
             try:
                 self._closing = True
-                self._kept.close()
+                self._exit_stack.close()
             finally:
                 self._closing = False
                 self._stopped.set()
@@ -153,6 +154,6 @@ class LifeCycle(ABC):
         self.stop()
 
     def __del__(self) -> None:
-        # A subclass's constructor may have failed before there was anything to stop.
+        # A subclass's constructor may have failed before anything was started.
         if getattr(self, "_started", False) and not self._stopped.is_set():
             self.stop()

@@ -1,4 +1,4 @@
-"""Rates: how much of something there was per second, in the last ten seconds or so."""
+"""Rates: amounts per second, averaged over about the last ten seconds."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ import math
 
 __all__ = ["Rate"]
 
-_MEMORY = 5.0
-"""Seconds after which what was counted weighs a third."""
+_TIME_CONSTANT = 5.0
+"""Seconds after which the weight of an amount has fallen to 1/e."""
 
 
 class Rate:
-    """A mean over the past that forgets with time; it falls to nothing by itself.
+    """Exponentially weighted mean, which decays to zero without input.
 
     Args:
-        now: When counting begins, in seconds of a steady clock.
+        now: Start of counting, in seconds of a monotonic clock.
     """
 
-    __slots__ = ("_at", "_began", "_value")
+    __slots__ = ("_at", "_started_at", "_value")
 
     def __init__(self, now: float) -> None:
-        self._began = self._at = now
+        self._started_at = self._at = now
         self._value = 0.0
 
     def add(self, amount: float, now: float) -> None:
-        """Count an amount."""
-        self._value = self._value * math.exp((self._at - now) / _MEMORY) + amount / _MEMORY
+        """Add an amount."""
+        self._value = (
+            self._value * math.exp((self._at - now) / _TIME_CONSTANT) + amount / _TIME_CONSTANT
+        )
         self._at = now
 
     def read(self, now: float) -> float:
         """Return the amount per second."""
-        value = self._value * math.exp((self._at - now) / _MEMORY)
-        # Of a past that is shorter than the memory, the part that was not there is left out; of
-        # the first moment, a second is taken.
-        return value / -math.expm1((self._began - max(now, self._began + 1.0)) / _MEMORY)
+        value = self._value * math.exp((self._at - now) / _TIME_CONSTANT)
+        # If counting started recently, normalize by the elapsed time, of at least one second.
+        return value / -math.expm1(
+            (self._started_at - max(now, self._started_at + 1.0)) / _TIME_CONSTANT
+        )

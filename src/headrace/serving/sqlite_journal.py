@@ -1,8 +1,8 @@
-"""A journal in an SQLite file, which survives a kill at any instant (`journal`).
+"""Journal in an SQLite file, which survives a kill at any instant (`journal`).
 
-Rule 1. A directory has one owner: whoever opens the journal keeps the file locked.
-Rule 2. A forked child leaves the file alone. SQLite would take itself for its owner there, and
-        tidy away the log that the parent goes on writing.
+Rule 1. A directory has one owner: an open journal keeps its file locked.
+Rule 2. A forked child does not touch the file. SQLite would take the child for the owner, and
+        remove the log that the parent is writing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from headrace.errors import (
     JournalUnavailableError,
     UnavailableError,
 )
-from headrace.serving.blobs import BlobPart, BlobPlace
+from headrace.serving.blobs import BlobPart, BlobPosition
 from headrace.serving.high_water import HighWaterMark
-from headrace.serving.journal import COMPACT_AFTER, Format, Journal
+from headrace.serving.journal import COMPACT_AFTER, Journal, JournalFormat
 
 __all__ = ["SqliteJournal"]
 
@@ -40,7 +40,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _SCHEMA = """
-CREATE TABLE facts (number INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE events (number INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE snapshot (number INTEGER NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE blobs (
     key BLOB, start INTEGER, body BLOB NOT NULL, checksum INTEGER NOT NULL,
@@ -49,53 +49,53 @@ CREATE TABLE blobs (
 PRAGMA user_version = {number};
 """
 
-#: What the file system says no with, apart from what the file holds.
-_REFUSED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
-_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+#: SQLite errors that come from the file system, not from the contents of the file.
+_ACCESS_ERRORS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
+_DISK_ERRORS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class SqliteJournal(Journal[F, S]):
-    """Keeps everything in one SQLite file of a directory, which is made if need be.
+    """Journal in one SQLite file of a directory, which is created if missing.
 
-    Beside it are SQLite's own log (`-wal`), which belongs to it, and a mark (`-mark`) that tells
-    whether facts are missing at its end.
+    Beside the file are SQLite's own log (`-wal`), which is part of it, and a high-water mark
+    (`-mark`) that reveals missing events at its end.
 
     Args:
-        directory: Where.
-        format: What it holds.
-        compact_after: Facts after which `compact` writes a snapshot.
+        directory: Directory of the journal.
+        format: Contents of the journal.
+        compact_after: Number of events after which `compact` writes a snapshot.
 
     Raises:
-        FailedPreconditionError: Another process uses the directory, another version of Headrace
-            wrote the file, or there can be no such directory.
-        DataLossError: The file is damaged.
+        FailedPreconditionError: If another process uses the directory, another version of Headrace
+            wrote the file, or the directory cannot be created.
+        DataLossError: If the file is damaged.
     """
 
     def __init__(
-        self, directory: Path, format: Format[F, S], *, compact_after: int = COMPACT_AFTER
+        self, directory: Path, format: JournalFormat[F, S], *, compact_after: int = COMPACT_AFTER
     ) -> None:
         _make(directory, format.owner)
         self.path = directory / format.file_name
         self._format = format
         self._compact_after = compact_after
         self._since_snapshot = 0
-        self._last = 0
-        self._is_the_parents = False
-        #: SQLite's log as it was found, until all of it was read: SQLite writes over a damaged one.
-        self._log_found = self._read_log()
-        # The server hands it from its wire thread to its timer thread, under its lock.
+        self._last_record = 0
+        self._is_forked = False
+        #: SQLite's log as found, until it was read completely: SQLite overwrites a damaged one.
+        self._initial_log = self._read_log()
+        # The server passes it from its I/O thread to its timer thread, under its lock.
         with self._damage_reported():
             self._database = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=0.0
             )
         try:
             self._open()
-            # Not before the file is locked: the mark is its owner's.
+            # Only after the file is locked: the mark belongs to the owner.
             self._mark = HighWaterMark(self.path.with_name(f"{self.path.name}-mark"))
         except DataLossError as error:
-            damage = self._with_log(error)
+            damage = self._keep_log(error)
             self._database.close()
             raise damage from error
         except BaseException:
@@ -107,7 +107,7 @@ class SqliteJournal(Journal[F, S]):
         execute = self._database.execute
         with self._damage_reported():
             try:
-                # Before the first access: the lock is taken then and kept until `close`.
+                # Before the first access, which takes the lock; it is held until `close`.
                 execute("PRAGMA locking_mode = EXCLUSIVE")
                 execute("PRAGMA journal_mode = WAL")
                 execute("PRAGMA synchronous = FULL")
@@ -137,37 +137,37 @@ class SqliteJournal(Journal[F, S]):
         try:
             state = self._replay()
         except DataLossError as error:
-            raise self._with_log(error) from error
-        self._log_found = b""
+            raise self._keep_log(error) from error
+        self._initial_log = b""
         return state
 
     def _replay(self) -> S:
-        state, last = self._format.first_state(), 0
+        state, last = self._format.initial_state(), 0
         self._since_snapshot = 0
         with self._damage_reported():
-            # Checksums tell of records that changed; this tells of records that are gone.
-            for table in ("facts", "snapshot"):
+            # Checksums detect changed records; this check detects missing ones.
+            for table in ("events", "snapshot"):
                 (found,) = self._database.execute(f"PRAGMA quick_check({table})").fetchone()
                 if found != "ok":
-                    raise self._damage(found)
+                    raise self._damage_error(found)
             for number, body, checksum in self._database.execute(
                 "SELECT number, body, checksum FROM snapshot"
             ):
                 state = self._read(self._format.decode_state, "snapshot", number, body, checksum)
                 last = number
             for number, body, checksum in self._database.execute(
-                "SELECT number, body, checksum FROM facts ORDER BY number"
+                "SELECT number, body, checksum FROM events ORDER BY number"
             ):
                 if number != last + 1:
-                    raise self._damage(f"record {last + 1} is missing")
-                facts = self._read(self._format.decode_facts, "record", number, body, checksum)
+                    raise self._damage_error(f"record {last + 1} is missing")
+                facts = self._read(self._format.decode_events, "record", number, body, checksum)
                 last = number
                 self._since_snapshot += len(facts)
                 for fact in facts:
                     self._format.apply(state, fact)
         kept = self._mark.read()
         if kept is not None and kept > last:
-            raise self._damage(
+            raise self._damage_error(
                 f"records up to {kept} were kept, and those after {last} are gone",
                 f", or go on without them (also after restoring an older copy): delete "
                 f"{self._mark.path}",
@@ -181,11 +181,11 @@ class SqliteJournal(Journal[F, S]):
             )
         if kept != last:
             self._mark.write(last)
-        self._last = last
+        self._last_record = last
         return state
 
-    def append(self, facts: Sequence[F], blobs: Sequence[BlobPart] = ()) -> None:
-        if not facts and not blobs:
+    def append(self, events: Sequence[F], blobs: Sequence[BlobPart] = ()) -> None:
+        if not events and not blobs:
             return
         with self._transaction():
             for key, offset, part in blobs:
@@ -195,29 +195,32 @@ class SqliteJournal(Journal[F, S]):
                     "INSERT OR REPLACE INTO blobs VALUES (?, ?, ?, ?)",
                     (key, offset, part, zlib.crc32(part)),
                 )
-            if facts:
-                body = _encode(facts)
+            if events:
+                body = _encode(events)
                 self._database.execute(
-                    "INSERT INTO facts VALUES (?, ?, ?)", (self._last + 1, body, zlib.crc32(body))
+                    "INSERT INTO events VALUES (?, ?, ?)",
+                    (self._last_record + 1, body, zlib.crc32(body)),
                 )
-        if facts:
-            self._last += 1
-            self._since_snapshot += len(facts)
-            self._mark.write(self._last)
+        if events:
+            self._last_record += 1
+            self._since_snapshot += len(events)
+            self._mark.write(self._last_record)
 
-    def read_blob(self, place: BlobPlace) -> bytes:
+    def read_blob(self, position: BlobPosition) -> bytes:
         with self._damage_reported():
             row = self._database.execute(
                 "SELECT start, body, checksum FROM blobs WHERE key = ? AND start <= ? "
                 "ORDER BY start DESC LIMIT 1",
-                place,
+                position,
             ).fetchone()
         found = "missing" if row is None else "damaged"
         if row is not None and isinstance(row[1], bytes) and zlib.crc32(row[1]) == row[2]:
-            part: bytes = row[1][place.offset - row[0] :]
+            part: bytes = row[1][position.offset - row[0] :]
             if part:
                 return part
-        raise self._damage(f"the blob {place.key.hex()} is {found} at byte {place.offset}")
+        raise self._damage_error(
+            f"the blob {position.key.hex()} is {found} at byte {position.offset}"
+        )
 
     def drop_blobs(self, except_for: Container[bytes]) -> None:
         with self._damage_reported():
@@ -235,24 +238,24 @@ class SqliteJournal(Journal[F, S]):
         with self._transaction():
             self._database.execute("DELETE FROM snapshot")
             self._database.execute(
-                "INSERT INTO snapshot VALUES (?, ?, ?)", (self._last, body, zlib.crc32(body))
+                "INSERT INTO snapshot VALUES (?, ?, ?)", (self._last_record, body, zlib.crc32(body))
             )
-            self._database.execute("DELETE FROM facts")
+            self._database.execute("DELETE FROM events")
         self._since_snapshot = 0
 
     def close(self) -> None:
-        if self._is_the_parents:
+        if self._is_forked:
             return
         self._database.close()
         self._mark.close()
 
     def leave_to_parent(self) -> None:
-        """Let go of nothing, ever; called in a process that was just forked."""
-        self._is_the_parents = True
-        # Not even at the end of this process, when everything that can be freed is.
+        """Keep everything open; called in a forked child."""
+        self._is_forked = True
+        # Not even at exit, when Python frees all objects.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
 
-    def _damage(self, found: object, else_do: str = "") -> DataLossError:
+    def _damage_error(self, found: object, else_do: str = "") -> DataLossError:
         return DataLossError(
             f"the journal {self.path} is damaged: {found}. Restore it from a copy, or "
             f"{self._format.fresh_start}{else_do}"
@@ -263,23 +266,23 @@ class SqliteJournal(Journal[F, S]):
             return self.path.with_name(f"{self.path.name}-wal").read_bytes()
         return b""
 
-    def _with_log(self, error: DataLossError) -> DataLossError:
-        """Keep SQLite's log as it was found, and return the error that says where.
+    def _keep_log(self, error: DataLossError) -> DataLossError:
+        """Save a copy of SQLite's log as found, and return the error with its path.
 
         SQLite takes a damaged log for a short one, and deletes it when the file is closed.
         """
         kept = self.path.with_name(f"{self.path.name}-wal-damaged")
-        if self._log_found:
+        if self._initial_log:
             earlier = kept
             for number in itertools.count(2):
                 if not kept.exists():
                     break
                 kept = earlier.with_name(f"{earlier.name}-{number}")
             try:
-                kept.write_bytes(self._log_found)
+                kept.write_bytes(self._initial_log)
             except OSError as failure:
                 return DataLossError(f"{error}. SQLite's log cannot be kept: {failure}")
-        elif not kept.exists():  # by an earlier start
+        elif not kept.exists():  # saved by an earlier start
             return error
         return DataLossError(f"{error}. SQLite's log as it was found is kept in {kept}")
 
@@ -303,25 +306,25 @@ class SqliteJournal(Journal[F, S]):
         if isinstance(body, bytes) and zlib.crc32(body) == checksum:
             with contextlib.suppress(msgspec.DecodeError):
                 return decode(body)
-        raise self._damage(f"{what} {number}")
+        raise self._damage_error(f"{what} {number}")
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            # A UnicodeDecodeError is SQLite quoting what it found in a damaged schema.
+            # A UnicodeDecodeError comes from SQLite quoting a damaged schema.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in _NO_ROOM:
+            if code in _DISK_ERRORS:
                 raise UnavailableError(
                     f"the journal {self.path} cannot be read or written: {error}; make room on the "
                     "disk, or see whether it is sound"
                 ) from error
-            if code in _REFUSED:
+            if code in _ACCESS_ERRORS:
                 raise FailedPreconditionError(
                     f"the journal {self.path} cannot be used: {error}; see who may write there"
                 ) from error
-            raise self._damage(error) from error
+            raise self._damage_error(error) from error
 
 
 def _make(directory: Path, owner: str) -> None:
@@ -338,13 +341,13 @@ def _make(directory: Path, owner: str) -> None:
         ) from error
 
 
-#: Those of this process, which a fork must not share.
+#: Open journals of this process, which a forked child must not use.
 _open_journals: weakref.WeakSet[SqliteJournal[Any, Any]] = weakref.WeakSet()
 
 
-def _leave_journals_to_the_parent() -> None:
+def _leave_journals_to_parent() -> None:
     for journal in list(_open_journals):
         journal.leave_to_parent()
 
 
-os.register_at_fork(after_in_child=_leave_journals_to_the_parent)
+os.register_at_fork(after_in_child=_leave_journals_to_parent)

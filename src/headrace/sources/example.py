@@ -1,4 +1,4 @@
-"""tf.Example: bytes to named arrays, one example or a batch at once, without protocol buffers."""
+"""Parsing of tf.Example to named arrays, singly or in batches, without protocol buffers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import DataLossError, InvalidElementError
-from headrace.sources import wire_format
+from headrace.sources import protobuf
 from headrace.sources.features import Feature, FixedLenFeature, VarLenFeature
-from headrace.sources.wire_format import BYTES_LIST, FLOAT_LIST, INT64_LIST, Located
+from headrace.sources.protobuf import BYTES_LIST, FLOAT_LIST, INT64_LIST, FeatureLocations
 
 __all__ = ["parse_example"]
 
@@ -22,14 +22,14 @@ _FEATURES = (FixedLenFeature, VarLenFeature)
 _FLOAT = np.dtype("<f4")
 _FLOAT_STRUCT = struct.Struct("<f")
 
-_Wanted: TypeAlias = dict[bytes, tuple[str, Feature, int]]
-"""By name as it is stored: what is asked for, and the kind of one value that is given as stored."""
+_FeatureRequests: TypeAlias = dict[bytes, tuple[str, Feature, int]]
+"""By stored name: the public name, the feature, and the kind whose single value is read as is."""
 
 
 def parse_example(
     serialized: bytes | Sequence[bytes] | NDArray[Any], features: Mapping[str, Feature]
 ) -> dict[str, Any]:
-    """Return the features of one example, or of a batch of them.
+    """Return the features of one example, or of a batch of examples.
 
     >>> batch = [hr.io.encode_example({"label": n, "ids": [n] * n}) for n in range(3)]
     >>> features = {
@@ -41,32 +41,32 @@ def parse_example(
     ([0, 1, 2], [1, 2, 2], [0, 1, 2])
 
     Args:
-        serialized: A serialized tf.Example as bytes; or a sequence or object array of n of them.
-        features: By name, what to read; other features of the examples are passed over.
+        serialized: A serialized tf.Example as bytes, or a sequence or object array of n of them.
+        features: Features to read, by name; other features of the examples are skipped.
 
     Returns:
-        By name, in the order of `features`. Of one example: a `FixedLenFeature` gives a value of
-        its shape (a NumPy scalar, bytes or str for `()`), a `VarLenFeature` an array of shape
-        [k]. Of a batch: a `FixedLenFeature` gives an array of shape [n, *shape]; a `VarLenFeature`
-        gives `{"values": array of shape [sum of all k], "lengths": int64 array of shape [n]}`, the
-        values of all examples one after the other. Lists of bytes give object arrays.
+        A dict in the order of `features`. For one example, a `FixedLenFeature` has a value of its
+        shape (a NumPy scalar, bytes or str for `()`), and a `VarLenFeature` an array of shape
+        [k]. For a batch, a `FixedLenFeature` has an array of shape [n, *shape], and a
+        `VarLenFeature` has `{"values": array of shape [sum of all k], "lengths": int64 array of
+        shape [n]}`, with the values of all examples joined. Lists of bytes become object arrays.
 
     Raises:
-        DataLossError: An example is no tf.Example.
-        InvalidElementError: A feature is missing, of another kind or length, or does not fit its
-            dtype.
-        TypeError, ValueError: An argument is wrong.
+        DataLossError: If an example is not a tf.Example.
+        InvalidElementError: If a feature is missing, has another kind or length, or does not fit
+            its dtype.
+        TypeError, ValueError: If an argument is invalid.
     """
     if not (type(features) is dict or isinstance(features, Mapping)) or not features:
         raise ValueError(f"features must be a mapping that names a feature, got {features!r}")
-    # Compared in full at each call: a mapping may have changed since.
+    # Compared by value in each call, because a mapping may have changed.
     items = tuple(features.items())
     try:
-        wanted = _wanted(items)
-    except TypeError:  # unhashable, if it is not wrong
+        wanted = _check_cached(items)
+    except TypeError:  # unhashable, and possibly invalid
         wanted = None
     if wanted is None:
-        wanted = _check(items)
+        wanted = _check_features(items)
     if isinstance(serialized, bytes):
         return _read(serialized, wanted)
     rows = _check_rows(serialized)
@@ -74,7 +74,7 @@ def parse_example(
     return {name: columns.read(key, name, feature) for key, (name, feature, _) in wanted.items()}
 
 
-def _check(items: tuple[tuple[str, Feature], ...]) -> _Wanted:
+def _check_features(items: tuple[tuple[str, Feature], ...]) -> _FeatureRequests:
     for name, feature in items:
         if not isinstance(feature, _FEATURES):
             raise TypeError(
@@ -90,7 +90,7 @@ def _check(items: tuple[tuple[str, Feature], ...]) -> _Wanted:
     }
 
 
-_wanted = lru_cache(maxsize=16)(_check)
+_check_cached = lru_cache(maxsize=16)(_check_features)
 
 
 def _check_rows(serialized: Any) -> list[bytes]:
@@ -111,19 +111,21 @@ def _check_rows(serialized: Any) -> list[bytes]:
     return rows
 
 
-def _locate(data: bytes, names: Collection[bytes], index: int | None) -> dict[bytes, Located]:
+def _locate(
+    data: bytes, names: Collection[bytes], index: int | None
+) -> dict[bytes, FeatureLocations]:
     try:
-        return wire_format.locate(data, names)
-    except wire_format.WireFormatError as error:
-        raise DataLossError(f"{_which(index)} is no tf.Example: {error}") from error
+        return protobuf.locate_features(data, names)
+    except protobuf.WireFormatError as error:
+        raise DataLossError(f"{_example_prefix(index)} is no tf.Example: {error}") from error
 
 
-def _which(index: int | None) -> str:
+def _example_prefix(index: int | None) -> str:
     return "the example" if index is None else f"example {index} of the batch"
 
 
-def _payload(
-    data: bytes, located: Located | None, name: str, feature: Feature, index: int | None
+def _feature_payload(
+    data: bytes, located: FeatureLocations | None, name: str, feature: Feature, index: int | None
 ) -> Any:
     """Return a feature's values: a list of bytes, or packed numbers."""
     if located is None or (located[0] == 0 and not located[1]):
@@ -131,13 +133,15 @@ def _payload(
             return [] if feature.kind == BYTES_LIST else b""
         if feature.default is None:
             raise InvalidElementError(
-                f"{_which(index)} has no feature {name!r}; give it a default_value if that may be"
+                f"{_example_prefix(index)} has no feature {name!r}; give it a default_value if "
+                "that may be"
             )
         return feature.default
     kind, spans = located
     if kind != feature.kind:
         raise InvalidElementError(
-            f"feature {name!r} of {_which(index)} is a list of {_KIND_NAMES[kind]}, but dtype "
+            f"feature {name!r} of {_example_prefix(index)} is a list of {_KIND_NAMES[kind]}, but "
+            "dtype "
             f"{feature.dtype} asks for one of {_KIND_NAMES[feature.kind]}"
         )
     if kind == BYTES_LIST:
@@ -149,22 +153,24 @@ def _payload(
 
 
 def _unpack(payload: Any, name: str, feature: Feature, index: int | None) -> Any:
-    """Return values of shape [k] in the dtype that is asked for, writable."""
+    """Return values of shape [k] in the requested dtype, writable."""
     try:
         if feature.kind == FLOAT_LIST:
             if len(payload) % 4:
-                raise wire_format.WireFormatError(f"{len(payload)} bytes are no list of floats")
+                raise protobuf.WireFormatError(f"{len(payload)} bytes are no list of floats")
             return np.frombuffer(payload, _FLOAT).astype(feature.dtype)
         if feature.kind == INT64_LIST:
-            return _narrow(wire_format.decode_varints(payload), name, feature)
+            return _cast_values(protobuf.decode_varints(payload), name, feature)
         column = np.empty(len(payload), object)
         column[:] = [item.decode() for item in payload] if feature.dtype == "U" else payload
         return column
-    except (wire_format.WireFormatError, UnicodeDecodeError) as error:
-        raise DataLossError(f"feature {name!r} of {_which(index)} is damaged: {error}") from error
+    except (protobuf.WireFormatError, UnicodeDecodeError) as error:
+        raise DataLossError(
+            f"feature {name!r} of {_example_prefix(index)} is damaged: {error}"
+        ) from error
 
 
-def _narrow(values: NDArray[np.int64], name: str, feature: Feature) -> NDArray[Any]:
+def _cast_values(values: NDArray[np.int64], name: str, feature: Feature) -> NDArray[Any]:
     dtype = feature.dtype
     if dtype == np.int64:
         return values
@@ -178,14 +184,14 @@ def _narrow(values: NDArray[np.int64], name: str, feature: Feature) -> NDArray[A
     return made
 
 
-def _read(data: bytes, wanted: _Wanted) -> dict[str, Any]:
+def _read(data: bytes, wanted: _FeatureRequests) -> dict[str, Any]:
     """Return the features of one example."""
     located = _locate(data, wanted, None)
     made: dict[str, Any] = {}
     for key, (name, feature, plain_scalar) in wanted.items():
         place = located.get(key)
         if place is not None and place[0] == plain_scalar and len(place[1]) == 1:
-            # One value as it is stored: no array in between.
+            # A single value that is stored as requested: skip the array.
             start, stop = place[1][0]
             if plain_scalar == BYTES_LIST:
                 made[name] = data[start:stop]
@@ -194,8 +200,8 @@ def _read(data: bytes, wanted: _Wanted) -> dict[str, Any]:
                 made[name] = np.float32(_FLOAT_STRUCT.unpack_from(data, start)[0])
                 continue
             if plain_scalar == INT64_LIST and 0 < stop - start < 10 and data[stop - 1] < 0x80:
-                # Nine bytes hold no negative number.
-                value, end = wire_format.read_varint(data, start, stop)
+                # A negative number would take ten bytes.
+                value, end = protobuf.read_varint(data, start, stop)
                 if end == stop:
                     made[name] = np.int64(value)
                     continue
@@ -203,37 +209,37 @@ def _read(data: bytes, wanted: _Wanted) -> dict[str, Any]:
     return made
 
 
-def _read_one(data: bytes, located: Located | None, name: str, feature: Feature) -> Any:
-    values = _unpack(_payload(data, located, name, feature, None), name, feature, None)
+def _read_one(data: bytes, located: FeatureLocations | None, name: str, feature: Feature) -> Any:
+    values = _unpack(_feature_payload(data, located, name, feature, None), name, feature, None)
     if isinstance(feature, VarLenFeature):
         return values
     if len(values) != feature.count:
-        raise _wrong_count(len(values), name, feature, None)
+        raise _count_error(len(values), name, feature, None)
     if feature.shape == ():
         return values[0]
     return values.reshape(feature.shape)
 
 
-def _wrong_count(
+def _count_error(
     found: int, name: str, feature: FixedLenFeature, index: int | None
 ) -> InvalidElementError:
     return InvalidElementError(
-        f"feature {name!r} of {_which(index)} has {found} values, but its shape "
+        f"feature {name!r} of {_example_prefix(index)} has {found} values, but its shape "
         f"{feature.shape} takes {feature.count}; use VarLenFeature if the number varies"
     )
 
 
 class _Columns:
-    """Reads features of many examples, each feature of all examples at once.
+    """Reads features of a batch of examples, one feature of all examples at a time.
 
-    Examples of one layout (those of fixed shapes mostly are) form a matrix of bytes: values lie in
-    the same columns in every row, so that only the first row is parsed.
+    Examples with the same layout (typical for fixed shapes) form a matrix of bytes, in which each
+    value is at the same columns in every row, so that only the first row is parsed.
     """
 
     def __init__(self, rows: list[bytes], names: Collection[bytes]) -> None:
         self._rows = rows
         self._matrix: NDArray[np.uint8] | None = None
-        self._located: list[dict[bytes, Located]] = []
+        self._located: list[dict[bytes, FeatureLocations]] = []
         if not rows:
             return
         first = _locate(rows[0], names, 0)
@@ -257,7 +263,7 @@ class _Columns:
         wrong = counts != feature.count
         if wrong.any():
             index = int(wrong.argmax())
-            raise _wrong_count(int(counts[index]), name, feature, index)
+            raise _count_error(int(counts[index]), name, feature, index)
         return values.reshape(len(self._rows), *feature.shape)
 
     def _payloads(self, key: bytes, name: str, feature: Feature) -> list[Any]:
@@ -270,7 +276,7 @@ class _Columns:
                     start, stop = place[1][0]
                     payloads.append([row[start:stop]] if as_list else row[start:stop])
                 else:
-                    payloads.append(_payload(row, place, name, feature, index))
+                    payloads.append(_feature_payload(row, place, name, feature, index))
             return payloads
         located = self._located[0].get(key)
         if located is not None and len(located[1]) == 1 and located[0] == feature.kind:
@@ -279,18 +285,19 @@ class _Columns:
                 return [[row[start:stop]] for row in self._rows]
             return [row[start:stop] for row in self._rows]
         return [
-            _payload(row, located, name, feature, index) for index, row in enumerate(self._rows)
+            _feature_payload(row, located, name, feature, index)
+            for index, row in enumerate(self._rows)
         ]
 
     def _unpack_numbers(
         self, payloads: list[bytes], sizes: NDArray[np.int64], name: str, feature: Feature
     ) -> tuple[Any, NDArray[np.int64]]:
-        """Return all values of shape [sum of k], and k for each example."""
+        """Return all values, of shape [sum of k], and k for each example."""
         joined = b"".join(payloads)
         if feature.kind == FLOAT_LIST:
             whole, counts = sizes % 4 == 0, sizes // 4
         else:
-            # A number ends where a byte's top bit is not set.
+            # The last byte of a number has its top bit clear.
             ends = np.zeros(len(joined) + 1, np.int64)
             np.cumsum(np.frombuffer(joined, np.uint8) < 0x80, out=ends[1:])
             stops = np.cumsum(sizes)
@@ -299,13 +306,13 @@ class _Columns:
         if not whole.all():
             index = int((~whole).argmax())
             raise DataLossError(
-                f"feature {name!r} of {_which(index)} is damaged: it ends inside a number"
+                f"feature {name!r} of {_example_prefix(index)} is damaged: it ends inside a number"
             )
         return _unpack(joined, name, feature, None), counts
 
 
-def _as_matrix(rows: list[bytes], first: dict[bytes, Located]) -> NDArray[np.uint8] | None:
-    """Return examples of one length as bytes of shape [n, length], if they have one layout."""
+def _as_matrix(rows: list[bytes], first: dict[bytes, FeatureLocations]) -> NDArray[np.uint8] | None:
+    """Return examples of one length as bytes of shape [n, length]; None if their layouts differ."""
     matrix = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), len(rows[0]))
     frame = np.ones(len(rows[0]), bool)
     for _, spans in first.values():

@@ -1,4 +1,4 @@
-"""Features of a tf.Example: what to read, and values to bytes.
+"""Features of a tf.Example: specifications for parsing, and encoding of values.
 
 A feature is a list of bytes, of float32 or of int64.
 """
@@ -14,18 +14,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.sources import wire_format
-from headrace.sources.wire_format import BYTES_LIST, FLOAT_LIST, INT64_LIST
+from headrace.sources import protobuf
+from headrace.sources.protobuf import BYTES_LIST, FLOAT_LIST, INT64_LIST
 
 __all__ = ["Feature", "FixedLenFeature", "VarLenFeature", "encode_example"]
 
 _FLOAT = np.dtype("<f4")
-#: The dtypes in which lists are stored.
-_STORED = (np.dtype("S"), np.dtype(np.float32), np.dtype(np.int64))
+#: Dtypes in which values are stored.
+_STORED_DTYPES = (np.dtype("S"), np.dtype(np.float32), np.dtype(np.int64))
 
 
 def _check_dtype(dtype: npt.DTypeLike) -> tuple[np.dtype[Any], int]:
-    """Return the dtype that is asked for and the kind of list that holds it."""
+    """Return the requested dtype and the kind of list that stores it."""
     try:
         made = np.dtype(dtype)
     except TypeError:
@@ -44,7 +44,7 @@ def _check_dtype(dtype: npt.DTypeLike) -> tuple[np.dtype[Any], int]:
 
 @dataclass(frozen=True, eq=False)
 class FixedLenFeature:
-    """A feature of a fixed number of values.
+    """A feature with a fixed number of values.
 
     >>> features = {"x": hr.io.FixedLenFeature((2,), "float32", default_value=[0.0, 0.0])}
     >>> hr.io.parse_example(hr.io.encode_example({"x": [1.0, 2.0]}), features)
@@ -53,10 +53,10 @@ class FixedLenFeature:
     {'x': array([0., 0.], dtype=float32)}
 
     Args:
-        shape: Shape of the value; `()` for one value.
-        dtype: bytes or str (decoded as UTF-8) for a list of bytes, a dtype of floats for one of
-            floats, of integers or bool for one of int64.
-        default_value: What an example without the feature has; None if it must be there.
+        shape: Shape of the value; `()` for a scalar.
+        dtype: bytes or str (decoded as UTF-8) for a list of bytes, a float dtype for a list of
+            floats, an integer dtype or bool for a list of int64.
+        default_value: Value for examples without the feature; None makes it required.
     """
 
     shape: Sequence[int]
@@ -80,14 +80,14 @@ class FixedLenFeature:
             ("kind", kind),
             ("count", math.prod(shape)),
             ("default", None),
-            ("plain_scalar", kind if shape == () and dtype in _STORED else -1),
+            ("plain_scalar", kind if shape == () and dtype in _STORED_DTYPES else -1),
         ):
             object.__setattr__(self, name, value)
         if self.default_value is not None:
             object.__setattr__(self, "default", self._pack_default())
 
     def _pack_default(self) -> Any:
-        """Return the default as it would lie in an example."""
+        """Return the default in the form in which examples store values."""
         kind, values = _as_list("default_value", self.default_value)
         if kind == 0 and self.count == 0:
             return _pack(self.kind, values) if self.kind != BYTES_LIST else []
@@ -105,7 +105,7 @@ class FixedLenFeature:
 
 @dataclass(frozen=True, eq=False)
 class VarLenFeature:
-    """A feature of any number of values; an example without it has none.
+    """A feature with any number of values; none if an example lacks it.
 
     >>> features = {"words": hr.io.VarLenFeature(str)}
     >>> hr.io.parse_example(hr.io.encode_example({"words": ["a", "b"]}), features)
@@ -128,24 +128,24 @@ Feature: TypeAlias = FixedLenFeature | VarLenFeature
 
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
-    """Return features as a serialized tf.Example; equal features give equal bytes.
+    """Return features as a serialized tf.Example; equal features have equal encodings.
 
     >>> example = hr.io.encode_example({"image": b"...", "label": 3, "box": [0.5, 1.0]})
     >>> hr.io.parse_example(example, {"label": hr.io.FixedLenFeature((), "int64")})
     {'label': np.int64(3)}
 
     Args:
-        features: By name: bytes, str (stored as UTF-8), an int, a float, or an array or list of
-            these. Integers and bool are stored as int64, floats as float32, arrays flattened row
-            by row. An empty list is stored as a feature of no kind.
+        features: Values by name: bytes, str (stored as UTF-8), an int, a float, or an array or
+            list of these. Integers and bool are stored as int64, floats as float32, arrays
+            flattened in row-major order. An empty list is stored as a feature without a kind.
 
     Raises:
-        TypeError: Something else is given; the message names the feature.
-        ValueError: A number does not fit into int64 or float32.
+        TypeError: If a value has another type; the message names the feature.
+        ValueError: If a number does not fit into int64 or float32.
     """
     if not isinstance(features, Mapping):
         raise TypeError(f"features must be a mapping of names to values, got {features!r}")
-    make = wire_format.field
+    make = protobuf.encode_field
     entries = []
     for name in features:
         if not isinstance(name, str):
@@ -157,12 +157,12 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
 
 
 def _encode_feature(name: str, value: Any) -> bytes:
-    make = wire_format.field
+    make = protobuf.encode_field
     cls = type(value)
     if cls is bytes:
         return make(BYTES_LIST, make(1, value))
     if cls is int and -(1 << 63) <= value < 1 << 63:
-        varint = wire_format.encode_varint(value & (1 << 64) - 1)
+        varint = protobuf.encode_varint(value & (1 << 64) - 1)
         return make(INT64_LIST, make(1, varint))
     if cls is list and value and type(value[0]) is float and set(map(type, value)) == {float}:
         try:
@@ -181,15 +181,15 @@ def _encode_feature(name: str, value: Any) -> bytes:
 
 
 def _pack(kind: int, values: Any) -> Any:
-    """Return numbers as packed bytes; lists of bytes stay."""
+    """Return numbers as packed bytes; lists of bytes are returned unchanged."""
     if kind == FLOAT_LIST:
         packed: bytes = values.astype(_FLOAT).tobytes()
         return packed
-    return wire_format.encode_varints(values) if kind == INT64_LIST else values
+    return protobuf.encode_varints(values) if kind == INT64_LIST else values
 
 
 def _as_list(what: str, value: Any) -> tuple[int, Any]:
-    """Return the kind of a value, and its bytes as a list or its numbers as an array."""
+    """Return the kind of a value, and its list of bytes or array of numbers."""
     if isinstance(value, bytes | str):
         return BYTES_LIST, [_as_bytes(what, value)]
     if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | str):

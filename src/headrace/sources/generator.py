@@ -1,4 +1,4 @@
-"""Elements from a Python generator."""
+"""Source of the elements of a Python generator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.element.chunk import Chunk
-from headrace.element.ownership import owned
+from headrace.element.ownership import take_ownership
 from headrace.element.spec import ArraySpec, Spec
-from headrace.element.structure import Element, component, flatten
+from headrace.element.structure import Element, describe_component, flatten
 from headrace.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -20,25 +20,25 @@ from headrace.errors import (
     describe_error,
 )
 from headrace.plan.source import Position, Reader, Source, check_limit, check_range
-from headrace.sources.signature import converter
+from headrace.sources.signature import make_converter
 
 __all__ = ["GeneratorSource"]
 
 
 @dataclass(frozen=True, eq=False)
 class GeneratorSource(Source):
-    """What a generator function yields; each reader calls the function again.
+    """The elements that a generator function yields; each reader calls the function again.
 
-    It runs for the elements that were asked for and no further, and each is taken over, in memory
-    of its own, before it runs on: it may yield one buffer again and again.
+    The generator runs only for elements that were requested, and each element is copied if needed
+    before the generator resumes, so it may yield the same buffer repeatedly.
 
-    Python numbers and lists take the dtypes of the signature where no value is lost (rounding to
-    a narrower float is no loss). Arrays and NumPy scalars must have them.
+    Python numbers and lists are converted to the dtypes of the signature if no value is lost
+    (rounding to a narrower float is allowed). Arrays and NumPy scalars must have these dtypes.
 
     Args:
-        generator: A function that returns an iterable.
-        args: What to call it with.
-        output_signature: Spec of the elements; None to take them as they come.
+        generator: Function that returns an iterable.
+        args: Arguments of the function.
+        output_signature: Spec of the elements; None accepts any.
     """
 
     generator: Callable[..., Iterable[Any]]
@@ -61,7 +61,8 @@ class GeneratorSource(Source):
             for leaf, path in zip(leaves, structure.paths, strict=True):
                 if not isinstance(leaf, ArraySpec):
                     raise TypeError(
-                        f"output_signature must hold ArraySpec, but {component(path)} is {leaf!r}"
+                        f"output_signature must hold ArraySpec, but {describe_component(path)} is "
+                        f"{leaf!r}"
                     )
 
     @property
@@ -89,21 +90,22 @@ class GeneratorSource(Source):
 
 
 class _GeneratorReader:
-    """Position: number of elements consumed; restored by passing over as many."""
+    """Position: number of elements consumed; a restore skips as many."""
 
     def __init__(self, source: GeneratorSource, empty: bool, position: Position) -> None:
         if position is not None and (type(position) is not int or position < 0):
             raise ValueError(f"position must be a number of elements, got {position!r}")
         self._source = source
-        self._convert, self._may_share = converter(source.output_signature)
+        self._convert, self._may_share = make_converter(source.output_signature)
         self._consumed: int = position or 0
         self._iterator: Iterator[Any] | None = None
         self._generated: Any = None
         self._error: Exception | None = None
         self._ended = empty
         self._closed = False
-        #: A value waits here for its conversion: no variable may hold it then, see `owned`.
-        self._waiting: list[Any] = []
+        #: A value before its conversion. No variable may refer to it until then; see
+        #: `take_ownership`.
+        self._unconverted: list[Any] = []
 
     def read(self, limit: int) -> Chunk | None:
         check_limit(limit)
@@ -127,30 +129,30 @@ class _GeneratorReader:
                 return
             yield chunk.rows()[0]
         iterator, convert, may_share = self._iterator, self._convert, self._may_share
-        put, take = self._waiting.append, self._waiting.pop
-        # As in `_take`; an error is raised at once.
+        put, take = self._unconverted.append, self._unconverted.pop
+        # As in `_read_elements`, but errors are raised at once.
         while iterator is not None:
             try:
                 put(next(iterator))
             except StopIteration:
-                self._end()
+                self._mark_ended()
                 return
             except Exception as error:
-                self._end()
-                failure: Exception = self._blame(error, self._consumed)
+                self._mark_ended()
+                failure: Exception = self._generator_error(error, self._consumed)
                 self._consumed += 1
                 raise failure from error
             except BaseException:
-                self._go_back()
+                self._rewind()
                 raise
             try:
-                row = owned(convert(take())) if may_share else convert(take())
+                row = take_ownership(convert(take())) if may_share else convert(take())
             except Exception as error:
-                failure = self._refused(error, self._consumed)
+                failure = self._invalid_element_error(error, self._consumed)
                 self._consumed += 1
                 raise failure from error
             except BaseException:
-                self._go_back()
+                self._rewind()
                 raise
             self._consumed += 1
             yield row
@@ -162,90 +164,93 @@ class _GeneratorReader:
         self._closed = True
         generated, self._generated, self._iterator = self._generated, None, None
         close = getattr(generated, "close", None)
-        # One that runs at this moment, on another thread, ends when that thread lets go of it.
+        # A generator that is running on another thread ends when that thread releases it.
         if close is not None and not getattr(generated, "gi_running", False):
             close()
 
     def _collect(self, limit: int) -> list[Element]:
-        """Return up to `limit` elements; keep an error for when its turn comes."""
+        """Return up to `limit` elements; keep an error until the elements before it are read."""
         try:
-            if self._iterator is None and not self._begin():
+            if self._iterator is None and not self._start_generator():
                 return []
-            return self._take(limit)
+            return self._read_elements(limit)
         except BaseException:
-            self._go_back()
+            self._rewind()
             raise
 
-    def _end(self) -> None:
+    def _mark_ended(self) -> None:
         self._ended, self._iterator = True, None
 
-    def _go_back(self) -> None:
-        """After Ctrl-C, sys.exit(): begin again at the element that this call began at.
+    def _rewind(self) -> None:
+        """Return to the first element of this call after Ctrl-C or `sys.exit()`.
 
-        What was collected goes. A generator that was left by an exception is over.
+        The collected elements are dropped. A generator that raised an exception has ended.
         """
         generated, self._generated, self._iterator = self._generated, None, None
         self._error, self._ended = None, False
-        self._waiting.clear()
+        self._unconverted.clear()
         with suppress(Exception):
             getattr(generated, "close", bool)()
 
-    def _take(self, limit: int) -> list[Element]:
+    def _read_elements(self, limit: int) -> list[Element]:
         assert self._iterator is not None
         iterator, convert, may_share = self._iterator, self._convert, self._may_share
         rows: list[Element] = []
         append = rows.append
-        put, take = self._waiting.append, self._waiting.pop
+        put, take = self._unconverted.append, self._unconverted.pop
         for _ in range(limit):
             try:
                 put(next(iterator))
             except StopIteration:
-                self._end()
+                self._mark_ended()
                 break
             except Exception as error:
-                self._end()
-                self._error = self._blame(error, self._consumed + len(rows))
+                self._mark_ended()
+                self._error = self._generator_error(error, self._consumed + len(rows))
                 break
             try:
-                append(owned(convert(take())) if may_share else convert(take()))
+                append(take_ownership(convert(take())) if may_share else convert(take()))
             except Exception as error:
-                self._error = self._refused(error, self._consumed + len(rows))
+                self._error = self._invalid_element_error(error, self._consumed + len(rows))
                 break
         return rows
 
-    def _begin(self) -> bool:
-        """Call the function and pass over what was consumed; return whether more may come."""
+    def _start_generator(self) -> bool:
+        """Call the function and skip consumed elements; return whether there may be more."""
         try:
             self._generated = self._source.generator(*self._source.args)
             self._iterator = iter(self._generated)
         except Exception as error:
-            self._end()
-            # A call that failed was reported as element 0.
-            self._error = self._blame(error, 0) if not self._consumed else None
+            self._mark_ended()
+            # A failed call was reported as element 0.
+            self._error = self._generator_error(error, 0) if not self._consumed else None
             return False
         for index in range(self._consumed):
             try:
                 next(self._iterator)
             except StopIteration:
-                self._end()
+                self._mark_ended()
                 self._error = DataLossError(
-                    f"the generator {self._name()} ended after {index} elements, but at least "
+                    f"the generator {self._generator_name()} ended after {index} elements, but at "
+                    "least "
                     f"{self._consumed} were read before the state was saved; restore it with the "
                     "same data"
                 )
                 return False
             except Exception as error:
-                self._end()
-                # The error that ended it at the last element passed over was reported then.
+                self._mark_ended()
+                # The error that ended the generator at the last skipped element was already
+                # reported.
                 if index < self._consumed - 1:
-                    self._error = self._blame(error, index)
+                    self._error = self._generator_error(error, index)
                 return False
         return True
 
-    def _blame(self, error: Exception, position: int) -> UserFunctionError:
+    def _generator_error(self, error: Exception, position: int) -> UserFunctionError:
         trace = "".join(traceback.format_exception(error))
         made = UserFunctionError(
-            f"the generator {self._name()} raised at element {position}: {describe_error(error)}"
+            f"the generator {self._generator_name()} raised at element {position}: "
+            f"{describe_error(error)}"
             f"\n\nOriginal traceback:\n{trace}",
             position=position,
             original_type=type(error).__name__,
@@ -254,15 +259,15 @@ class _GeneratorReader:
         made.__cause__ = error
         return made
 
-    def _refused(self, error: Exception, position: int) -> InvalidElementError:
+    def _invalid_element_error(self, error: Exception, position: int) -> InvalidElementError:
         known = isinstance(error, InvalidElementError)
         made = InvalidElementError(
-            f"element {position} of the generator {self._name()}: "
+            f"element {position} of the generator {self._generator_name()}: "
             f"{error if known else describe_error(error)}"
         )
         made.__cause__ = error
         return made
 
-    def _name(self) -> str:
+    def _generator_name(self) -> str:
         function = self._source.generator
         return str(getattr(function, "__qualname__", None) or repr(function))

@@ -1,6 +1,6 @@
-"""Sources that hold their elements, or compute them.
+"""Sources of data in memory or computed data.
 
-They are ranges, slices of arrays, one element, random numbers, and the elements of a window.
+They are ranges, slices of arrays, single elements, random numbers, and the elements of a window.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from headrace.arguments import check_int
 from headrace.element.chunk import Chunk
-from headrace.element.memory import fresh, fresh_copy, fresh_rows
+from headrace.element.memory import allocate_array, copy_array, copy_rows
 from headrace.element.normalize import normalize
-from headrace.element.ownership import copied
-from headrace.element.spec import ArraySpec, Spec, spec_of, unbatched
-from headrace.element.structure import Element, Structure, component, flatten, unflatten
+from headrace.element.ownership import copy_element
+from headrace.element.spec import ArraySpec, Spec, spec_of, unbatch_spec
+from headrace.element.structure import Element, Structure, describe_component, flatten, unflatten
 from headrace.errors import FailedPreconditionError
-from headrace.plan.combined_sources import DrawnSource
-from headrace.plan.random_words import Key, key_of, words_at
+from headrace.plan.combined_sources import RandomizedSource
+from headrace.plan.random_words import RandomKey, derive_key, random_words
 from headrace.plan.source import (
     INDEX_SPEC,
     INFINITE,
@@ -37,18 +37,18 @@ from headrace.plan.source import (
     check_range,
 )
 
-__all__ = ["HeldRowsSource", "RandomSource", "RangeSource", "SlicesSource", "TensorsSource"]
+__all__ = ["ElementListSource", "RandomSource", "RangeSource", "SlicesSource", "TensorsSource"]
 
 
 @dataclass(frozen=True)
 class RangeSource(IndexedSource):
-    """The numbers from `start` up to `stop`, excluded, in steps of `step`.
+    """The numbers from `start` to `stop` (exclusive) in steps of `step`.
 
     Args:
-        start: The first number.
-        stop: The end, excluded; None for no end.
-        step: The distance of one number to the next; negative to count down.
-        dtype: A dtype of integers or floats that holds every one of the numbers.
+        start: First number.
+        stop: End, exclusive; None is infinite.
+        step: Difference between consecutive numbers; negative counts down.
+        dtype: Integer or float dtype that can represent all of the numbers.
     """
 
     start: int
@@ -77,7 +77,7 @@ class RangeSource(IndexedSource):
             size = len(range(self.start, self.stop, self.step))
         object.__setattr__(self, "_size", size)
         last = self.start + max(size - 1, 0) * self.step
-        lowest, highest = _whole_numbers_of(dtype)
+        lowest, highest = _integer_range(dtype)
         for value in (self.start, last):
             if size and not lowest <= value <= highest:
                 raise ValueError(f"the range holds {value}, which dtype {dtype} does not")
@@ -91,7 +91,7 @@ class RangeSource(IndexedSource):
         return _scalar_spec(np.dtype(self.dtype))
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
-        # The sum is a new array: `indices` itself is never handed out.
+        # The sum is a new array, so `indices` itself is never returned.
         indices = np.asarray(indices, np.int64)
         made = (indices if self.step == 1 else indices * self.step) + self.start
         return made.astype(self.dtype, copy=False)
@@ -102,13 +102,13 @@ class RangeSource(IndexedSource):
             return self.gather(np.arange(start, stop))
         return np.arange(first, end, self.step, dtype=np.int64).astype(self.dtype, copy=False)
 
-    def lend_run(self, start: int, stop: int) -> Any:
-        return self.gather_run(start, stop)  # nothing is kept
+    def gather_run_borrowed(self, start: int, stop: int) -> Any:
+        return self.gather_run(start, stop)  # nothing is stored
 
 
 @lru_cache(maxsize=64)
-def _whole_numbers_of(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Return the least and the greatest integer that a range of this dtype may hold."""
+def _integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the smallest and the largest integer that a range of this dtype may contain."""
     limits = np.iinfo(dtype if dtype.kind in "iu" else np.int64)
     return max(int(limits.min), -(1 << 63)), min(int(limits.max), (1 << 63) - 1)
 
@@ -123,9 +123,9 @@ class SlicesSource(IndexedSource):
     """The slices of arrays along their first axis.
 
     Args:
-        components: A stacked element: nested arrays (lists are made arrays) whose first axes are
-            all of one length. The arrays are kept as they are, not copied; reading copies rows,
-            unless the reader only looks at them (`lend`).
+        components: A stacked element: nested arrays (lists are converted) whose first axes have the
+            same length. The arrays are not copied; reading copies rows, unless the reader only
+            borrows them (`gather_borrowed`).
     """
 
     components: Element
@@ -143,19 +143,20 @@ class SlicesSource(IndexedSource):
         for leaf, path in zip(leaves, structure.paths, strict=True):
             if not isinstance(leaf, np.ndarray) or leaf.ndim == 0:
                 raise ValueError(
-                    f"cannot take slices of {component(path)}: it has no axis ({leaf!r}); give "
+                    f"cannot take slices of {describe_component(path)}: it has no axis ({leaf!r}); "
+                    "give "
                     f"it a first axis, or use from_tensors"
                 )
-            sizes[component(path)] = len(leaf)
+            sizes[describe_component(path)] = len(leaf)
         if len(set(sizes.values())) > 1:
             found = ", ".join(f"{name}: {size}" for name, size in sizes.items())
             raise ValueError(
                 f"all components must have the same length along their first axis, got {found}"
             )
-        # Arrays are shared with whoever gave them; dicts and other containers are ours.
+        # Arrays are shared with the caller; dicts and other containers are copied.
         object.__setattr__(self, "components", unflatten(structure, leaves))
         object.__setattr__(self, "_size", len(leaves[0]))
-        object.__setattr__(self, "_spec", unbatched(spec_of(components)))
+        object.__setattr__(self, "_spec", unbatch_spec(spec_of(components)))
         object.__setattr__(self, "_leaves", leaves)
         object.__setattr__(self, "_structure", structure)
 
@@ -169,51 +170,53 @@ class SlicesSource(IndexedSource):
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
         indices = np.asarray(indices)
-        run = _as_run(indices)
+        run = _as_slice(indices)
         if run is not None:
             rows = [
-                fresh_copy(leaf[run]).reshape(*indices.shape, *leaf.shape[1:])
+                copy_array(leaf[run]).reshape(*indices.shape, *leaf.shape[1:])
                 for leaf in self._leaves
             ]
             return unflatten(self._structure, rows)
-        return unflatten(self._structure, [fresh_rows(leaf, indices) for leaf in self._leaves])
+        return unflatten(self._structure, [copy_rows(leaf, indices) for leaf in self._leaves])
 
     def gather_run(self, start: int, stop: int) -> Any:
-        return unflatten(self._structure, [fresh_copy(leaf[start:stop]) for leaf in self._leaves])
+        return unflatten(self._structure, [copy_array(leaf[start:stop]) for leaf in self._leaves])
 
     @property
-    def lends_runs(self) -> bool:
-        return bool(sum(leaf.nbytes for leaf in self._leaves) > _MUCH_TO_COPY)
+    def can_borrow_runs(self) -> bool:
+        return bool(sum(leaf.nbytes for leaf in self._leaves) > _LARGE_COPY_BYTES)
 
-    def lend(self, indices: NDArray[np.int64]) -> Any:
+    def gather_borrowed(self, indices: NDArray[np.int64]) -> Any:
         indices = np.asarray(indices)
         size = sum([leaf.nbytes for leaf in self._leaves]) // max(self._size, 1)
-        run = _as_run(indices, min(_WORTH_A_LOOK, 1 + _WORTH_A_LOOK_BYTES // max(size, 1)))
+        run = _as_slice(indices, min(_MIN_RUN_LENGTH, 1 + _MIN_RUN_BYTES // max(size, 1)))
         if run is None or not indices.ndim:
             return self.gather(indices)
         rows = [
             leaf.reshape((*indices.shape, *leaf.shape[1:]))
-            for leaf in flatten(self.lend_run(run.start, run.stop))[0]
+            for leaf in flatten(self.gather_run_borrowed(run.start, run.stop))[0]
         ]
         return unflatten(self._structure, rows)
 
-    def lend_run(self, start: int, stop: int) -> Any:
-        return unflatten(self._structure, [_lent(leaf)[start:stop] for leaf in self._leaves])
+    def gather_run_borrowed(self, start: int, stop: int) -> Any:
+        return unflatten(
+            self._structure, [_read_only_view(leaf)[start:stop] for leaf in self._leaves]
+        )
 
 
-_WORTH_A_LOOK = 1024
-"""Rows of which it is worth a look whether they are a run: below, it costs more than copying a
-slice saves."""
-_MUCH_TO_COPY = 1 << 16
-"""Bytes that take as long to copy as a chunk more."""
-_WORTH_A_LOOK_BYTES = 32 << 10
-"""Bytes of which it is so where nothing is copied."""
+_MIN_RUN_LENGTH = 1024
+"""Smallest number of rows for which to check for a run: below it, the check costs more than copying
+a slice saves."""
+_LARGE_COPY_BYTES = 1 << 16
+"""Number of bytes whose copy takes as long as handling another chunk."""
+_MIN_RUN_BYTES = 32 << 10
+"""Smallest number of bytes for which to check for a run if nothing is copied."""
 
 
-def _as_run(indices: NDArray[np.int64], least: int = _WORTH_A_LOOK) -> slice | None:
-    """Return `indices` as a slice if they are `least` or more and count up by one."""
+def _as_slice(indices: NDArray[np.int64], min_length: int = _MIN_RUN_LENGTH) -> slice | None:
+    """Return `indices` as a slice if there are at least `min_length` and they are consecutive."""
     count = indices.size
-    if count < least:
+    if count < min_length:
         return None
     indices = indices.reshape(-1)
     if indices[-1] - indices[0] != count - 1:
@@ -226,11 +229,11 @@ def _as_run(indices: NDArray[np.int64], least: int = _WORTH_A_LOOK) -> slice | N
 
 @dataclass(frozen=True, eq=False)
 class TensorsSource(IndexedSource):
-    """One element; each reading gives a copy of it, unless the reader only looks at it (`lend`).
+    """A single element; reading copies it, unless it is borrowed (`gather_borrowed`).
 
     Args:
-        element: The element; lists are made arrays and numbers NumPy scalars. Its arrays are kept
-            as they are, not copied.
+        element: The element; lists become arrays, and numbers NumPy scalars. Its arrays are not
+            copied.
     """
 
     element: Element
@@ -255,35 +258,35 @@ class TensorsSource(IndexedSource):
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
         shape = np.shape(indices)
-        return unflatten(self._structure, [_repeated(leaf, shape) for leaf in self._leaves])
+        return unflatten(self._structure, [_repeat_leaf(leaf, shape) for leaf in self._leaves])
 
-    def lend(self, indices: NDArray[np.int64]) -> Any:
+    def gather_borrowed(self, indices: NDArray[np.int64]) -> Any:
         shape = np.shape(indices)
-        return unflatten(self._structure, [_lent_often(leaf, shape) for leaf in self._leaves])
+        return unflatten(self._structure, [_broadcast_view(leaf, shape) for leaf in self._leaves])
 
 
-def _repeated(leaf: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return a fresh array of this shape, each of whose entries is `leaf`."""
+def _repeat_leaf(leaf: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a new array of this shape with `leaf` as each entry."""
     if isinstance(leaf, bytes | str):
         return np.full(shape, leaf, object)
-    made = fresh((*shape, *leaf.shape), leaf.dtype)
+    made = allocate_array((*shape, *leaf.shape), leaf.dtype)
     made[...] = leaf
     return made
 
 
-def _lent(leaf: NDArray[Any]) -> NDArray[Any]:
-    """Return a view of an array through which nobody can write."""
+def _read_only_view(leaf: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only view of an array."""
     view = leaf.view()
     view.flags.writeable = False
     return view
 
 
-def _lent_often(leaf: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return an array of this shape, each of whose entries is `leaf`: the same memory, if any."""
+def _broadcast_view(leaf: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array of this shape with `leaf` as each entry, as a view of an array leaf."""
     if not isinstance(leaf, np.ndarray):
-        return _repeated(leaf, shape)
+        return _repeat_leaf(leaf, shape)
     if shape == (1,):
-        return _lent(leaf)[np.newaxis]  # a tenth of what `broadcast_to` costs
+        return _read_only_view(leaf)[np.newaxis]  # ten times as fast as `broadcast_to`
     return np.broadcast_to(leaf, (*shape, *leaf.shape))
 
 
@@ -292,25 +295,25 @@ _UPPER_HALF = np.uint64(32)
 
 
 @dataclass(frozen=True)
-class RandomSource(DrawnSource):
-    """Random int64 numbers in [0, 2**32): each is a function of the seed and its index.
+class RandomSource(RandomizedSource):
+    """Random int64 numbers in [0, 2**32), each a function of the seed and its index.
 
     Args:
-        seed: Names the sequence; None: each iteration over a dataset draws one.
-        number: Set by the normal form.
+        seed: Seed of the sequence; None draws one for each iteration over a dataset.
+        number: Number among the plan's random steps and sources; set by the canonical form.
     """
 
-    speed_only: ClassVar[tuple[str, ...]] = ("number",)
+    performance_fields: ClassVar[tuple[str, ...]] = ("number",)
 
     seed: int | None = None
     number: int | None = None
-    _key: Key | None = field(default=None, repr=False, compare=False)
+    _key: RandomKey | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.seed is not None:
             seed = check_int("seed", self.seed, minimum=-(1 << 63))
             object.__setattr__(self, "seed", seed)
-            object.__setattr__(self, "_key", key_of([5, seed & _MASK]))
+            object.__setattr__(self, "_key", derive_key([5, seed & _MASK]))
 
     @property
     def size(self) -> int:
@@ -321,14 +324,14 @@ class RandomSource(DrawnSource):
         return INDEX_SPEC
 
     @property
-    def is_decided(self) -> bool:
+    def has_fixed_seed(self) -> bool:
         return self._key is not None
 
-    def numbered(self, number: int) -> RandomSource:
+    def with_number(self, number: int) -> RandomSource:
         return dataclasses.replace(self, number=number)
 
-    def drawn_from(self, entropy: Sequence[int]) -> RandomSource:
-        return dataclasses.replace(self, _key=key_of(entropy))
+    def with_entropy(self, entropy: Sequence[int]) -> RandomSource:
+        return dataclasses.replace(self, _key=derive_key(entropy))
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
         if self._key is None:
@@ -336,11 +339,11 @@ class RandomSource(DrawnSource):
                 "these random numbers have no seed yet: each iteration over a dataset draws one; "
                 "give a seed, or read them through a dataset"
             )
-        return (words_at(self._key, indices) >> _UPPER_HALF).astype(np.int64)
+        return (random_words(self._key, indices) >> _UPPER_HALF).astype(np.int64)
 
 
-class HeldRowsSource(Source):
-    """Elements in the order in which they are held. Each reading gives copies of its own.
+class ElementListSource(Source):
+    """A list of elements in order. Each read returns copies.
 
     Args:
         rows: Normal elements.
@@ -366,11 +369,11 @@ class HeldRowsSource(Source):
         pass_number: tuple[int, ...] = (),
     ) -> Reader:
         check_range(start, stop, self.size)
-        return _RowReader(self._rows if stop > start else (), position or 0)
+        return _ElementListReader(self._rows if stop > start else (), position or 0)
 
 
-class _RowReader:
-    """Reads elements that are held; its position is the number of the next."""
+class _ElementListReader:
+    """Reader of a list of elements; its position is the number of the next one."""
 
     def __init__(self, rows: Sequence[Element], position: int) -> None:
         self._rows = rows
@@ -378,7 +381,7 @@ class _RowReader:
 
     def read(self, limit: int) -> Chunk | None:
         check_limit(limit)
-        rows = [copied(row) for row in self._rows[self._next : self._next + limit]]
+        rows = [copy_element(row) for row in self._rows[self._next : self._next + limit]]
         self._next += len(rows)
         return Chunk.of_rows(rows) if rows else None
 

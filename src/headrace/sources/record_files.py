@@ -1,13 +1,13 @@
-"""Walk through files of records, whatever their format.
+"""Reader of files of records in any format.
 
-A format is a function that cuts a block of bytes into records (`Cutter`). Everything else is here
-and the same for all formats: files in turn, compressed or not, blocks, positions, errors. Where the
-format says how a record is framed, large ones of local files are read one by one (`framed`).
+A format is a function that parses records from a block of bytes (`BlockParser`). This module does
+the rest for all formats: sequences of files, compression, blocks, positions and errors. If the
+format declares its framing, large records of local files are read one by one (`framed_records`).
 
-Rule 1. A position is `[file, offset, records]`: so many records after a byte offset at which a
-        record begins. Offsets count inflated bytes.
-Rule 2. Records before a damaged place are given out before the error. Reading goes on at the next
-        record where the format still knows its place, else at the next file.
+Rule 1. A position is `[file, offset, records]`: a number of records after a byte offset at which a
+        record begins. Offsets refer to uncompressed data.
+Rule 2. Records before damaged data are returned before the error is raised. Reading continues at
+        the next record if the format can locate it, else at the next file.
 """
 
 from __future__ import annotations
@@ -25,63 +25,65 @@ from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import DataLossError, FailedPreconditionError, HeadraceError, UnavailableError
 from headrace.plan.source import (
-    IndexHolds,
+    IndexKind,
     Position,
     Reader,
     Source,
     check_limit,
     check_range,
 )
-from headrace.sources.framed import Frame, read_framed
+from headrace.sources.framed_records import RecordFraming, read_framed_records
 from headrace.storage.compression import ByteStream, Compression, check_compression
 from headrace.storage.files import open_file
 from headrace.storage.names import as_names
 
 __all__ = [
     "BLOCK_SIZE",
-    "Cut",
-    "Cutter",
+    "BlockParser",
+    "ParsedBlock",
     "RecordFilesReader",
     "RecordFilesSource",
     "check_buffer_size",
 ]
 
 BLOCK_SIZE = 1 << 20
-"""Bytes that are read and cut at once."""
+"""Number of bytes to read and parse at once."""
 
-_LARGEST_READ = 64 << 20
-_LARGE_RECORDS = 64
-"""Of which so many make a block, or fewer."""
+_MAX_READ_BYTES = 64 << 20
+_LARGE_RECORDS_PER_BLOCK = 64
+"""Records are large if a block contains at most this many."""
 
 
 @dataclass(slots=True)
-class Cut:
-    """The records at the front of a block.
+class ParsedBlock:
+    """The records at the start of a block.
 
     Attributes:
-        records: Whole records, in order.
-        used: Number of bytes that they, and the damaged record after them if there is one, take.
-        needs: Number of bytes from `used` on that the next record takes; 0 if that is not known.
-        error: What is wrong with the record after them, if something is.
-        resumes: With an error: whether a record begins at `used`.
+        records: Complete records, in order.
+        consumed_bytes: Number of bytes of these records, and of the damaged record after them if
+            there is one.
+        next_record_bytes: Number of bytes of the next record from `consumed_bytes` on; 0 if
+            unknown.
+        error: Defect of the record after them, if any.
+        can_continue: With an error, whether a record begins at `consumed_bytes`.
     """
 
     records: list[Any]
-    used: int
-    needs: int = 0
+    consumed_bytes: int
+    next_record_bytes: int = 0
     error: HeadraceError | None = None
-    resumes: bool = False
+    can_continue: bool = False
 
 
-Cutter: TypeAlias = Callable[[bytes, bool, str, int], Cut]
-"""Cuts `(block, whether the file ends with it, the file's name, the block's offset in it)`."""
+BlockParser: TypeAlias = Callable[[bytes, bool, str, int], ParsedBlock]
+"""Parses `(block, whether it ends the file, name of the file, offset of the block in it)`."""
 
 
 def check_buffer_size(buffer_size: int | None) -> int:
     """Return the number of bytes to read at once.
 
     Raises:
-        ValueError, TypeError: It is not a positive int or None.
+        ValueError, TypeError: If it is not a positive int or None.
     """
     if buffer_size is None:
         return BLOCK_SIZE
@@ -90,16 +92,16 @@ def check_buffer_size(buffer_size: int | None) -> int:
 
 @dataclass(frozen=True)
 class RecordFilesSource(Source):
-    """The records of files of one format; an index is a file. A subclass is a format.
+    """The records of files of one format; an index is a file. Each format is a subclass.
 
     Args:
         filenames: A local path or fsspec URL, or several.
         compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
-        buffer_size: Bytes to read at once; None for a good size.
+        buffer_size: Number of bytes to read at once; None uses the default.
     """
 
-    speed_only: ClassVar[tuple[str, ...]] = ("buffer_size",)
-    frame: ClassVar[Frame | None] = None
+    performance_fields: ClassVar[tuple[str, ...]] = ("buffer_size",)
+    framing: ClassVar[RecordFraming | None] = None
 
     filenames: tuple[str, ...]
     compression_type: str | None = None
@@ -107,8 +109,8 @@ class RecordFilesSource(Source):
 
     @staticmethod
     @abstractmethod
-    def cut(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
-        """Cut a block into records: see `Cutter`."""
+    def parse_block(block: bytes, at_end: bool, name: str, offset: int) -> ParsedBlock:
+        """Parse the records of a block; see `BlockParser`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "filenames", as_names("filenames", self.filenames))
@@ -124,7 +126,7 @@ class RecordFilesSource(Source):
         return ArraySpec((), np.dtype("S"))
 
     @property
-    def index_holds(self) -> IndexHolds:
+    def index_kind(self) -> IndexKind:
         return "file"
 
     @property
@@ -144,8 +146,8 @@ class RecordFilesSource(Source):
             self.filenames,
             start,
             stop,
-            self.cut,
-            self.frame,
+            self.parse_block,
+            self.framing,
             check_compression(self.compression_type),
             check_buffer_size(self.buffer_size),
             position,
@@ -156,14 +158,14 @@ class RecordFilesReader:
     """Reads the records of several files, one file after another.
 
     Args:
-        names: The files of the source.
+        names: Files of the source.
         start: Index of the first file to read.
-        stop: Index after the last.
-        cut: The format.
-        frame: How a record is framed, if the format can tell.
-        compression: How the files are compressed.
-        block_size: Bytes to read at once.
-        position: Where to begin, if not at the beginning.
+        stop: Index after the last file.
+        parse_block: Parser of the format.
+        framing: Framing of records, if the format declares it.
+        compression: Compression of the files.
+        block_size: Number of bytes to read at once.
+        position: Position to start from; None starts at the first record.
     """
 
     def __init__(
@@ -171,8 +173,8 @@ class RecordFilesReader:
         names: Sequence[str],
         start: int,
         stop: int,
-        cut: Cutter,
-        frame: Frame | None,
+        parse_block: BlockParser,
+        framing: RecordFraming | None,
         compression: Compression,
         block_size: int,
         position: Position = None,
@@ -180,24 +182,24 @@ class RecordFilesReader:
         file, offset, taken = _check_position(position, start, stop)
         self._names = names
         self._stop = stop
-        self._cut = cut
-        self._frame = frame
+        self._parse_block = parse_block
+        self._framing = framing
         self._compression = compression
         self._block_size = block_size
         self._file = file
-        #: Where the records at hand begin, and where those after them do.
-        self._offset = self._next_offset = self._restored_at = offset
-        #: Of the records at hand, how many were given out. More than there are while a restored
-        #: reader still has to pass over some.
-        self._taken = self._restored = taken
+        #: Offset of the current records, and of the data after them.
+        self._offset = self._next_offset = self._restored_offset = offset
+        #: Number of the current records that were returned. It exceeds their number while a
+        #: restored reader still has to skip some.
+        self._num_returned = self._restored_count = taken
         self._records: list[Any] = []
         self._error: HeadraceError | None = None
-        self._resumes = False
-        #: What was read and not cut yet, from `_next_offset` on.
-        self._rest = b""
-        self._rest_is_new = False
+        self._can_continue = False
+        #: Data that was read but not parsed yet, from `_next_offset` on.
+        self._unparsed = b""
+        self._parse_before_read = False
         self._at_end = False
-        self._needs = 0
+        self._next_record_bytes = 0
         self._stream: ByteStream | None = None
         self._closed = False
 
@@ -206,26 +208,26 @@ class RecordFilesReader:
         if self._closed:
             raise FailedPreconditionError("this reader is closed; open another one")
         while True:
-            records, taken = self._records, self._taken
+            records, taken = self._records, self._num_returned
             if taken < len(records):
-                self._taken = stop = min(taken + limit, len(records))
+                self._num_returned = stop = min(taken + limit, len(records))
                 whole = stop - taken == len(records)
                 return Chunk.of_rows(records if whole else records[taken:stop])
             if self._error is not None:
                 self._raise_error()
             if self._stream is None and not self._open():
                 return None
-            self._advance(limit)
+            self._read_more(limit)
 
     def get_position(self) -> Position:
-        if not self._error and self._taken == len(self._records):
+        if not self._error and self._num_returned == len(self._records):
             return [self._file, self._next_offset, 0]
-        return [self._file, self._offset, self._taken]
+        return [self._file, self._offset, self._num_returned]
 
     def close(self) -> None:
         self._closed = True
         self._close_stream()
-        self._records, self._rest, self._taken = [], b"", 0
+        self._records, self._unparsed, self._num_returned = [], b"", 0
         self._offset = self._next_offset
 
     def _open(self) -> bool:
@@ -235,131 +237,151 @@ class RecordFilesReader:
         try:
             self._stream = open_file(name, self._compression, self._next_offset)
         except HeadraceError as error:
-            self._fail(error)
+            self._set_error(error)
         return True
 
-    def _advance(self, limit: int) -> None:
-        """Have the next records at hand."""
+    def _read_more(self, limit: int) -> None:
+        """Read and parse the next records."""
         stream = self._stream
         if stream is None:
             return
-        # Remote files have buffers of their own, and an inflater takes its time for each call.
-        frame = self._frame if isinstance(stream, FileIO) and self._are_large() else None
+        # Remote files have their own buffers, and each call of an inflater is expensive.
+        frame = self._framing if isinstance(stream, FileIO) and self._has_large_records() else None
         try:
-            if self._rest_is_new:
-                self._cut_rest()
-            elif frame and len(self._rest) == frame.header_size:
+            if self._parse_before_read:
+                self._parse_unparsed()
+            elif frame and len(self._unparsed) == frame.header_size:
                 self._read_framed(stream, frame, limit)
             elif self._read_block(stream, frame.header_size if frame else 0):
-                self._cut_rest()
+                self._parse_unparsed()
         except BaseException:
-            # Too little memory, mostly. The stream may be ahead of what was noted.
-            self._go_back()
+            # Usually a MemoryError. The stream may be ahead of the recorded position.
+            self._rewind()
             raise
 
-    def _go_back(self) -> None:
-        """Forget what was read and not cut: the file is opened again where that begins."""
+    def _rewind(self) -> None:
+        """Discard unparsed data; the file will be reopened where it begins."""
         self._close_stream()
-        self._rest, self._rest_is_new, self._at_end = b"", False, False
+        self._unparsed, self._parse_before_read, self._at_end = b"", False, False
 
-    def _are_large(self) -> bool:
-        """Say whether the records at hand are large, on average."""
+    def _has_large_records(self) -> bool:
+        """Return whether the current records are large on average."""
         size, count = self._next_offset - self._offset, len(self._records)
-        return count > 0 and size * _LARGE_RECORDS >= count * self._block_size
+        return count > 0 and size * _LARGE_RECORDS_PER_BLOCK >= count * self._block_size
 
     def _read_block(self, stream: ByteStream, after: int) -> bool:
-        """Read the next block, with `after` bytes after a large record; return whether it could."""
-        rest = self._rest
-        size = min(self._needs - len(rest), _LARGEST_READ)
+        """Read a block, and `after` bytes if a large record is next; return False on errors."""
+        rest = self._unparsed
+        size = min(self._next_record_bytes - len(rest), _MAX_READ_BYTES)
         if not self._records:
-            # A record larger than what is at hand: ask for ever more, or joining gets slow.
+            # The record is larger than the unparsed data: double it, so that joining stays linear.
             size = max(size, len(rest), self._block_size)
-        elif size <= 0 or self._needs * _LARGE_RECORDS < self._block_size:
-            # What a large record lacks comes alone, and so the block after it is not copied to
-            # be joined with what is at hand.
+        elif size <= 0 or self._next_record_bytes * _LARGE_RECORDS_PER_BLOCK < self._block_size:
+            # For a large record read only its missing part, so that the block after it need not
+            # be copied to be joined with the unparsed data.
             size = max(size, self._block_size)
         else:
             size += after
         try:
             block = stream.read(size)
         except HeadraceError as error:
-            self._fail(error)
+            self._set_error(error)
             return False
         except OSError as error:
-            self._fail(self._unavailable(error, self._next_offset + len(rest)))
+            self._set_error(self._read_error(error, self._next_offset + len(rest)))
             return False
         self._at_end = not block
-        self._rest = rest + block if rest else block
+        self._unparsed = rest + block if rest else block
         return True
 
-    def _unavailable(self, error: OSError, at: int) -> UnavailableError:
+    def _read_error(self, error: OSError, at: int) -> UnavailableError:
         made = UnavailableError(f"{self._names[self._file]!r} cannot be read at byte {at}: {error}")
         made.__cause__ = error
         return made
 
-    def _cut_rest(self) -> None:
-        """Cut what was read into records."""
-        cut = self._cut(self._rest, self._at_end, self._names[self._file], self._next_offset)
-        # After a damaged record the block is cut further before more is read.
-        self._take_over(cut, self._rest[cut.used :], cut.error is not None)
+    def _parse_unparsed(self) -> None:
+        """Parse the data that was read."""
+        cut = self._parse_block(
+            self._unparsed, self._at_end, self._names[self._file], self._next_offset
+        )
+        # After a damaged record the rest of the block is parsed before more is read.
+        self._accept(cut, self._unparsed[cut.consumed_bytes :], cut.error is not None)
         if self._at_end and cut.error is None:
             self._finish_file()
 
-    def _read_framed(self, stream: ByteStream, frame: Frame, limit: int) -> None:
-        """Read large records, up to `limit` or about a block, from the header at hand on."""
+    def _read_framed(self, stream: ByteStream, frame: RecordFraming, limit: int) -> None:
+        """Read large records one by one after the last header, up to `limit` or about a block."""
         size = self._block_size
-        found = read_framed(
-            stream, frame, self._rest, limit, size, size // _LARGE_RECORDS, _LARGEST_READ
+        found = read_framed_records(
+            stream,
+            frame,
+            self._unparsed,
+            limit,
+            size,
+            size // _LARGE_RECORDS_PER_BLOCK,
+            _MAX_READ_BYTES,
         )
         failure, error = found.failure, None
         if isinstance(failure, OSError):
-            error = self._unavailable(failure, self._next_offset + found.used + found.read)
+            error = self._read_error(
+                failure, self._next_offset + found.consumed_bytes + found.unconsumed_bytes
+            )
         elif failure is not None and not found.records:
             raise failure
-        self._take_over(Cut(found.records, found.used, error=error), found.rest, found.is_odd)
+        self._accept(
+            ParsedBlock(found.records, found.consumed_bytes, error=error),
+            found.rest,
+            found.needs_parsing,
+        )
         if failure is not None and error is None:
-            self._go_back()  # too little memory: met again when those before it were given
+            self._rewind()  # out of memory: raised again after the records before it
 
-    def _take_over(self, cut: Cut, rest: bytes, is_new: bool) -> None:
-        """Have the records of a cut at hand, and a rest: if new, it is cut before more is read."""
-        self._taken -= len(self._records)
+    def _accept(self, parsed: ParsedBlock, unparsed: bytes, parse_before_read: bool) -> None:
+        """Replace the current records by parsed ones, and set the unparsed data."""
+        self._num_returned -= len(self._records)
         self._offset = self._next_offset
-        self._next_offset += cut.used
-        self._records, self._error, self._resumes = cut.records, cut.error, cut.resumes
-        self._needs = cut.needs
-        self._rest = rest
-        self._rest_is_new = is_new and bool(rest)
+        self._next_offset += parsed.consumed_bytes
+        self._records, self._error, self._can_continue = (
+            parsed.records,
+            parsed.error,
+            parsed.can_continue,
+        )
+        self._next_record_bytes = parsed.next_record_bytes
+        self._unparsed = unparsed
+        self._parse_before_read = parse_before_read and bool(unparsed)
 
     def _finish_file(self) -> None:
-        """Leave a file whose records are all at hand: the next position is in the next file."""
+        """Close a file that is completely parsed; the next position is in the next file."""
         self._close_stream()
-        missing = self._taken - len(self._records)
+        missing = self._num_returned - len(self._records)
         if missing > 0:
             self._error = DataLossError(
-                f"{self._names[self._file]!r} has {self._restored - missing} records from byte "
-                f"{self._restored_at} on, but at least {self._restored} were read before the "
+                f"{self._names[self._file]!r} has {self._restored_count - missing} records from "
+                "byte "
+                f"{self._restored_offset} on, but at least {self._restored_count} were read before "
+                "the "
                 "state was saved; restore it with the same data"
             )
         elif self._records:
-            # They are still to be given out; positions in between stay in this file.
+            # They are still to be returned; positions until then stay in this file.
             self._error = _EndOfFileError()
         else:
             self._next_file()
 
-    def _fail(self, error: HeadraceError) -> None:
-        """Have `error` raised next; no record is at hand then."""
-        self._taken -= len(self._records)
+    def _set_error(self, error: HeadraceError) -> None:
+        """Set the error to raise next; there are no current records then."""
+        self._num_returned -= len(self._records)
         self._offset = self._next_offset
-        self._records, self._error, self._resumes = [], error, False
+        self._records, self._error, self._can_continue = [], error, False
 
     def _raise_error(self) -> None:
-        """Raise the pending error, the position after it."""
+        """Raise the pending error, with the position after it."""
         error, self._error = self._error, None
         assert error is not None
-        self._taken = 0
+        self._num_returned = 0
         self._records = []
         self._offset = self._next_offset
-        if not self._resumes:
+        if not self._can_continue:
             self._close_stream()
             self._next_file()
         if not isinstance(error, _EndOfFileError):
@@ -367,10 +389,10 @@ class RecordFilesReader:
 
     def _next_file(self) -> None:
         self._file += 1
-        self._offset = self._next_offset = self._taken = self._needs = 0
-        self._rest = b""
+        self._offset = self._next_offset = self._num_returned = self._next_record_bytes = 0
+        self._unparsed = b""
         self._records = []
-        self._at_end = self._rest_is_new = self._resumes = False
+        self._at_end = self._parse_before_read = self._can_continue = False
 
     def _close_stream(self) -> None:
         stream, self._stream = self._stream, None
@@ -379,7 +401,7 @@ class RecordFilesReader:
 
 
 class _EndOfFileError(HeadraceError):
-    """Stands where an error would: after the last records of a file. Never raised."""
+    """Marks the end of a file after its last records, in place of an error. Never raised."""
 
 
 def _check_position(position: Position, start: int, stop: int) -> tuple[int, int, int]:

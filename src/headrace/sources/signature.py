@@ -1,4 +1,4 @@
-"""Values as a signature asks for them: what a generator yields becomes an element of its spec."""
+"""Conversion of values to an output signature, as for the values of a generator."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 import numpy as np
 
 from headrace.element.normalize import NORMAL_KINDS, normalize
-from headrace.element.ownership import owned
-from headrace.element.spec import ArraySpec, Spec, check
-from headrace.element.structure import Element, component, flatten, unflatten
+from headrace.element.ownership import take_ownership
+from headrace.element.spec import ArraySpec, Spec, check_element
+from headrace.element.structure import Element, describe_component, flatten, unflatten
 from headrace.element.transpose import flatten_like
 from headrace.errors import InvalidElementError
 
-__all__ = ["converter"]
+__all__ = ["make_converter"]
 
 _PYTHON_VALUES = (bool, int, float, complex, list)
 
 
-def converter(signature: Spec | None) -> tuple[Callable[[Any], Element], bool]:
-    """Return what makes an element of a value and checks it; whether it may share its memory.
+def make_converter(signature: Spec | None) -> tuple[Callable[[Any], Element], bool]:
+    """Return a function that converts and checks a value, and whether its result may share memory.
 
-    With a signature the result's containers are new ones.
+    With a signature, the containers of results are new.
     """
     if signature is None:
-        return owned, False
+        return take_ownership, False
     specs, structure = flatten(signature)
-    # Scalars do not change, so nobody can share them.
+    # Scalars are immutable, so sharing them is harmless.
     may_share = any(spec.shape or spec.dtype.kind == "V" for spec in specs)
     leaves = zip(specs, structure.paths, strict=True)
-    converts = [_leaf_converter(spec, path) for spec, path in leaves]
+    converts = [_make_leaf_converter(spec, path) for spec, path in leaves]
     if len(specs) == 1 and specs[0] is signature:
         return converts[0], may_share
 
@@ -45,7 +45,7 @@ def converter(signature: Spec | None) -> tuple[Callable[[Any], Element], bool]:
         keys = signature.keys()
 
         def convert_flat(value: Any) -> Element:
-            # The commonest structure, without the general walk.
+            # Fast path for the most common structure.
             if type(value) is dict and value.keys() == keys:
                 return {key: convert(value[key]) for key, convert in by_key}
             return convert_nested(value)
@@ -55,14 +55,14 @@ def converter(signature: Spec | None) -> tuple[Callable[[Any], Element], bool]:
     return convert_nested, may_share
 
 
-_AS_PYTHON = frozenset([np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_)])
-"""Dtypes that hold each number of Python's type, or refuse it: an int beyond int64."""
+_DTYPES_OF_PYTHON_VALUES = frozenset([np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_)])
+"""Dtypes that represent every Python number of their type, or raise (for ints beyond int64)."""
 _PYTHON_TYPES = {"i": int, "u": int, "f": float, "b": bool, "S": bytes, "U": str}
 
 
-def _leaf_converter(spec: ArraySpec, path: str) -> Callable[[Any], Any]:
-    """Return what makes a component of a value; what is commonly yielded takes a short way."""
-    convert = _Leaf(spec, path).convert
+def _make_leaf_converter(spec: ArraySpec, path: str) -> Callable[[Any], Any]:
+    """Return a function that converts a component, with a fast path for common values."""
+    convert = _LeafConverter(spec, path).convert
     dtype, shape, kind = spec.dtype, spec.shape, spec.dtype.kind
     if not dtype.isnative or (kind not in _PYTHON_TYPES and not shape):
         return convert
@@ -80,7 +80,7 @@ def _leaf_converter(spec: ArraySpec, path: str) -> Callable[[Any], Any]:
         return lambda value: value if type(value) is python_type else convert(value)
     low, high = _limits(dtype)
     make = dtype.type
-    if dtype in _AS_PYTHON:
+    if dtype in _DTYPES_OF_PYTHON_VALUES:
 
         def convert_same(value: Any) -> Any:
             cls = type(value)
@@ -105,7 +105,7 @@ def _leaf_converter(spec: ArraySpec, path: str) -> Callable[[Any], Any]:
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Return the least and the greatest number of a dtype, as Python's."""
+    """Return the smallest and the largest number of a dtype, as Python numbers."""
     if dtype.kind == "b":
         return False, True
     if dtype.kind == "f":
@@ -115,8 +115,8 @@ def _limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return int(limits.min), int(limits.max)
 
 
-class _Leaf:
-    """Makes a component of what was yielded for it, as its spec asks."""
+class _LeafConverter:
+    """Converts values to a component with a given spec."""
 
     def __init__(self, spec: ArraySpec, path: str) -> None:
         self._spec = spec
@@ -125,10 +125,10 @@ class _Leaf:
         self._shape = spec.shape
 
     def convert(self, value: Any) -> Any:
-        """Return the component.
+        """Return the value as a component.
 
         Raises:
-            InvalidElementError: It does not fit the spec.
+            InvalidElementError: If it does not fit the spec.
         """
         if self._fits(value):
             return value
@@ -139,11 +139,11 @@ class _Leaf:
                 return value
         try:
             made = normalize(value)
-            check(self._spec, made)
+            check_element(self._spec, made)
         except InvalidElementError as error:
-            # They know the component alone, without the element that it belongs to.
-            text, place = str(error), component(self._path)
-            named = text.replace(component(""), place, 1)
+            # These errors describe the component as if it were the whole element: insert its path.
+            text, place = str(error), describe_component(self._path)
+            named = text.replace(describe_component(""), place, 1)
             raise InvalidElementError(named if place in named else f"{place}: {text}") from error
         return made
 
@@ -159,37 +159,38 @@ class _Leaf:
         )
 
     def _cast(self, value: Any) -> Any:
-        """Return a Python value as an array or scalar of the spec's dtype, if none is lost."""
+        """Return a Python value as an array or scalar of the spec's dtype if no value is lost."""
         dtype = self._dtype
         found: Any = normalize(value)
         if not isinstance(found, np.ndarray | np.generic) or found.dtype.kind not in "biufc":
             return found
         if found.size == 0 or found.dtype == dtype:
             return found.astype(dtype)
-        if not _may_become(found.dtype.kind, dtype.kind):
-            raise self._refusal(value)
+        if not _is_convertible(found.dtype.kind, dtype.kind):
+            raise self._mismatch_error(value)
         with np.errstate(all="ignore"):
             cast: Any = found.astype(dtype)
             if found.dtype.kind in "fc":
-                # A narrower float rounds; it must not run over.
+                # A narrower float may round, but must not overflow.
                 same = np.isfinite(cast) | ~np.isfinite(found)
             else:
                 same = (cast.astype(found.dtype) == found) & (np.less(cast, 0) == np.less(found, 0))
         if not np.all(same):
-            raise self._refusal(value)
+            raise self._mismatch_error(value)
         return cast
 
-    def _refusal(self, value: Any) -> InvalidElementError:
+    def _mismatch_error(self, value: Any) -> InvalidElementError:
         text = repr(value)
         shown = text if len(text) <= 60 else text[:57] + "..."
         return InvalidElementError(
-            f"{component(self._path)} is {shown}, which {self._dtype} cannot hold without loss; "
+            f"{describe_component(self._path)} is {shown}, which {self._dtype} cannot hold without "
+            "loss; "
             f"yield other values, or change the signature"
         )
 
 
-def _may_become(found: str, wanted: str) -> bool:
-    """Tell whether Python values of one kind of dtype stand for those of another."""
+def _is_convertible(found: str, wanted: str) -> bool:
+    """Return whether Python values of one dtype kind may be converted to another."""
     order = "b", "iu", "f", "c"
     ranks = {kind: rank for rank, kinds in enumerate(order) for kind in kinds}
     if found == "b" or wanted == "b":

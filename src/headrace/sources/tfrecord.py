@@ -2,13 +2,13 @@
 
 A record is stored as
 
-    length         8 bytes, little endian
+    length         8 bytes, little-endian
     length check   4 bytes, masked CRC-32C of the 8 bytes before
     data           `length` bytes
     data check     4 bytes, masked CRC-32C of the data
 
-A masked checksum is the checksum turned right by 15 bits, plus a constant, so that checksums of
-data that holds checksums stay good. Both are checked for every record.
+A masked checksum is the checksum rotated right by 15 bits, plus a constant, so that checksums stay
+effective for data that contains checksums. Both are verified for every record.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import google_crc32c
 import numpy as np
 
 from headrace.errors import DataLossError, FailedPreconditionError
-from headrace.sources.framed import Frame
-from headrace.sources.record_files import Cut, RecordFilesSource
+from headrace.sources.framed_records import RecordFraming
+from headrace.sources.record_files import ParsedBlock, RecordFilesSource
 from headrace.storage.compression import check_compression, deflater
 from headrace.storage.files import create_file
 from headrace.storage.names import FileName, as_names
 
-__all__ = ["TFRecordSource", "TFRecordWriter", "cut_records", "masked_crc"]
+__all__ = ["TFRecordSource", "TFRecordWriter", "masked_crc", "parse_records"]
 
 _HEADER = struct.Struct("<QI")
 _LENGTH = struct.Struct("<Q")
 _CHECK = struct.Struct("<I")
 _CHECK_AND_HEADER = struct.Struct("<IQI")
 _MASK = 0xA282EAD8
-_MANY = 16
+_MIN_EQUAL_RECORDS = 16
 
 _crc = google_crc32c.value
 
@@ -44,17 +44,17 @@ def masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
-# Records of one length have one length check, so that most checks are a lookup.
+# Cached, because records of equal length have equal length checks.
 @lru_cache(maxsize=1 << 14)
 def _length_check(length: int) -> int:
     return masked_crc(_LENGTH.pack(length))
 
 
-def cut_records(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
-    """Cut a block into the records that it holds whole."""
+def parse_records(block: bytes, at_end: bool, name: str, offset: int) -> ParsedBlock:
+    """Parse the complete records of a block."""
     size = len(block)
     error: DataLossError | None = None
-    records, checks = _cut_equals(block)
+    records, checks = _parse_equal_records(block)
     needs = 0
     begin = len(records) * (16 + len(records[0])) if records else 0
     if size - begin >= 12:
@@ -66,13 +66,13 @@ def cut_records(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
                 error = DataLossError(
                     f"{name}: the record at byte {offset + begin} is damaged: its length does "
                     "not match its checksum; what follows in this file cannot be found"
-                    f"{'' if offset + begin else _what_it_is_instead(block)}"
+                    f"{'' if offset + begin else _guess_format(block)}"
                 )
                 break
             data = begin + 12
             end = data + length
             if end + 16 > size:
-                # The last whole record has no header after it in this block.
+                # The last complete record has no header after it in this block.
                 if end + 4 <= size:
                     add_record(block[data:end])
                     checks += _CHECK.unpack_from(block, end)
@@ -92,26 +92,26 @@ def cut_records(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
             f"{len(records[bad])} bytes of data do not match their checksum"
         )
         used = begin + 16 + len(records[bad])
-        return Cut(records[:bad], used, error=error, resumes=True)
+        return ParsedBlock(records[:bad], used, error=error, can_continue=True)
     if at_end and error is None and begin < size:
         error = DataLossError(
             f"{name}: the record at byte {offset + begin} is cut short: {size - begin} bytes of "
             f"{needs or 'at least 16'} are there, then the file ends"
         )
-    return Cut(records, begin, needs, error)
+    return ParsedBlock(records, begin, needs, error)
 
 
-def _cut_equals(block: bytes) -> tuple[list[bytes], list[int]]:
-    """Return the records at the front that are all of one length, if they are many, and checks.
+def _parse_equal_records(block: bytes) -> tuple[list[bytes], list[int]]:
+    """Return the leading records of equal length and their checks, if there are many.
 
-    Files of records of one length are common, and cut without a step of Python for each.
+    Files of such records are common, and are parsed without a Python loop.
     """
     if len(block) < 12:
         return [], []
     length, length_check = _HEADER.unpack_from(block)
     stride = length + 16
     count = len(block) // stride
-    if count < _MANY or block[stride : stride + 12] != block[:12]:
+    if count < _MIN_EQUAL_RECORDS or block[stride : stride + 12] != block[:12]:
         return [], []
     if length == 0 or length_check != _length_check(length):
         return [], []
@@ -131,8 +131,8 @@ def _cut_equals(block: bytes) -> tuple[list[bytes], list[int]]:
     return rows["data"].tolist(), rows["check"].tolist()
 
 
-def _what_it_is_instead(block: bytes) -> str:
-    """Say what a file looks like whose first bytes are no record."""
+def _guess_format(block: bytes) -> str:
+    """Return a guess at the format of a file whose first bytes are not a record."""
     if block.startswith(b"\x1f\x8b"):
         return '; it is a GZIP file: pass compression_type="GZIP"'
     if block[:1] == b"\x78":
@@ -141,7 +141,7 @@ def _what_it_is_instead(block: bytes) -> str:
 
 
 def _find_mismatch(records: list[bytes], checks: list[int]) -> int | None:
-    """Return the index of the first record that does not match its check."""
+    """Return the index of the first record that does not match its checksum, or None."""
     if not records:
         return None
     crc = np.fromiter(map(_crc, records), np.uint32, len(records))
@@ -150,24 +150,26 @@ def _find_mismatch(records: list[bytes], checks: list[int]) -> int | None:
     return int(wrong.argmax()) if wrong.any() else None
 
 
-def _data_length(header: bytes) -> int | None:
+def _parse_length(header: bytes) -> int | None:
     length, length_check = _HEADER.unpack(header)
     return length if length_check == _length_check(length) else None
 
 
-def _matches(data: bytes, after: bytes) -> bool:
+def _verify_record(data: bytes, after: bytes) -> bool:
     return len(after) >= 4 and _CHECK.unpack_from(after)[0] == masked_crc(data)
 
 
 class TFRecordSource(RecordFilesSource):
-    """The records of TFRecord files as `bytes`; an index is a file. Every checksum is verified."""
+    """The records of TFRecord files as `bytes`; an index is a file. All checksums are verified."""
 
-    cut = staticmethod(cut_records)
-    frame = Frame(header_size=12, check_size=4, length=_data_length, matches=_matches)
+    parse_block = staticmethod(parse_records)
+    framing = RecordFraming(
+        header_size=12, check_size=4, parse_length=_parse_length, verify=_verify_record
+    )
 
 
 class TFRecordWriter:
-    """Writes records to a TFRecord file. A context manager.
+    """Writer of records to a TFRecord file. A context manager.
 
     >>> with hr.io.TFRecordWriter("data.tfrecord.gz", "GZIP") as writer:
     ...     writer.write(hr.io.encode_example({"label": 3}))
@@ -175,11 +177,11 @@ class TFRecordWriter:
     1
 
     Args:
-        path: A local path or fsspec URL; what it held before is lost.
+        path: A local path or fsspec URL; an existing file is replaced.
         compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
 
     Raises:
-        NotFoundError: The folder does not exist.
+        NotFoundError: If the folder does not exist.
     """
 
     def __init__(self, path: FileName, compression_type: str | None = None) -> None:
@@ -193,8 +195,8 @@ class TFRecordWriter:
         """Append one record.
 
         Raises:
-            TypeError: It is not bytes.
-            FailedPreconditionError: The writer is closed.
+            TypeError: If it is not bytes.
+            FailedPreconditionError: If the writer is closed.
         """
         if not isinstance(record, bytes):
             if not isinstance(record, bytearray | memoryview):
@@ -215,14 +217,14 @@ class TFRecordWriter:
         self._file.write(framed if self._deflater is None else self._deflater.compress(framed))
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system, or to the remote file system."""
+        """Flush everything written so far to the operating system, or to the remote file system."""
         self._check_open()
         if self._deflater is not None:
             self._file.write(self._deflater.flush(2))  # 2: Z_SYNC_FLUSH
         self._file.flush()
 
     def close(self) -> None:
-        """Complete the file. May be called twice."""
+        """Complete the file. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
-"""Inflate compressed files block by block, and deflate what is written.
+"""Block-wise decompression and compression of files.
 
-The names are those of tf.data: `""` or None for none, `"GZIP"`, `"ZLIB"`. Every byte that was
-stored before a damaged place is given out before the damage is reported.
+The names are those of tf.data: `""` or None for no compression, `"GZIP"`, `"ZLIB"`. All data before
+damage in a stream is returned before the damage is reported.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _RAW_BLOCK = 128 << 10
 
 
 class ByteStream(Protocol):
-    """What a record reader needs from an open file."""
+    """The interface of an open file that record readers use."""
 
     def read(self, size: int, /) -> bytes:
         """Return 1 to `size` bytes, or `b""` at the end."""
 
     def close(self) -> None:
-        """Release the file. May be called twice."""
+        """Release the file. Idempotent."""
 
 
 def check_compression(compression_type: str | None) -> Compression:
     """Return the compression that an argument names.
 
     Raises:
-        ValueError: It is none of None, `""`, `"GZIP"`, `"ZLIB"`.
+        ValueError: If it is not None, `""`, `"GZIP"` or `"ZLIB"`.
     """
     if compression_type is None or compression_type == "":
         return ""
@@ -52,14 +52,14 @@ def deflater(compression: Compression) -> zlib._Compress:
 
 
 class InflatingStream:
-    """Gives the bytes that a compressed stream holds.
+    """Decompressing reader of a stream.
 
-    A GZIP file may hold several members one after another, as `cat a.gz b.gz` makes them.
+    A GZIP file may have several members, as created by `cat a.gz b.gz`.
 
     Args:
-        raw: The compressed bytes; closed together with this stream.
+        raw: Stream of compressed bytes; closed together with this stream.
         compression: `"GZIP"` or `"ZLIB"`.
-        name: The file's name, for messages.
+        name: Name of the file, for messages.
     """
 
     def __init__(self, raw: ByteStream, compression: Compression, name: str) -> None:
@@ -68,68 +68,68 @@ class InflatingStream:
         self._name = name
         self._inflater = zlib.decompressobj(wbits=_WINDOW_BITS[compression])
         self._input = b""
-        self._inside = False
-        self._damage: DataLossError | None = None
+        self._is_inside_stream = False
+        self._pending_error: DataLossError | None = None
 
     def read(self, size: int, /) -> bytes:
-        """Return 1 to `size` inflated bytes, or `b""` at the end.
+        """Return 1 to `size` decompressed bytes, or `b""` at the end.
 
         Raises:
-            DataLossError: The stream is damaged here, or ends too early.
+            DataLossError: If the stream is damaged here, or ends too early.
         """
-        while self._damage is None:
+        while self._pending_error is None:
             if not self._input and not self._fill():
                 return b""
             output = self._inflate(size)
             if output:
                 return output
-        raise self._damage
+        raise self._pending_error
 
     def close(self) -> None:
-        """Close the file below. May be called twice."""
+        """Close the underlying file. Idempotent."""
         self._raw.close()
 
     def _fill(self) -> bool:
-        """Fetch compressed bytes; return False at a proper end."""
+        """Read compressed bytes; return False at a proper end."""
         self._input = self._raw.read(_RAW_BLOCK)
         if self._input:
             return True
-        if not self._inside:
+        if not self._is_inside_stream:
             return False
-        self._damage = DataLossError(
+        self._pending_error = DataLossError(
             f"{self._name}: the {self._compression} stream ends before it is complete; the file "
             f"was cut short"
         )
-        raise self._damage
+        raise self._pending_error
 
     def _inflate(self, size: int) -> bytes:
-        if not self._inside:
+        if not self._is_inside_stream:
             if self._compression == "GZIP":
                 # Zero bytes between and after members are padding.
                 self._input = self._input.lstrip(b"\0")
             if not self._input:
                 return b""
-            self._inside = True
+            self._is_inside_stream = True
         before = self._inflater.copy()
         try:
             output = self._inflater.decompress(self._input, size)
         except zlib.error as error:
             output = self._salvage(before)
-            self._damage = DataLossError(
+            self._pending_error = DataLossError(
                 f"{self._name}: the {self._compression} stream is damaged ({error})"
             )
             return output
         self._input = self._inflater.unconsumed_tail
         if self._inflater.eof:
             self._input = self._inflater.unused_data
-            self._inside = False
+            self._is_inside_stream = False
             self._inflater = zlib.decompressobj(wbits=_WINDOW_BITS[self._compression])
         return output
 
     def _salvage(self, inflater: zlib._Decompress) -> bytes:
-        """Return what `inflater` gives up to the byte where it fails.
+        """Return the output of `inflater` up to the byte at which it fails.
 
-        zlib drops the output of the call that fails, so the block is fed again byte by byte.
+        zlib drops the output of a failing call, so the block is decompressed again byte by byte.
         """
         pieces = []
         try:

@@ -1,18 +1,16 @@
-"""Open and create files by name: a local path, or a URL that fsspec knows.
+"""Files by local path or by fsspec URL, and folders that are written and read concurrently.
 
-Local files take the short way past fsspec.
+Local files bypass fsspec.
 
-Folders that are filled by one program and read by others meanwhile: by path or by URL.
+Rule 1. A large file is created, written, and *published* under another name when it is complete;
+        only then do readers see it. An unpublished file belongs to a process that is running or was
+        killed.
+Rule 2. A small file is written atomically.
+Rule 3. Published files survive the process. If a small file exists after a power failure, all files
+        published before it are complete, provided that the store keeps its guarantees.
 
-Rule 1. A large file is created, written, and *published* when it is whole, under a name that it
-        gets then: only then do others see it. What was not published is a leftover, of a process
-        that is at work or was killed.
-Rule 2. A small file is written whole or not at all.
-Rule 3. What was published survives the process at once. Where a small file is found after a power
-        cut, all that was published before it is whole, as far as the store keeps its promises.
-
-On a local disk the file is renamed. Other stores cannot rename, or copy the file to do it: there it
-keeps the name under which it was created, and a second, tiny file has the other one.
+On a local disk, publishing renames the file. Other stores cannot rename, or rename by copying;
+there the file keeps its original name, and a tiny second file has the published name.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ class Folder(ABC):
     """A folder of files, which need not exist yet.
 
     Attributes:
-        url: Its path or URL.
-        is_local: Whether its files can be mapped into memory by their paths.
+        url: Path or URL of the folder.
+        is_local: Whether its files can be memory-mapped by path.
     """
 
     url: str
@@ -51,59 +49,59 @@ class Folder(ABC):
 
     @abstractmethod
     def path(self, name: str) -> str:
-        """Return the path or URL of a file in it."""
+        """Return the path or URL of a file in the folder."""
 
     @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names under which files were published, sorted; there may be others."""
+    def list_published(self) -> list[str]:
+        """Return the sorted names of published files; the list may contain others."""
 
     @abstractmethod
-    def leftovers(self) -> list[str]:
-        """Return the names of files that were created, and may not be published, sorted."""
+    def list_unpublished(self) -> list[str]:
+        """Return the sorted names of created files that may be unpublished."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """Return what a file holds.
+        """Return the contents of a file.
 
         Raises:
-            NotFoundError: There is none of this name.
+            NotFoundError: If there is no such file.
         """
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file, in place of one of this name."""
+        """Write a small file, replacing an existing one."""
 
     @abstractmethod
     def create(self, name: str) -> BinaryIO:
-        """Open a file for writing, empty; the folder is made if need be."""
+        """Open a new file for writing; create the folder if needed."""
 
     @abstractmethod
     def publish(self, name: str, public: str) -> None:
-        """Let others see a file that was created, written and closed. May be called twice.
+        """Publish a file that was created, written and closed. Idempotent.
 
         Args:
-            name: The name under which it was created.
-            public: The name under which others see it.
+            name: Name under which the file was created.
+            public: Name under which readers see it.
         """
 
     @abstractmethod
-    def found_as(self, name: str, public: str) -> str:
-        """Return under which of its two names a file that was published is opened."""
+    def find_name(self, name: str, public: str) -> str:
+        """Return which of the two names of a published file to open."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file, published or not, if it is there."""
+        """Remove a file, published or not, if it exists."""
 
 
 def open_folder(url: FileName) -> Folder:
-    """Return the folder of this path or URL; nothing is looked at yet."""
+    """Return the folder of a path or URL, without accessing it."""
     (name,) = as_names("path", [url])
     name = name.removeprefix("file://")
     return LocalFolder(name) if is_local(name) else storage.remote.RemoteFolder(name)
 
 
 class LocalFolder(Folder):
-    """A folder of this machine's file system."""
+    """A folder of the local file system."""
 
     is_local = True
 
@@ -111,65 +109,65 @@ class LocalFolder(Folder):
         self.url = path
 
     def path(self, name: str) -> str:
-        """Return the path of a file in it."""
+        """Return the path of a file in the folder."""
         return os.path.join(self.url, name)
 
-    def names(self) -> list[str]:
-        """Return the names under which files were published, and others, sorted."""
-        return sorted(name for name in self._listed() if not name.endswith(_PARTIAL))
+    def list_published(self) -> list[str]:
+        """Return the sorted names of published files and other files."""
+        return sorted(name for name in self._list_names() if not name.endswith(_PARTIAL))
 
-    def leftovers(self) -> list[str]:
-        """Return the names of files that were created and not published, sorted."""
-        return sorted(n.removesuffix(_PARTIAL) for n in self._listed() if n.endswith(_PARTIAL))
+    def list_unpublished(self) -> list[str]:
+        """Return the sorted names of created but unpublished files."""
+        return sorted(n.removesuffix(_PARTIAL) for n in self._list_names() if n.endswith(_PARTIAL))
 
     def read(self, name: str) -> bytes:
-        """Return what a file holds."""
+        """Return the contents of a file."""
         path = self.path(name)
-        with _explained(path), open(path, "rb") as file:
+        with _convert_errors(path), open(path, "rb") as file:
             return file.read()
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file, in place of one of this name."""
-        with self.create(name) as file, _explained(self.path(name)):
+        """Write a small file, replacing an existing one."""
+        with self.create(name) as file, _convert_errors(self.path(name)):
             rest = memoryview(data)
-            while rest.nbytes:  # an unbuffered file takes less at a time where a disk is full
+            while rest.nbytes:  # on a full disk, an unbuffered file may write fewer bytes
                 rest = rest[file.write(rest) :]
         self.publish(name, name)
-        # With it, the names of all that was published before are on the disk.
-        with _explained(self.url):
+        # This also makes the names of all files published before durable.
+        with _convert_errors(self.url):
             _flush(self.url)
 
     def create(self, name: str) -> BinaryIO:
-        """Open a file for writing, empty; the folder is made if need be."""
+        """Open a new file for writing; create the folder if needed."""
         path = self.path(name)
-        with _explained(path):
+        with _convert_errors(path):
             os.makedirs(self.url, exist_ok=True)
             return open(path + _PARTIAL, "wb", buffering=0)
 
     def publish(self, name: str, public: str) -> None:
-        """Let others see a file that was created, written and closed."""
+        """Publish a file that was created, written and closed."""
         path, partial = self.path(public), self.path(name) + _PARTIAL
-        with _explained(path):
+        with _convert_errors(path):
             if os.path.exists(path) and not os.path.exists(partial):
                 return
             _flush(partial)
             os.replace(partial, path)
 
-    def found_as(self, name: str, public: str) -> str:
-        """Return under which of its two names a file that was published is opened."""
+    def find_name(self, name: str, public: str) -> str:
+        """Return which of the two names of a published file to open."""
         return public
 
     def remove(self, name: str) -> None:
-        """Remove a file, published or not, if it is there."""
+        """Remove a file, published or not, if it exists."""
         path = self.path(name)
-        with _explained(path):
+        with _convert_errors(path):
             for either in (path, path + _PARTIAL):
                 with contextlib.suppress(FileNotFoundError):
                     os.remove(either)
 
-    def _listed(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         try:
-            with _explained(self.url):
+            with _convert_errors(self.url):
                 return os.listdir(self.url)
         except NotFoundError:
             return []
@@ -184,7 +182,7 @@ def _flush(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
+def _convert_errors(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
@@ -212,13 +210,13 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
     Args:
         name: A local path or an fsspec URL.
         compression: `""`, `"GZIP"` or `"ZLIB"`.
-        offset: Where to begin, counted in bytes of the inflated content.
+        offset: Offset to start at, in bytes of the decompressed content.
 
     Raises:
-        NotFoundError: The file does not exist.
-        FailedPreconditionError: It is a folder, or may not be read.
-        UnavailableError: Its file system does not answer.
-        DataLossError: The content before `offset` is damaged, or there is less.
+        NotFoundError: If the file does not exist.
+        FailedPreconditionError: If it is a folder, or may not be read.
+        UnavailableError: If its file system does not respond.
+        DataLossError: If the content before `offset` is damaged or shorter.
     """
     try:
         stream = cast(ByteStream, _open(name.removeprefix("file://"), "rb"))
@@ -227,14 +225,14 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
                 _seek(cast(BinaryIO, stream), offset, name)
             return stream
     except OSError as error:
-        raise _explain(name, error) from error
+        raise _file_error(name, error) from error
     inflating = InflatingStream(stream, compression, name)
     left = offset
     try:
         while left:
             skipped = inflating.read(min(left, _SKIP_BLOCK))
             if not skipped:
-                raise _too_short(name, offset - left, offset)
+                raise _short_file_error(name, offset - left, offset)
             left -= len(skipped)
     except BaseException:
         inflating.close()
@@ -243,12 +241,12 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
 
 
 def create_file(name: str) -> BinaryIO:
-    """Open a file for writing, empty; what the name held before is gone.
+    """Open a new file for writing, replacing an existing one.
 
     Raises:
-        NotFoundError: Its folder does not exist.
-        FailedPreconditionError: It is a folder, or may not be written.
-        UnavailableError: Its file system does not answer.
+        NotFoundError: If its folder does not exist.
+        FailedPreconditionError: If it is a folder, or may not be written.
+        UnavailableError: If its file system does not respond.
     """
     try:
         return cast(BinaryIO, _open(name.removeprefix("file://"), "wb"))
@@ -258,13 +256,13 @@ def create_file(name: str) -> BinaryIO:
             f"{name!r} cannot be written: the folder {folder!r} does not exist; create it first"
         ) from error
     except OSError as error:
-        raise _explain(name, error) from error
+        raise _file_error(name, error) from error
 
 
 def _open(name: str, mode: str) -> Any:
     if not is_local(name):
         return storage.remote.open_url(name, mode)
-    # Readers ask for large blocks themselves; a buffer in between would only copy.
+    # Readers request large blocks themselves; a buffer would only add a copy.
     return io.FileIO(name, "r") if mode == "rb" else open(name, "wb")
 
 
@@ -272,18 +270,18 @@ def _seek(stream: BinaryIO, offset: int, name: str) -> None:
     size = stream.seek(0, os.SEEK_END)
     if size < offset:
         stream.close()
-        raise _too_short(name, size, offset)
+        raise _short_file_error(name, size, offset)
     stream.seek(offset)
 
 
-def _too_short(name: str, size: int, offset: int) -> DataLossError:
+def _short_file_error(name: str, size: int, offset: int) -> DataLossError:
     return DataLossError(
         f"{name!r} has {size} bytes, but {offset} were read before the state was saved; restore it "
         "with the same data"
     )
 
 
-def _explain(name: str, error: OSError) -> Exception:
+def _file_error(name: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError):
         looks_so = is_pattern(name) or _LIST_IN_BRACES.search(name)
         advice = "; it looks like a pattern: use Dataset.list_files" if looks_so else ""

@@ -1,4 +1,4 @@
-"""Names and patterns, as users write them, and the files that match them."""
+"""File names and patterns given by users, and the files that match them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["FileName", "as_names", "expand_braces", "is_local", "is_pattern", "m
 
 
 FileName: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-"""A path or URL; also a NumPy scalar or array without axes that holds one."""
+"""A path or URL; may also be a NumPy scalar or 0-d array that contains one."""
 
-_MAGIC = re.compile(r"[*?\[]")
-#: Braces with no others inside: `{a,b}`, or a range of numbers `{0..3}`.
+_WILDCARD = re.compile(r"[*?\[]")
+#: Braces without nested ones: `{a,b}`, or a range of numbers `{0..3}`.
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)")
-_MOST_NAMES = 1 << 20
+_MAX_NAMES = 1 << 20
 
 
 def as_names(argument: str, names: FileName | Iterable[FileName]) -> tuple[str, ...]:
@@ -34,22 +34,23 @@ def as_names(argument: str, names: FileName | Iterable[FileName]) -> tuple[str, 
         names: One name, or several.
 
     Raises:
-        TypeError: Something in it is no name.
-        ValueError: A name is empty, or there is none.
+        TypeError: If an item is not a name.
+        ValueError: If a name is empty, or there are no names.
     """
     given: Any = names
     only = _as_name(given)
     if only is None and (hasattr(given, "read") or not isinstance(given, Iterable)):
         raise TypeError(
             f"{argument} must be a name (str, bytes or os.PathLike) or a sequence of these, got "
-            f"{_not_a_name(given)}"
+            f"{_name_type_error(given)}"
         )
     found: list[str] = []
     for name in given if only is None else (only,):
         text = _as_name(name)
         if text is None:
             raise TypeError(
-                f"{argument} must hold names (str, bytes or os.PathLike), got {_not_a_name(name)} "
+                f"{argument} must hold names (str, bytes or os.PathLike), got "
+                f"{_name_type_error(name)} "
                 f"at index {len(found)}"
             )
         if not text:
@@ -61,18 +62,18 @@ def as_names(argument: str, names: FileName | Iterable[FileName]) -> tuple[str, 
 
 
 def _as_name(value: Any) -> str | None:
-    """Return one name as str; None if it is none."""
+    """Return a name as str; None if the value is not a name."""
     if type(value) is str:
         return value
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value.item()
     if isinstance(value, str | bytes | os.PathLike):
-        # A subclass such as np.str_ is made plain.
+        # Convert instances of a subclass such as np.str_.
         return str.__str__(os.fsdecode(value))
     return None
 
 
-def _not_a_name(value: Any) -> str:
+def _name_type_error(value: Any) -> str:
     if hasattr(value, "read"):
         name = getattr(value, "name", None)
         cure = f"pass its name, {name!r}" if isinstance(name, str) else "pass the file's name"
@@ -81,29 +82,28 @@ def _not_a_name(value: Any) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Tell whether a name is a path of this machine's file system."""
+    """Return whether a name is a path of the local file system."""
     return "://" not in name and "::" not in name
 
 
 def is_pattern(name: str) -> bool:
-    """Tell whether a name holds one of the signs `*`, `?` and `[`."""
-    return _MAGIC.search(name) is not None
+    """Return whether a name contains `*`, `?` or `[`."""
+    return _WILDCARD.search(name) is not None
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return what a shell makes of braces: `s{0..2}.{a,b}` is `s0.a`, `s0.b`, `s1.a` and so on.
+    """Expand braces like a shell: `s{0..2}.{a,b}` becomes `s0.a`, `s0.b`, `s1.a` and so on.
 
-    Numbers keep the zeros that they begin with, as in `{00..12}`. Braces with neither a comma nor
-    a range in them stay as they are.
+    Numbers keep leading zeros, as in `{00..12}`. Braces without a comma or a range stay unchanged.
 
     Raises:
-        ValueError: It stands for more than a million names.
+        ValueError: If there are more than a million names.
     """
     for braces in _BRACES.finditer(pattern):
         inside = braces.group(1)
         numbers = _NUMBERS.fullmatch(inside)
         if numbers is not None:
-            parts: Iterable[str] = _count_up(numbers.group(1), numbers.group(2), pattern)
+            parts: Iterable[str] = _expand_range(numbers.group(1), numbers.group(2), pattern)
         elif "," in inside:
             parts = inside.split(",")
         else:
@@ -112,35 +112,35 @@ def expand_braces(pattern: str) -> list[str]:
         made: dict[str, None] = {}
         for part in parts:
             made.update(dict.fromkeys(expand_braces(before + part + after)))
-            if len(made) > _MOST_NAMES:
-                raise _too_many(pattern)
+            if len(made) > _MAX_NAMES:
+                raise _too_many_names_error(pattern)
         return list(made)
     return [pattern]
 
 
-def _count_up(first: str, last: str, pattern: str) -> Iterable[str]:
+def _expand_range(first: str, last: str, pattern: str) -> Iterable[str]:
     begin, end = int(first), int(last)
-    if abs(end - begin) >= _MOST_NAMES:
-        raise _too_many(pattern)
+    if abs(end - begin) >= _MAX_NAMES:
+        raise _too_many_names_error(pattern)
     padded = any(len(text.lstrip("-")) > 1 and text.lstrip("-")[0] == "0" for text in (first, last))
     width = max(len(first), len(last)) if padded else 0
     step = 1 if begin <= end else -1
     return [f"{number:0{width}d}" for number in range(begin, end + step, step)]
 
 
-def _too_many(pattern: str) -> ValueError:
-    return ValueError(f"the braces of {pattern!r} stand for more than {_MOST_NAMES} names; use *")
+def _too_many_names_error(pattern: str) -> ValueError:
+    return ValueError(f"the braces of {pattern!r} stand for more than {_MAX_NAMES} names; use *")
 
 
 def match_files(patterns: FileName | Iterable[FileName]) -> tuple[str, ...]:
-    """Return the names of all files that match any of `patterns`, sorted, each once.
+    """Return the names of all files that match any of `patterns`, sorted, without duplicates.
 
-    Patterns know `*`, `?`, `[...]`, `**` (any number of folders), `{a,b}` (either) and `{0..3}`
-    (each number). A file whose name is exactly the pattern is taken as it is, whatever characters
-    it holds. Folders do not match.
+    Patterns support `*`, `?`, `[...]`, `**` (any number of folders), `{a,b}` (alternatives) and
+    `{0..3}` (each number). A pattern that is the exact name of a file matches that file, whatever
+    characters it contains. Folders do not match.
 
     Raises:
-        NotFoundError: No file matches at all, or a name without wildcards does not exist.
+        NotFoundError: If no file matches at all, or a name without wildcards does not exist.
     """
     wanted = as_names("patterns", patterns)
     found: set[str] = set()
@@ -150,22 +150,26 @@ def match_files(patterns: FileName | Iterable[FileName]) -> tuple[str, ...]:
             found.add(pattern)
             continue
         for expanded in expand_braces(pattern):
-            names = _match_local(expanded) if is_local(expanded) else storage.remote.match(expanded)
+            names = (
+                _match_local(expanded)
+                if is_local(expanded)
+                else storage.remote.match_urls(expanded)
+            )
             if not names and not is_pattern(expanded):
-                raise _no_such_file(expanded)
+                raise _missing_file_error(expanded)
             found.update(names)
     if not found:
-        raise _nothing_matched(wanted)
+        raise _no_match_error(wanted)
     return tuple(sorted(found))
 
 
-def _no_such_file(name: str) -> NotFoundError:
+def _missing_file_error(name: str) -> NotFoundError:
     what = "folder, not a file; write" if is_local(name) and os.path.isdir(name) else ""
     advice = f": it is a {what} {os.path.join(name, '*')!r} for the files in it" if what else ""
     return NotFoundError(f"No such file: {name!r}{advice}")
 
 
-def _nothing_matched(patterns: Sequence[str]) -> NotFoundError:
+def _no_match_error(patterns: Sequence[str]) -> NotFoundError:
     shown = ", ".join(repr(pattern) for pattern in patterns)
     local = [pattern.removeprefix("file://") for pattern in patterns]
     folders = [
@@ -182,12 +186,12 @@ def _nothing_matched(patterns: Sequence[str]) -> NotFoundError:
             f"{os.path.join(local[0], '*')!r} for the files in them"
         )
     elif len(patterns) == 1 and is_local(local[0]):
-        advice = _how_far(local[0])
+        advice = _describe_existing_prefix(local[0])
     return NotFoundError(f"No files matched pattern: {shown}{advice}")
 
 
-def _how_far(pattern: str) -> str:
-    """Say how far the folders exist that a pattern names before its first wildcard."""
+def _describe_existing_prefix(pattern: str) -> str:
+    """Return a hint on which folders of a pattern exist, up to its first wildcard."""
     folder = os.path.dirname(pattern)
     while is_pattern(folder) or "{" in folder:
         folder = os.path.dirname(folder)

@@ -1,4 +1,4 @@
-"""Files and folders that fsspec reaches. This file is loaded when the first URL is met."""
+"""Files and folders accessed through fsspec. Imported when the first URL is used."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.errors import NotFoundError, UnavailableError
 from headrace.storage.files import Folder
 from headrace.storage.names import is_pattern
 
-__all__ = ["RemoteFolder", "match", "open_url"]
+__all__ = ["RemoteFolder", "match_urls", "open_url"]
 
 
-def match(pattern: str) -> list[str]:
+def match_urls(pattern: str) -> list[str]:
     """Return the URLs of the files that match a pattern without braces.
 
     Raises:
-        UnavailableError: They cannot be listed.
+        UnavailableError: If they cannot be listed.
     """
     try:
         system, path = url_to_fs(pattern)
@@ -32,7 +32,7 @@ def match(pattern: str) -> list[str]:
     except OSError as error:
         raise UnavailableError(f"files of {pattern!r} cannot be listed: {error}") from error
     except (ValueError, ImportError) as error:
-        raise _unknown(pattern, error) from error
+        raise _unknown_file_system_error(pattern, error) from error
     paths = [str(found) for found, info in listed.items() if info["type"] == "file"]
     first, chained, rest = pattern.partition("::")
     if not chained:
@@ -47,24 +47,24 @@ def match(pattern: str) -> list[str]:
 
 
 def open_url(url: str, mode: str) -> Any:
-    """Open a file to read ("rb") or to write it from its start ("wb")."""
+    """Open a file for reading ("rb") or for writing from the start ("wb")."""
     try:
         return fsspec.open(url, mode).open()
     except (ValueError, ImportError) as error:
-        raise _unknown(url, error) from error
+        raise _unknown_file_system_error(url, error) from error
 
 
-def _unknown(url: str, error: ValueError | ImportError) -> Exception:
-    """Name the URL whose file system fsspec does not have."""
+def _unknown_file_system_error(url: str, error: ValueError | ImportError) -> Exception:
+    """Return an error that names the URL of a file system unknown to fsspec."""
     kind = ImportError if isinstance(error, ImportError) else ValueError
     return kind(f'{url!r}: {error} (of this name before "://", fsspec has no file system here)')
 
 
-_WHOLE = ".whole"
+_PUBLISHED_SUFFIX = ".whole"
 
 
 class RemoteFolder(Folder):
-    """A folder by URL. For each published file there is a tiny one: `<public name>.whole`."""
+    """A folder by URL. Each published file has a tiny marker file, `<public name>.whole`."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -82,58 +82,62 @@ class RemoteFolder(Folder):
         return RemoteFolder, (self.url,)
 
     def path(self, name: str) -> str:
-        """Return the URL of a file in it."""
+        """Return the URL of a file in the folder."""
         return f"{self.url}/{name}"
 
-    def names(self) -> list[str]:
-        """Return the names of the files that were published, sorted."""
-        return sorted(n.removesuffix(_WHOLE) for n in self._listed() if n.endswith(_WHOLE))
+    def list_published(self) -> list[str]:
+        """Return the sorted names of published files."""
+        return sorted(
+            n.removesuffix(_PUBLISHED_SUFFIX)
+            for n in self._list_names()
+            if n.endswith(_PUBLISHED_SUFFIX)
+        )
 
-    def leftovers(self) -> list[str]:
-        """Return the names under which all files were created, published or not, sorted."""
-        return sorted(n for n in self._listed() if not n.endswith(_WHOLE))
+    def list_unpublished(self) -> list[str]:
+        """Return the sorted names under which files were created, published or not."""
+        return sorted(n for n in self._list_names() if not n.endswith(_PUBLISHED_SUFFIX))
 
     def read(self, name: str) -> bytes:
-        """Return what a file holds."""
-        with self._explained(name):
-            return bytes(self._system.cat_file(self._at(name)))
+        """Return the contents of a file."""
+        with self._convert_errors(name):
+            return bytes(self._system.cat_file(self._system_path(name)))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file, in place of one of this name."""
-        with self._explained(name):
+        """Write a small file, replacing an existing one."""
+        with self._convert_errors(name):
             self._system.makedirs(self._root, exist_ok=True)
-            self._system.pipe_file(self._at(name), data)
+            self._system.pipe_file(self._system_path(name), data)
 
     def create(self, name: str) -> BinaryIO:
-        """Open a file for writing, empty; the folder is made if need be."""
-        with self._explained(name):
+        """Open a new file for writing; create the folder if needed."""
+        with self._convert_errors(name):
             self._system.makedirs(self._root, exist_ok=True)
-            return cast(BinaryIO, self._system.open(self._at(name), "wb"))
+            return cast(BinaryIO, self._system.open(self._system_path(name), "wb"))
 
     def publish(self, name: str, public: str) -> None:
-        """Let others see a file that was created, written and closed."""
-        with self._explained(public):
-            self._system.pipe_file(self._at(public + _WHOLE), name.encode())
+        """Publish a file that was created, written and closed."""
+        with self._convert_errors(public):
+            self._system.pipe_file(self._system_path(public + _PUBLISHED_SUFFIX), name.encode())
 
-    def found_as(self, name: str, public: str) -> str:
-        """Return under which of its two names a file that was published is opened."""
+    def find_name(self, name: str, public: str) -> str:
+        """Return which of the two names of a published file to open."""
         return name
 
     def remove(self, name: str) -> None:
-        """Remove a file, published or not, if it is there."""
-        with self._explained(name):
-            self._remove(name + _WHOLE)
-            self._remove(name)
+        """Remove a file, published or not, if it exists."""
+        with self._convert_errors(name):
+            self._remove_file(name + _PUBLISHED_SUFFIX)
+            self._remove_file(name)
 
-    def _at(self, name: str) -> str:
+    def _system_path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _remove(self, name: str) -> None:
+    def _remove_file(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._system.rm_file(self._at(name))
+            self._system.rm_file(self._system_path(name))
 
-    def _listed(self) -> set[str]:
-        with self._explained(""):
+    def _list_names(self) -> set[str]:
+        with self._convert_errors(""):
             self._system.invalidate_cache()
             try:
                 found = self._system.ls(self._root, detail=False)
@@ -142,7 +146,7 @@ class RemoteFolder(Folder):
         return {str(path).rstrip("/").rpartition("/")[2] for path in found}
 
     @contextlib.contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
+    def _convert_errors(self, name: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A clock that stands still until it is moved."""
+"""Clock that advances only on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["ManualClock"]
 
 
 class ManualClock:
-    """A stand-in for `time.monotonic`: call it for the time, `advance` it to let time pass.
+    """Replacement for `time.monotonic`: call it for the time, `advance` it to let time pass.
 
     >>> clock = hr.testing.ManualClock(100.0)
     >>> clock.advance(2.5)
@@ -15,7 +15,7 @@ class ManualClock:
     102.5
 
     Attributes:
-        now: The time that it shows, in seconds.
+        now: Current time of the clock, in seconds.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -26,10 +26,10 @@ class ManualClock:
         return self.now
 
     def advance(self, seconds: float) -> float:
-        """Let `seconds` pass; return the time then.
+        """Advance the clock by `seconds`; return the new time.
 
         Raises:
-            ValueError: `seconds` is negative.
+            ValueError: If `seconds` is negative.
         """
         if seconds < 0:
             raise ValueError(f"seconds={seconds!r}: a clock does not go back")

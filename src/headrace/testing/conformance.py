@@ -1,4 +1,4 @@
-"""What every Source must keep, whatever it reads: one battery for all of them."""
+"""Conformance checks of the Source contract, for all implementations."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from headrace.element.structure import flatten
 from headrace.plan.source import INFINITE, IndexedSource, Reader, Source
 
-__all__ = ["assert_same", "check_source", "read_all", "same"]
+__all__ = ["are_equal", "assert_equal", "check_source", "read_all"]
 
 _LIMITS = (1, 2, 7, 1000)
-_LONGEST_POSITION = 200
+_MAX_POSITION_BYTES = 200
 
 
 def check_source(source: Source, expected: list[Any]) -> None:
-    """Check everything that the contract of a finite source says (`headrace.Source`).
+    """Check the contract of a finite source (`headrace.Source`).
 
-    That is: the same elements at every limit, split at any index and restored at any position;
-    memory that belongs to the reader; pickling; closing; `gather` if it has one; and that what it
-    says of itself is true.
+    It checks equal elements at every limit, split at any index and restored at any position;
+    memory ownership of the reader; pickling; closing; `gather` if present; and that the source's
+    description of itself is correct.
 
     >>> class Squares(hr.IndexedSource):
     ...     size = 4
@@ -33,16 +33,16 @@ def check_source(source: Source, expected: list[Any]) -> None:
     >>> hr.testing.check_source(Squares(), [np.int64(n) for n in (0, 1, 4, 9)])
 
     Args:
-        source: What to check. It is read many times, and must yield the same each time.
+        source: Source to check. It is read many times, and must yield the same elements each time.
         expected: All of its elements, in order.
 
     Raises:
-        AssertionError: A rule is broken; the message says which.
+        AssertionError: If a rule is violated; the message names it.
     """
     _require(isinstance(source, Source), f"{type(source).__name__} does not derive from Source")
     _require(source.size != INFINITE, "a source without end cannot be checked; bound it")
     for limit in _LIMITS:
-        assert_same(read_all(source.open(0, source.size), limit), expected)
+        assert_equal(read_all(source.open(0, source.size), limit), expected)
     _check_description(source, expected)
     _check_splits(source, expected)
     for limit in _LIMITS[:3]:
@@ -55,7 +55,7 @@ def check_source(source: Source, expected: list[Any]) -> None:
 
 
 def read_all(reader: Reader, limit: int = 1000) -> list[Any]:
-    """Return all elements of a reader, which is closed."""
+    """Return all elements of a reader, and close it."""
     try:
         rows: list[Any] = []
         while (chunk := reader.read(limit)) is not None:
@@ -67,8 +67,8 @@ def read_all(reader: Reader, limit: int = 1000) -> list[Any]:
         reader.close()
 
 
-def same(a: Any, b: Any) -> bool:
-    """Tell whether two elements are equal, types and dtypes included."""
+def are_equal(a: Any, b: Any) -> bool:
+    """Return whether two elements are equal, including types and dtypes."""
     xs, structure = flatten(a)
     ys, other = flatten(b)
     return structure == other and all(
@@ -79,27 +79,27 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
     """Check that two lists hold the same elements.
 
     Raises:
-        AssertionError: They do not; the message names the first that differs.
+        AssertionError: If they differ; the message names the first difference.
     """
     for index, (a, b) in enumerate(zip(found, expected, strict=False)):
-        _require(same(a, b), f"element {index} is {a!r}, but {b!r} was expected")
+        _require(are_equal(a, b), f"element {index} is {a!r}, but {b!r} was expected")
     _require(
         len(found) == len(expected), f"found {len(found)} elements, but expected {len(expected)}"
     )
 
 
 def _require(condition: bool, message: str) -> None:
-    # Not an assert statement: `python -O` would leave it out.
+    # Not an assert statement, which `python -O` removes.
     if not condition:
         raise AssertionError(message)
 
 
 def _check_description(source: Source, expected: list[Any]) -> None:
-    """Check that what a source says of itself is true of its elements."""
+    """Check that a source's description of itself matches its elements."""
     each = source.elements_per_index
     if each is not None:
         _require(
@@ -108,7 +108,7 @@ def _check_description(source: Source, expected: list[Any]) -> None:
         )
     count = source.element_count
     _require(count in (None, len(expected)), f"element_count is {count}, not {len(expected)}")
-    holds, names = source.index_holds, source.paths
+    holds, names = source.index_kind, source.paths
     _require(holds in ("element", "file", "part"), f"index_holds is {holds!r}")
     if holds == "element":
         _require(each == 1, f'index_holds is "element", but elements_per_index is {each}')
@@ -130,7 +130,7 @@ def _check_description(source: Source, expected: list[Any]) -> None:
 
 
 def _check_splits(source: Source, expected: list[Any]) -> None:
-    """Check that the ranges of indices together hold what the whole does."""
+    """Check that index ranges together hold the same elements as the whole."""
     size = source.size
     for step in {1, 2, max(1, size // 2), size or 1}:
         parts = [
@@ -138,23 +138,23 @@ def _check_splits(source: Source, expected: list[Any]) -> None:
             for start in range(0, size, step)
             for row in read_all(source.open(start, min(start + step, size)), 7)
         ]
-        assert_same(parts, expected)
+        assert_equal(parts, expected)
     _require(read_all(source.open(size, size)) == [], "an empty range of indices holds elements")
     source.open(0, size, pass_number=(0, 3)).close()
 
 
 def _check_positions(source: Source, expected: list[Any], limit: int) -> None:
-    """Restore a reader at each of its states; the rest must be the same."""
+    """Restore a reader at each of its states; the remaining elements must be the same."""
     reader = source.open(0, source.size)
     at = 0
     while True:
         position = reader.get_position()
         _require(position == reader.get_position(), "asking for the position moved it")
         text = json.dumps(position)
-        _require(len(text) < _LONGEST_POSITION, f"the position {text:.80}... is too long")
+        _require(len(text) < _MAX_POSITION_BYTES, f"the position {text:.80}... is too long")
         restored = source.open(0, source.size, json.loads(text))
         _require(restored.get_position() == position, "restoring alone moved the position")
-        assert_same(read_all(restored, 5), expected[at:])
+        assert_equal(read_all(restored, 5), expected[at:])
         chunk = reader.read(limit)
         if chunk is None:
             break
@@ -164,7 +164,7 @@ def _check_positions(source: Source, expected: list[Any], limit: int) -> None:
 
 
 def _check_ownership(source: Source, expected: list[Any]) -> None:
-    """Write into everything that was read; nothing else may change."""
+    """Write into all elements that were read; no other element may change."""
     kept = [_arrays_of(row) for row in expected]
     rows = read_all(source.open(0, source.size))
     for index, row in enumerate(rows):
@@ -176,7 +176,7 @@ def _check_ownership(source: Source, expected: list[Any]) -> None:
         for array in _arrays_of(row):
             _require(array.flags.writeable, f"an array of element {index} is read-only")
             array[...] = np.zeros((), array.dtype)
-    assert_same(read_all(source.open(0, source.size)), expected)
+    assert_equal(read_all(source.open(0, source.size)), expected)
 
 
 def _arrays_of(element: Any) -> list[Any]:
@@ -187,7 +187,7 @@ def _check_pickles(source: Source, expected: list[Any]) -> None:
     copy = pickle.loads(cloudpickle.dumps(source))
     _require(copy.size == source.size, "a copy made by pickle has another size")
     _require(copy.element_spec == source.element_spec, "a copy made by pickle has another spec")
-    assert_same(read_all(copy.open(0, copy.size)), expected)
+    assert_equal(read_all(copy.open(0, copy.size)), expected)
 
 
 def _check_closing(source: Source) -> None:
@@ -203,7 +203,7 @@ def _check_closing(source: Source) -> None:
 
 
 def _check_gather(source: IndexedSource, expected: list[Any]) -> None:
-    """Gather by arrays of several shapes; the result is fresh and holds the right elements."""
+    """Gather with index arrays of several shapes; check that the result is fresh and correct."""
     size = len(expected)
     many = np.random.default_rng(7).integers(0, size, (3, 4))
     for indices in (many, many[0], many[:, 0], np.arange(size), np.array([], np.int64)):

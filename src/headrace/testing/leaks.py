@@ -1,11 +1,11 @@
-"""What a process holds, and whether a piece of code gave back what it took.
+"""Detection of leaked resources of a process.
 
-Rule 1. What is counted is what the kernel or the interpreter counts: live threads, child processes,
-        open file descriptors, mapped memory files, entries in /dev/shm. Nothing has to register.
-Rule 2. Giving back may take a moment (a joined thread's descriptor, a reaped child), so a leak is
-        what is still there after a grace period; what is clean is clean at once.
-Rule 3. The period is counted in looks, a hundred a second where the machine is free. So a time in
-        which this process did not run, or the collector alone did, takes nothing away from others.
+Rule 1. Resources are counted by the kernel or the interpreter: live threads, child processes, open
+        file descriptors, mapped memory files, entries in /dev/shm. Nothing has to register.
+Rule 2. A release may take a moment (a joined thread's descriptor, a reaped child), so only what
+        remains after a grace period is a leak; without leaks the check returns at once.
+Rule 3. The grace period is counted in checks, a hundred per second on an idle machine. So time in
+        which this process was paused, or only the garbage collector ran, does not count.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Resources", "assert_no_leaks"]
+__all__ = ["HeldResources", "assert_no_leaks"]
 
 _MAPPED_MEMFD = re.compile(r"(/memfd:headrace\S*|/dev/shm/headrace\S*)")
 _POLL_SECONDS = 0.01
 _COLLECTIONS = frozenset((0, 10, 50, 100, 200, 400, 800))
-"""Looks before which the collector runs: it may take a second where much is alive."""
+"""Checks before which the garbage collector runs: it may take a second with many objects."""
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What this process holds at one moment.
+class HeldResources:
+    """Resources of this process at one moment.
 
-    Each maps what tells one holding from another to the words that describe it to a reader.
+    Each field maps the identity of a resource to a description.
 
-    >>> before = hr.testing.Resources.held_now()
+    >>> before = hr.testing.HeldResources.capture()
     >>> with open("kept.txt", "w") as file:
-    ...     len(hr.testing.Resources.held_now().beyond(before))
+    ...     len(hr.testing.HeldResources.capture().describe_leaks(before))
     1
     """
 
@@ -48,8 +48,8 @@ class Resources:
     shared_memory: dict[str, str]
 
     @classmethod
-    def held_now(cls) -> Resources:
-        """Return what this process holds now (on Linux; elsewhere threads alone)."""
+    def capture(cls) -> HeldResources:
+        """Return the current resources of this process (on Linux; elsewhere threads only)."""
         return cls(
             threads={
                 (thread.ident, thread.name): f"thread {thread.name!r}"
@@ -68,12 +68,12 @@ class Resources:
             },
         )
 
-    def beyond(self, before: Resources, allowed: Sequence[str] = ()) -> list[str]:
-        """Return what is held here and was not held `before`, in words.
+    def describe_leaks(self, before: HeldResources, allowed: Sequence[str] = ()) -> list[str]:
+        """Return descriptions of resources held here but not `before`.
 
         Args:
-            before: What was held earlier.
-            allowed: Holdings whose words contain one of these do not count.
+            before: Resources held earlier.
+            allowed: Resources whose description contains one of these do not count.
         """
         new = [
             words
@@ -92,35 +92,35 @@ class Resources:
 
 @contextmanager
 def assert_no_leaks(*, grace: float = 2.0, allowed: Sequence[str] = ()) -> Iterator[None]:
-    """Raise at the end of the `with` block if it left something behind.
+    """Raise at the end of the `with` block if it leaked resources.
 
     >>> with hr.testing.assert_no_leaks():
     ...     numbers = list(hr.Dataset.range(3).prefetch(2))
 
     Args:
-        grace: Seconds in which threads may end and children may be reaped; more where the machine
-            is busy.
-        allowed: Holdings whose description contains one of these do not count.
+        grace: Seconds in which threads may end and children may be reaped; more on a busy
+            machine.
+        allowed: Resources whose description contains one of these do not count.
 
     Raises:
-        AssertionError: Something is left; the message lists it. Not raised over an exception of
-            the block itself.
+        AssertionError: If resources are leaked; the message lists them. Not raised over an
+            exception of the block.
     """
-    before = Resources.held_now()
+    before = HeldResources.capture()
     yield
-    left = Resources.held_now().beyond(before, allowed)
+    left = HeldResources.capture().describe_leaks(before, allowed)
     looks = 0
     while left and looks < max(1, math.ceil(grace / _POLL_SECONDS)):
         if looks in _COLLECTIONS:
-            # An iterator that only a reference cycle holds is closed by the collector, not by us. A
-            # thread that has ended since the last time may have left another one.
+            # Iterators in reference cycles are closed by the garbage collector. A thread that has
+            # ended since the last check may have leaked another one.
             gc.collect()
         else:
             time.sleep(_POLL_SECONDS)
         looks += 1
-        left = Resources.held_now().beyond(before, allowed)
+        left = HeldResources.capture().describe_leaks(before, allowed)
     if left:
-        # Descriptors do not say who opened them; the threads that are there often do.
+        # Descriptors do not show who opened them; the live threads often do.
         alive = ", ".join(thread.name for thread in threading.enumerate())
         raise AssertionError(
             "left behind:\n" + "\n".join(f"  {words}" for words in left) + f"\nthreads: {alive}"
@@ -132,7 +132,7 @@ def _children() -> list[int]:
     for task in Path("/proc/self/task").glob("*/children"):
         try:
             children.extend(int(pid) for pid in task.read_text().split())
-        except OSError:  # The thread ended while we looked.
+        except OSError:  # The thread has ended in the meantime.
             continue
     return children
 
@@ -142,7 +142,7 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
     except OSError:
         return "ended"
-    # An ended child that nobody has waited for has an empty command line.
+    # A child that has ended but was not reaped has an empty command line.
     return words.decode(errors="replace").strip() or "ended, not waited for"
 
 
@@ -151,7 +151,7 @@ def _descriptors() -> Iterator[tuple[int, str]]:
     for name in os.listdir(directory) if directory.is_dir() else []:
         try:
             target = os.readlink(directory / name)
-        except OSError:  # The listing's own descriptor, closed by now.
+        except OSError:  # The listing's own descriptor, already closed.
             continue
         yield int(name), target
 
@@ -169,8 +169,8 @@ def _mappings() -> Iterator[tuple[str, str]]:
 
 
 def _made_by_this_process(entry: Path) -> bool:
-    # Other test processes share /dev/shm with us; their entries are theirs to account for. An
-    # entry carries its maker's process id as the first number in its name.
+    # Other test processes share /dev/shm; their entries do not count. The first number in the
+    # name of an entry is the process id of its creator.
     number = re.search(r"\d+", entry.name)
     return number is None or int(number[0]) == os.getpid() or not _alive(int(number[0]))
 

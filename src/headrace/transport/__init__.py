@@ -1,39 +1,39 @@
-"""How peers talk: one contract, carried in the process, by socket or by shared memory.
+"""Transport between peers: one interface, implemented in process, by sockets and by shared memory.
 
-The contract, and what serves all carriers:
+The interface, and parts used by all transports:
 
-    channel            calls between two peers, in five rules
-    request_tracking   what the calling ends of all carriers share
-    channel_poller     one thread waits on many channels
-    address            "host:port": read, resolved, judged
-    limits             how much a server takes from its peers, and keeps for them
-    security           keys, and who is let in
+    channel            interface of channels, servers and requests, in five rules
+    request_tracking   base of all channels
+    channel_poller     waiting on many channels with one thread
+    address            parsing and resolution of "host:port"
+    limits             limits of what a server accepts and buffers
+    security           keys and authorized clients
 
 Peers in one process:
 
-    inprocess          messages pass by reference, through queues
+    inprocess          messages passed by reference, through queues
 
 Peers in two processes:
 
-    zeromq             the door: `serve` and `connect`
-    zeromq_channel     the calling end
-    zeromq_connection  one connection of it, from the attempt to the loss
-    zeromq_server      the answering end, and its one thread
-    request_errors     what it says in the log of requests that went wrong
+    zeromq             entry points: `serve` and `connect`
+    zeromq_channel     the client's channel
+    zeromq_connection  one connection of a channel, from the attempt to the loss
+    zeromq_server      the server and its thread
+    request_errors     rate-limited logging of failed requests
     zeromq_request     a request, as its handler sees it
-    zeromq_reply_writer  answers on their way out, counted
-    zeromq_peers       who is connected
-    zeromq_binding     taking a port
-    authenticator      who is let in, at each handshake
-    envelope           what travels: a header, then buffers
-    context            the ZeroMQ context that all share
-    descriptors        file descriptors of connections, seen from outside ZeroMQ
+    zeromq_reply_writer  sending of replies, with counts of pending bytes
+    zeromq_peers       connected peers of a server
+    zeromq_binding     binding to a port
+    authenticator      check of keys at each handshake
+    envelope           wire format: a header, then buffers
+    context            the ZeroMQ context shared by a process
+    descriptors        file descriptors of connections, used without ZeroMQ
 
-Peers in two processes of one host:
+Peers in two processes on one host:
 
-    shared_memory      the words that the two ends exchange, in five rules
-    arena              the end that sends: segments and slots
+    shared_memory      protocol of owner and reader, in five rules
+    arena              the owner's side: segments and slots
     copying            copies into them
-    free_list          which parts of a segment are free
-    mappings           the end that reads: views of slots
+    free_list          free ranges of a segment
+    mappings           the reader's side: views of slots
 """

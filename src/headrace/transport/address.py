@@ -1,4 +1,4 @@
-"""Addresses, written "host:port" (an IPv6 host in brackets)."""
+"""Addresses in the form "host:port" (with brackets around an IPv6 host)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = [
 
 
 def split(address: str) -> tuple[str, int]:
-    """Take "host:port" apart.
+    """Split "host:port" into host and port.
 
     Raises:
-        ValueError: It is not written so, or the port is not between 1 and 65535.
+        ValueError: If it is not in that form, or the port is not between 1 and 65535.
     """
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -39,12 +39,12 @@ def split(address: str) -> tuple[str, int]:
 
 
 def join(host: str, port: int) -> str:
-    """Write an address; the opposite of `split`."""
+    """Return an address; the inverse of `split`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` stands for every address of its machine: one may listen there, not call it."""
+    """Return whether `host` is the wildcard address: valid to listen on, not to connect to."""
     try:
         return host == "*" or ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -52,12 +52,12 @@ def is_wildcard(host: str) -> bool:
 
 
 def local_address_for(address: str) -> str:
-    """Return the number of this machine by which the host of "host:port" is reached.
+    """Return the local address of connections to the host of "host:port".
 
-    Nothing is sent: the system's routes are asked.
+    Nothing is sent: the routing table of the operating system is queried.
 
     Raises:
-        UnavailableError: The host's name is not known now, or no way leads there.
+        UnavailableError: If the host name cannot be resolved now, or there is no route.
     """
     host, port = split(resolve(*split(address)))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -70,7 +70,7 @@ def local_address_for(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens at `host`."""
+    """Return whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:
@@ -80,7 +80,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local_host(host: str) -> bool:
-    """Whether a host is this machine: only then can anybody listen at its address here."""
+    """Return whether a host is this machine: only then can a process here listen on its address."""
     if is_loopback(host):
         return True
     try:
@@ -97,14 +97,14 @@ def is_local_host(host: str) -> bool:
 
 
 def find_stable_port(host: str = "127.0.0.1") -> int:
-    """Return a port of this machine that is free, and will be again after a server has left it.
+    """Return a free port of this machine that will be free again after its server has ended.
 
-    Not one of those that the system gives to whoever connects: a client that tries to reach a
-    server while it is away may be given the very port, and be connected with itself. 0 if none was
-    found.
+    It is not in the range from which the system chooses the ports of outgoing connections: a client
+    that tries to reach an absent server could get that very port, and be connected to itself.
+    Returns 0 if none was found.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Not from the random state of the program, which may have set a seed.
+    # Independent of the random state of the program, which may have set a seed.
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -117,10 +117,10 @@ def find_stable_port(host: str = "127.0.0.1") -> int:
 
 
 def resolve(host: str, port: int) -> str:
-    """Look the host up; return the address with the host's number.
+    """Resolve the host; return the address with a numeric host.
 
     Raises:
-        UnavailableError: The name is not known now.
+        UnavailableError: If the name cannot be resolved now.
     """
     try:
         ipaddress.ip_address(host)
@@ -134,6 +134,6 @@ def resolve(host: str, port: int) -> str:
         raise UnavailableError(
             f"the host name {host!r} of {join(host, port)} cannot be resolved: {error}"
         ) from error
-    # IPv4 first: a server that listens at "localhost" listens at 127.0.0.1.
+    # IPv4 first: a server that listens on "localhost" listens on 127.0.0.1.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return join(str(found[0][4][0]), port)

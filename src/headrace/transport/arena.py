@@ -1,4 +1,4 @@
-"""The owner's end of shared memory: an arena for each reader, and a budget for all of them."""
+"""The owner's side of shared memory: one arena for each reader, and a budget for all of them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = ["Arena", "ArenaBudget"]
 _log = logging.getLogger(__name__)
 
 _APPENDED_BYTES = 64 << 10
-"""Bytes after a buffer that is made in a slot, for small ones that go with it."""
+"""Space after a buffer made in a slot, for small buffers sent with it, in bytes."""
 
 _numbers = itertools.count(random.SystemRandom().getrandbits(62))
 
 
 class ArenaBudget:
-    """What all arenas of one owner may take together. Any thread may call any method."""
+    """Limit of the memory of all arenas of one owner. Thread-safe."""
 
     def __init__(self, total: int) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class ArenaBudget:
         return self._available
 
     def reserve(self, wanted: int, minimum: int) -> int:
-        """Return how many bytes may be taken, at most `wanted`; 0 where `minimum` are not left."""
+        """Reserve up to `wanted` bytes; return their number, 0 if `minimum` are not available."""
         with self._lock:
             granted = min(wanted, self._available)
             granted -= granted % PAGE
@@ -65,18 +65,18 @@ class ArenaBudget:
 
 
 class _Segment:
-    """One memfd, sealed, mapped and touched."""
+    """A memfd, sealed, mapped and with its pages allocated."""
 
     def __init__(self, size: int) -> None:
         self.number = next(_numbers)
         self.free = FreeList(size)
         self.accepted = False
-        #: Messages that lie in it and were not handed to the socket yet.
+        #: Number of messages stored in it that have not been handed to the socket yet.
         self.unsent_messages = 0
         self.fd = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            # Reserved, not only promised: a machine without that much memory says so here
-            # instead of with SIGBUS in the middle of a copy.
+            # Allocated, not only reserved: a lack of memory is reported here, not as SIGBUS in the
+            # middle of a copy.
             os.posix_fallocate(self.fd, 0, size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
             self.mapping = mmap.mmap(
@@ -96,7 +96,7 @@ class _Segment:
 
 
 class _Memory:
-    """Memory of a segment, for NumPy; whoever uses it keeps the segment."""
+    """Memory of a segment as a NumPy array interface; its users must keep the segment alive."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__array_interface__ = {
@@ -114,13 +114,13 @@ class _Slot(NamedTuple):
 
 
 class Arena:
-    """The memory that an owner keeps for one reader. Any thread may call any method.
+    """Memory that an owner shares with one reader. Thread-safe.
 
     Args:
-        identity: The process at the reader's end.
-        options: How much there may be.
-        budget: What this arena shares with the others of its owner; None for one of its own.
-        clock: Tells the time in seconds.
+        identity: Identity of the reader's process.
+        options: Size limits.
+        budget: Budget shared with the owner's other arenas; None creates a separate one.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -142,17 +142,17 @@ class Arena:
         self._closed = False
 
     def write(self, buffers: Sequence[memoryview]) -> BufferLocation | SegmentOffer | None:
-        """Copy buffers into a slot; `mark_sent` is owed for a Placement.
+        """Copy buffers into a slot. A returned `BufferLocation` must be passed to `mark_sent`.
 
         Returns:
-            Where they lie; or, where there was no room, a new segment to offer to the reader or
-            None, and the buffers must travel another way.
+            The location of the buffers. If there is no space, a new segment to offer to the reader,
+            or None; the buffers must then be sent another way.
         """
         placement = self._reserve(tuple([view.nbytes for view in buffers]))
         if not isinstance(placement, BufferLocation):
             return placement
         try:
-            # Outside the lock: a copy lets other threads run.
+            # Outside the lock: a copy releases the GIL.
             self._copy(buffers, self._address(placement))
         except BaseException:
             self.release(placement)
@@ -161,9 +161,9 @@ class Arena:
         return placement
 
     def allocate(self, size: int) -> tuple[BufferLocation, np.ndarray] | None:
-        """Return a slot for one buffer that is yet to be made, and its memory, as bytes.
+        """Return a slot for one buffer to be filled, and its memory as bytes; None without space.
 
-        `mark_sent` is owed, until which the memory may be written. None: there is no room.
+        The location must be passed to `mark_sent`; until then the memory may be written.
         """
         if size < self._options.smallest_reply:
             return None
@@ -175,7 +175,7 @@ class Arena:
     def append(
         self, location: BufferLocation, buffers: Sequence[memoryview]
     ) -> BufferLocation | None:
-        """Copy buffers to what was made in a room; None: there is no place for them."""
+        """Copy further buffers behind an allocated one; return None if they do not fit."""
         size = location.lengths[0]
         lengths = tuple([view.nbytes for view in buffers])
         if sum(map(align, lengths)) > _APPENDED_BYTES:
@@ -185,8 +185,8 @@ class Arena:
 
     @staticmethod
     def _copy(buffers: Sequence[memoryview], at: int) -> None:
-        # What lies in a row at both ends is copied at once: after each copy a thread waits until
-        # others that run Python let it go on.
+        # Buffers that are adjacent at both ends are copied at once: after each copy, a thread waits
+        # for the GIL.
         start = size = 0
         for view in buffers:
             length = view.nbytes
@@ -220,11 +220,11 @@ class Arena:
         return BufferLocation(segment.number, number, offset, lengths)
 
     def _address(self, location: BufferLocation) -> int:
-        """Return where a slot begins whose message is under way."""
+        """Return the address of a slot whose message has not been sent yet."""
         return self._segments[location.segment].memory + location.offset
 
     def mark_sent(self, location: BufferLocation) -> None:
-        """Take note that a message was handed to the socket, before whatever is posted later."""
+        """Record that a message was handed to the socket, before any message that is sent later."""
         with self._lock:
             segment = self._segments[location.segment]
             segment.unsent_messages -= 1
@@ -239,7 +239,7 @@ class Arena:
 
     def _grow(self, size: int) -> SegmentOffer | None:
         if any(not segment.accepted for segment in self._segments.values()):
-            return None  # One offer at a time.
+            return None  # one offer at a time
         allowed = self._options.total_bytes - sum(s.free.size for s in self._segments.values())
         pages = -(-size // PAGE) * PAGE
         wanted = min(max(self._options.segment_bytes, 4 * pages), allowed)
@@ -260,7 +260,7 @@ class Arena:
         return segment.offer
 
     def apply_report(self, report: MemoryReport) -> None:
-        """Take note of what the reader says."""
+        """Apply a report of the reader."""
         with self._lock:
             for number in report.accepted:
                 if number in self._segments:
@@ -279,11 +279,11 @@ class Arena:
         self.apply_report(MemoryReport(released=(location.slot,)))
 
     def retire_overdue(self) -> tuple[int, ...]:
-        """Let go of segments with a slot that was held for longer than the lease.
+        """Drop segments with a slot that has been held for longer than the lease.
 
         Returns:
-            Their numbers, which the reader is owed, after all messages that were posted so far: it
-            lets go of them, too, so that their memory goes with the last view of it.
+            Numbers of the segments. They must be sent to the reader after all messages sent so far;
+            it drops the segments, too, so that their memory is freed with the last view of it.
         """
         oldest = self._clock() - self._options.lease_seconds
         with self._lock:
@@ -307,7 +307,7 @@ class Arena:
         return sum(segment.free.size for segment in list(self._segments.values()))
 
     def close(self) -> None:
-        """Let the memory go; what the reader still holds stays valid there."""
+        """Release the memory; views that the reader still holds stay valid there."""
         with self._lock:
             self._is_usable = False
             self._closed = True

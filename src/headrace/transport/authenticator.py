@@ -1,4 +1,4 @@
-"""Who is let in to a server with keys: answers what ZeroMQ asks at each handshake."""
+"""Authentication for a server with keys: answers ZeroMQ's requests at each handshake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_WARNED_ADDRESSES = 1000
 
 
 class Authenticator:
-    """The authenticator of one ZeroMQ context, which serves one ROUTER. Belongs to its thread."""
+    """The authenticator of one ZeroMQ context, for one ROUTER. Used by the server's thread only."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], router: zmq.Socket[bytes], security: Security
@@ -34,15 +34,15 @@ class Authenticator:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """Readable when a peer wants to be let in; then `authenticate_next` is due."""
+        """Readable when a handshake waits; then call `authenticate_next`."""
         found: zmq.Socket[bytes] = self._authenticator.zap_socket
         return found
 
     def authenticate_next(self) -> None:
-        """Let one peer in, or not; warn once of each address from which one was refused."""
+        """Accept or reject one peer; warn once for each address that was rejected."""
         message = self._authenticator.zap_socket.recv_multipart()
         self._was_refused = False
-        # The handler is a coroutine that never waits, because our callback is a plain function.
+        # The handler is a coroutine that never waits, because the callback is a plain function.
         with contextlib.suppress(StopIteration):
             self._authenticator.handle_zap_message(message).send(None)
         if not self._was_refused:
@@ -57,12 +57,12 @@ class Authenticator:
             _log.warning("refused a connection from %s: its key is on no list", host)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the peer with this public key may enter; pyzmq's authenticator asks."""
+        """Return whether a public key is accepted; called by pyzmq's authenticator."""
         self._was_refused = not self._allow_list.callback(domain, key)
         return not self._was_refused
 
     def role_of(self, key: bytes) -> Literal["worker", "client"] | None:
-        """Return the role of a peer that was let in with this public key."""
+        """Return the role of an accepted peer with this public key."""
         return self._allow_list.role_of(key.decode("ascii", "replace"))
 
     def close(self) -> None:

@@ -1,19 +1,19 @@
-"""The contract of a channel: calls between two peers, whatever carries them.
+"""Interface of channels and servers: requests and replies between two processes.
 
-A *message* is a tagged `msgspec.Struct`; it may travel with *buffers*, raw memory that no hop
-copies unless it has to. Three carriers keep this contract: `inprocess` (same process), `zeromq`
-(sockets), and `zeromq` with `shared_memory` under it (same host).
+A *message* is a tagged `msgspec.Struct`; it may be sent with *buffers*, raw memory that is copied
+only if necessary. Three transports implement this interface: `inprocess` (same process), `zeromq`
+(sockets), and `zeromq` with `shared_memory` (same host).
 
-Rule 1. A channel belongs to one thread at a time; a server's `Request` may be answered from any.
+Rule 1. A channel is used by one thread at a time; a server may answer a `Request` from any thread.
 Rule 2. Every request is answered exactly once: by `reply` or by `fail`.
 Rule 3. A request that was sent is either answered, or `receive` raises `UnavailableError` because
-        the peer is gone. The channel never waits for a peer that is not alive, and never resends
-        on its own: only the caller knows whether a request may be repeated.
-Rule 4. What is under way is bounded by the caller: a server sends buffers only in answer to a
-        request, so the number of unanswered requests is the sender's credit. A server drops
-        answers beyond a bound, with an `UnavailableError` in their place.
-Rule 5. Channels and servers belong to the process that made them. A forked child gets
-        `FailedPreconditionError` from those of its parent, and makes its own.
+        the peer is lost. A channel never waits for a peer that is not alive, and never resends on
+        its own: only the caller knows whether a request may be repeated.
+Rule 4. The caller bounds the data in flight: a server sends buffers only in reply to a request, so
+        the number of unanswered requests is its credit. A server drops replies beyond a limit, and
+        sends an `UnavailableError` in their place.
+Rule 5. Channels and servers belong to the process that created them. In a forked child, those of
+        the parent raise `FailedPreconditionError`; the child must create its own.
 """
 
 from __future__ import annotations
@@ -27,96 +27,97 @@ import msgspec
 __all__ = ["Buffer", "Channel", "Handler", "Reply", "Request", "TransportServer"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Raw memory. Buffers received from a peer are writable memoryviews, aligned to 64 bytes when they
-are 64 bytes or longer and came through shared memory. A buffer that was given to `send` or `reply`
-must not change afterwards, and what is writable is given away: peers in one process get that very
-memory. Give a read-only view (`memoryview.toreadonly`) of what is kept, as of a cache."""
+"""Raw memory. Received buffers are writable memoryviews, aligned to 64 bytes if they are 64 bytes
+or longer and came through shared memory. A buffer passed to `send` or `reply` must not change
+afterwards, and a writable one is given away: peers in the same process get that very memory. Pass a
+read-only view (`memoryview.toreadonly`) of memory that the sender keeps, such as a cache.
+"""
 
 
 class Reply(NamedTuple):
-    """What came back for one request."""
+    """Reply to one request."""
 
     request_id: int
     """The number that `Channel.send` returned for the request."""
     message: msgspec.Struct | Exception
-    """The answer, or the error that the peer's handler answered with."""
+    """The reply, or the error of the peer's handler."""
     buffers: Sequence[Buffer]
-    """Raw memory that came with it, valid for as long as any view of it is held."""
+    """Buffers of the reply, valid as long as any view of them is held."""
 
 
 class Channel(ABC):
-    """The calling end of a connection to one server."""
+    """The client's end of a connection to one server."""
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where the peer listens, as "host:port"."""
+        """Address of the server, as "host:port"."""
 
     @abstractmethod
     def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
-        """Send a request without waiting; return its ticket."""
+        """Send a request without waiting; return its request id."""
 
     @abstractmethod
     def receive(self, timeout: float) -> Reply | None:
-        """Return the next answer to any unanswered request, or None when `timeout` seconds passed.
+        """Return the next reply to any unanswered request, or None after `timeout` seconds.
 
         Raises:
-            UnavailableError: The peer is gone (`num_refused` is true), or has been silent for as
-                long as this channel waits. All unanswered requests are forgotten; the channel
-                connects again by itself on the next `send`.
-            UnauthenticatedError: The peer did not let this channel in; otherwise the same.
+            UnavailableError: If the peer is lost (`refused` is then true) or was silent for longer
+                than the channel's timeout. All unanswered requests are dropped; the channel
+                reconnects on the next `send`.
+            UnauthenticatedError: If the peer rejected this channel; otherwise the same.
         """
 
     @abstractmethod
     def call(
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, timeout: float
     ) -> tuple[msgspec.Struct, Sequence[Buffer]]:
-        """Send a request and wait for its answer; no other request may be unanswered.
+        """Send a request and wait for its reply; no other request may be unanswered.
 
         Raises:
-            DeadlineExceededError: No answer in `timeout` seconds (an answer that comes later is
-                dropped).
-            UnavailableError: The peer cannot be reached, or is gone.
-            HeadraceError: What the peer's handler answered with.
+            DeadlineExceededError: If there was no reply in `timeout` seconds; a later one is
+                dropped.
+            UnavailableError: If the peer is unreachable or lost.
+            HeadraceError: The error of the peer's handler.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; unanswered requests are forgotten. May be called twice."""
+        """Close the connection; unanswered requests are dropped. Idempotent."""
 
-    # --- for an `ChannelPoller`, which waits on many channels
-    # ---------------------------------------
+    # --- for a `ChannelPoller`, which waits on many channels --------------------------------------
 
     @property
     @abstractmethod
     def has_pending(self) -> bool:
-        """Whether `receive` would return or raise at once, whatever its sockets say."""
+        """Whether `receive` would return or raise at once, independently of its sockets."""
 
     @abstractmethod
     def sockets(self) -> Sequence[Any]:
-        """Return the ZeroMQ sockets that become readable when something arrives, if any."""
+        """Return the ZeroMQ sockets, if any, that become readable when something arrives."""
 
     @abstractmethod
     def set_wakeup(self, wakeup: Callable[[], None] | None) -> None:
-        """Have `wakeup` called, on any thread, when something arrives but not by a socket."""
+        """Set a function called, on any thread, when something arrives other than on a socket."""
 
 
 class Request(ABC):
-    """One request as the server's handler sees it."""
+    """One request, as the server's handler sees it."""
 
     message: msgspec.Struct
     buffers: Sequence[Buffer]
     peer: str
-    """Who asks: stable for the life of the peer's channel."""
+    """Name of the peer's channel, constant for its lifetime."""
     role: Literal["worker", "client"] | None
-    """What the peer's key says it is; None where the server checks no keys, and for peers in the
-    server's own process."""
+    """Role that belongs to the peer's key; None if the server checks no keys, and for peers in the
+    server's own process.
+    """
 
     def allocate(self, size: int) -> memoryview | None:
-        """Return memory in which to make a buffer of that size; None: there is none.
+        """Return memory in which to build a buffer of that size, or None.
 
-        What is made there is sent without a copy, if it is the first that `reply` gets and what
-        goes with it is small. It must not be written, or read, after it.
+        The buffer is sent without a copy if it is the first one passed to `reply` and the others
+        are small. It must not be written or read after that.
         """
         return None
 
@@ -124,49 +125,50 @@ class Request(ABC):
     def reply(
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False
     ) -> None:
-        """Answer, from any thread; does not block. Does nothing once the server is closed.
+        """Send the reply, from any thread, without blocking; does nothing if the server is closed.
 
         Args:
-            message: The answer.
-            buffers: What goes with it.
-            borrowed: Whether the buffers may change as soon as this returns. Those that went into
-                shared memory were copied anyway; the others are copied here.
+            message: The reply.
+            buffers: Buffers of the reply.
+            borrowed: Whether the buffers may change as soon as this returns. Those placed in shared
+                memory were copied anyway; the others are copied here.
         """
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """Answer with an error; one of `headrace.errors` arrives as the same class."""
+        """Reply with an error; a class of `headrace.errors` arrives as the same class."""
 
 
 Handler: TypeAlias = Callable[[Sequence[Request]], None]
-"""Called on the server's one thread with all requests in hand, in order of arrival. Must not block;
-what takes time is answered later, from another thread. An exception fails the whole batch."""
+"""Called on the server's only thread with all pending requests, in arrival order. Must not block;
+slow requests are answered later, from another thread. An exception fails the whole batch.
+"""
 
 
 class TransportServer(ABC):
-    """The answering end: an address, one thread, one handler."""
+    """The server's end: an address, one thread, one handler."""
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where it listens, as "host:port"."""
+        """Address of the server, as "host:port"."""
 
     @property
     def num_refused(self) -> int:
-        """How many connections ended before they began: wrong keys, or no words of ours."""
+        """Number of connections that failed the handshake: wrong keys or a foreign protocol."""
         return 0
 
     def is_connected(self, peer: str) -> bool:
-        """Whether a peer (`Request.peer`) that has asked something is still connected."""
+        """Return whether a peer (`Request.peer`) that sent a request is still connected."""
         return False
 
     def seconds_since_data(self, peer: str) -> float | None:
-        """Return the seconds since anything arrived from a peer's process, pings included.
+        """Return the seconds since data of any kind, including pings, arrived from a peer.
 
-        None: the peer is not connected, or this system does not tell.
+        None is returned if the peer is not connected, or the operating system does not support it.
         """
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Stop listening and join the thread. May be called twice."""
+        """Stop listening and join the thread. Idempotent."""

@@ -1,9 +1,9 @@
-"""An inbox: one thread waits for answers on many channels at once.
+"""A poller: one thread waits for replies on many channels.
 
-Rule 1. The channels of an inbox belong to the thread that calls `wait`; only `wake` may be called
-        from others.
-Rule 2. `wait` returns everything that has arrived on any channel: answers, and the loss of a
-        connection in place of the answers that were lost with it.
+Rule 1. The channels of a poller belong to the thread that calls `wait`; only `wake` may be called
+        from other threads.
+Rule 2. `wait` returns everything that has arrived on any channel: replies, and the error of a lost
+        connection in place of the replies that were lost with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.transport.channel import Channel, Reply
 __all__ = ["ChannelPoller"]
 
 _MAX_REPLIES_PER_CHANNEL = 64
-"""Answers that are taken from one channel before the others have their turn."""
+"""Number of replies taken from one channel before the others get their turn."""
 
 
 class ChannelPoller:
@@ -35,34 +35,34 @@ class ChannelPoller:
         self._lock = threading.Lock()
         self._poller = zmq.Poller()
         self._poller.register(self._wakeup_fd, zmq.POLLIN)
-        #: Channel -> the sockets that the poller watches for it.
+        #: Sockets that the ZeroMQ poller watches for each channel.
         self._watched: dict[Channel, Sequence[Any]] = {}
         self._owners: dict[Any, Channel] = {}
         self._closed = False
 
     def add(self, channel: Channel) -> None:
-        """Wait on `channel`, too."""
+        """Add a channel to wait on."""
         self._watched[channel] = ()
         channel.set_wakeup(self.wake)
 
     def remove(self, channel: Channel) -> None:
-        """Stop waiting on `channel`; to be called before it is closed."""
+        """Stop waiting on a channel; must be called before it is closed."""
         self._watch(channel, ())
         self._watched.pop(channel, None)
         channel.set_wakeup(None)
 
     def wake(self) -> None:
-        """End the wait that is under way, or the next one. May be called from any thread."""
+        """End the current wait, or the next one. Thread-safe."""
         if self._is_woken:
             return
-        # Under a lock: the number of a bell that was closed may be another file's by now.
+        # Under the lock: the number of a closed eventfd may belong to another file by now.
         with self._lock:
             if not self._closed:
                 self._is_woken = True
                 os.eventfd_write(self._wakeup_fd, 1)
 
     def wait(self, timeout: float) -> list[tuple[Channel, Reply | HeadraceError]]:
-        """Return what has arrived, after at most `timeout` seconds; nothing if woken before."""
+        """Return what has arrived, after at most `timeout` seconds or a wake-up; may be empty."""
         events = self._collect([channel for channel in self._watched if channel.has_pending])
         if events:
             return events
@@ -75,11 +75,11 @@ class ChannelPoller:
             ready = self._poller.poll(None if left == math.inf else max(0, math.ceil(left * 1000)))
             woken = any(each == self._wakeup_fd for each, _ in ready)
             if woken:
-                # In this order: who rings in between is answered by this very return.
+                # In this order: a wake-up in between is covered by this return.
                 os.eventfd_read(self._wakeup_fd)
                 self._is_woken = False
             channels = {self._owners[each] for each, _ in ready if each in self._owners}
-            if woken:  # perhaps by a channel without sockets
+            if woken:  # possibly by a channel without sockets
                 channels.update(each for each, sockets in self._watched.items() if not sockets)
             events = self._collect(list(channels))
             if events or woken or left <= 0:
@@ -112,7 +112,7 @@ class ChannelPoller:
         self._watched[channel] = tuple(sockets)
 
     def close(self) -> None:
-        """Let go of the bell; the channels stay as they are. May be called twice."""
+        """Close the eventfd, and leave the channels open. Idempotent."""
         for channel in list(self._watched):
             self.remove(channel)
         with self._lock:

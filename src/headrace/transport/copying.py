@@ -1,4 +1,4 @@
-"""Copies of memory; large ones by two threads, as one core does not fill the way to the memory."""
+"""Memory copies; large ones use two threads, as one core does not saturate the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headrace.threads import start_thread
 __all__ = ["copy_memory"]
 
 _PARALLEL_COPY_BYTES = 16 << 20
-"""Bytes whose halves take many times as long to copy as a thread to start."""
+"""Smallest size of a parallel copy: half of it takes many times as long as a thread start."""
 _CACHE_LINE_BYTES = 64
 
 
 def copy_memory(to: int, source: int, size: int) -> None:
-    """Copy bytes from one address to another; other threads run meanwhile.
+    """Copy bytes from one address to another, without holding the GIL.
 
     Args:
-        to: Where they go; the two do not overlap.
-        source: Where they are.
-        size: How many.
+        to: Destination address; the ranges must not overlap.
+        source: Source address.
+        size: Number of bytes.
     """
     if size < _PARALLEL_COPY_BYTES or (os.cpu_count() or 1) < 2:
         ctypes.memmove(to, source, size)
@@ -38,16 +38,16 @@ def copy_memory(to: int, source: int, size: int) -> None:
 
 
 class _SecondHalf:
-    """What another thread copies, if it comes to it in time."""
+    """The part of a copy that another thread takes, if it starts in time."""
 
     def __init__(self, to: int, source: int, size: int) -> None:
         self._where = to, source, size
-        #: Who takes this copies.
+        #: The thread that pops this copies.
         self._claim = [True]
         self._done = threading.Event()
 
     def begin(self) -> None:
-        """Have another thread copy, soon; there may be no more threads."""
+        """Start a thread that copies; do nothing if no thread can be started."""
         helper = threading.Thread(target=self._run, name="headrace-copy", daemon=True)
         try:
             start_thread(helper)
@@ -55,13 +55,13 @@ class _SecondHalf:
             return
 
     def copy(self) -> None:
-        """Copy, on this thread."""
+        """Copy on the current thread."""
         ctypes.memmove(*self._where)
 
     def take_back(self) -> bool:
-        """Return whether nobody has begun it, or will; else wait until it is done."""
+        """Return True if the copy was not begun, and prevent it; else wait until it is done."""
         try:
-            self._claim.pop()  # One list operation: two threads cannot both succeed.
+            self._claim.pop()  # one list operation: two threads cannot both succeed
         except IndexError:
             self._wait()
             return False
@@ -76,7 +76,7 @@ class _SecondHalf:
         self._done.set()
 
     def _wait(self) -> None:
-        """Wait, whoever interrupts: the memory may be somebody else's afterwards."""
+        """Wait in spite of interrupts: the memory may be reused afterwards."""
         interrupted: BaseException | None = None
         while not self._done.is_set():
             try:

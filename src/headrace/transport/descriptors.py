@@ -1,7 +1,7 @@
-"""ZeroMQ's own sockets, known by their numbers, and the limit on how many there may be.
+"""Descriptors of ZeroMQ's own sockets, and the limit on open files.
 
-ZeroMQ opens and closes its sockets in threads of its own, so a number alone says little: the inode
-beside it tells a socket from whatever gets its number later.
+ZeroMQ opens and closes its sockets on its own threads, so a number alone says little: the inode
+next to it distinguishes a socket from a later one with the same number.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ _log = logging.getLogger(__name__)
 
 _IN_CACHE_BYTES = 512 << 10
 _WARN_FRACTION = 0.9
-#: In Linux's `struct tcp_info`: where `tcpi_last_data_recv` is, and how much to read to have it.
+#: Offset of `tcpi_last_data_recv` in Linux's `struct tcp_info`, and the number of bytes to read.
 _LAST_DATA_RECEIVED = 52
 _TCP_INFO_BYTES = 56
 _MAX_FILE_LIMIT = 1 << 20
-# What poll() reports about a connection that the other end has closed or reset, whatever there is
-# left to read on it.
+# Events that poll() reports for a connection that the other end has closed or reset, whatever is
+# left to read.
 _CLOSED_EVENTS = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
 class Descriptor(NamedTuple):
-    """A socket of this process: its number, and what tells it from a later one."""
+    """A socket of this process: its number, and the inode that identifies it."""
 
     number: int
     inode: int
 
     @classmethod
     def of(cls, number: int) -> Descriptor | None:
-        """Describe the socket that has this number now; None if it is closed already."""
+        """Return the descriptor of the open socket with this number; None if it is closed."""
         try:
             return cls(number, os.fstat(number).st_ino)
         except OSError:
             return None
 
     def duplicate(self) -> socket.socket | None:
-        """Return a second handle on the socket; None if it is closed."""
+        """Return a duplicate of the socket; None if it is closed."""
         try:
             number = os.dup(self.number)
         except OSError:
@@ -67,26 +67,26 @@ class Descriptor(NamedTuple):
         return None
 
     def shut_down(self) -> None:
-        """End the connection; whoever owns the socket finds it closed by the peer."""
+        """End the connection; to the socket's owner, it looks closed by the peer."""
         found = self.duplicate()
         if found is not None:
-            with found, contextlib.suppress(OSError):  # It ended in the meantime.
+            with found, contextlib.suppress(OSError):  # the connection may have ended
                 found.shutdown(socket.SHUT_RDWR)
         elif self == Descriptor.of(self.number):
-            # No number is left for a second handle; the owner's own is then used.
+            # No number is left for a duplicate, so the owner's number is used.
             own = socket.socket(fileno=self.number)
             with contextlib.suppress(OSError):
                 own.shutdown(socket.SHUT_RDWR)
             own.detach()
 
     def close(self) -> None:
-        """Close this number, if it still is that socket. Only in a process that was forked."""
+        """Close this number, if it still is that socket. Only for use in a forked process."""
         if self == Descriptor.of(self.number):
             os.close(self.number)
 
 
 def closed_by_peer(connection: socket.socket) -> bool:
-    """Whether the other end of a connection closed or reset it, or its process ended."""
+    """Return whether the other end of a connection closed or reset it, or its process ended."""
     poll = select.poll()
     poll.register(connection, _CLOSED_EVENTS)
     return bool(poll.poll(0))
@@ -95,8 +95,8 @@ def closed_by_peer(connection: socket.socket) -> bool:
 def seconds_since_data(descriptor: Descriptor) -> float | None:
     """Return the seconds since data last arrived on a TCP connection.
 
-    The kernel counts what ZeroMQ's own thread reads, too: a peer that answers pings is not silent.
-    None: the connection is closed, or this system does not tell (only Linux does).
+    The kernel also counts data that ZeroMQ's own thread reads: a peer that answers pings is not
+    silent. None is returned if the connection is closed, and on systems other than Linux.
     """
     option = getattr(socket, "TCP_INFO", None)
     if option is None or not sys.platform.startswith("linux"):
@@ -116,23 +116,23 @@ def seconds_since_data(descriptor: Descriptor) -> float | None:
 
 
 def limit_receive_buffer(connection: socket.socket) -> None:
-    """Bound what waits in a connection within this host, so that it is read while it is cached.
+    """Limit the buffer of a connection within this host, so that data is read while it is cached.
 
-    The kernel lets a buffer grow to megabytes, for long ways; what lay there has left the caches
-    of the processors when the other end copies it. Between hosts the kernel decides.
+    For long-distance connections the kernel lets a buffer grow to megabytes; such data has left the
+    CPU caches when the other end copies it. Connections between hosts are left to the kernel.
     """
-    with contextlib.suppress(OSError):  # It ended in the meantime.
+    with contextlib.suppress(OSError):  # the connection may have ended
         if connection.getpeername()[0] == connection.getsockname()[0]:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_CACHE_BYTES)
 
 
-# --- how many ------------------------------------------------------------------------------------
+# --- limit on open files --------------------------------------------------------------------------
 
 _warned = False
 
 
 def raise_file_limit() -> None:
-    """Allow this process as many open files as the system lets it have."""
+    """Raise this process's limit on open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILE_LIMIT if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -143,9 +143,9 @@ def raise_file_limit() -> None:
 
 
 def warn_near_file_limit(number: int) -> None:
-    """Warn once if a descriptor that was just opened shows that few are left.
+    """Warn once if a newly opened descriptor shows that few are left.
 
-    The kernel gives the lowest free number, so a high one means that those below are taken.
+    The kernel assigns the lowest free number, so a high one means that those below are taken.
     """
     global _warned
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

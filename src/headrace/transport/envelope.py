@@ -1,7 +1,8 @@
-"""What travels between two peers: one header frame, then the buffers as frames of their own.
+"""Wire format: one header frame, then the buffers as separate frames.
 
-The header carries the message still encoded, so that a header can be read, and its ticket answered,
-even where the message inside it cannot. Errors cross as text: the class by its name, never pickled.
+The header contains the message in encoded form, so that the header can be read, and the request
+answered, even if the message cannot be decoded. Errors are sent as text: the class by name, never
+pickled.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import zmq
 
 from headrace import errors
 from headrace.errors import HeadraceError, UserFunctionError
-from headrace.kept_memory import LARGEST, WORTH_KEEPING, keep_freed_memory
+from headrace.malloc_tuning import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, keep_freed_memory
 from headrace.transport.channel import Buffer
 from headrace.transport.shared_memory import BufferLocation, MemoryReport, SegmentOffer
 from headrace.versions import WIRE_FORMAT
@@ -46,9 +47,9 @@ __all__ = [
 ]
 
 REQUEST = 0
-"""A request that is owed an answer."""
+"""A request that must be answered."""
 NOTICE = 1
-"""News about shared memory without a request; not answered."""
+"""A report about shared memory without a request; not answered."""
 CLOSING = 2
 """The channel closes; not answered."""
 
@@ -56,7 +57,7 @@ REPLY = 0
 ERROR = 1
 
 MAX_FRAME_BYTES = 32 << 20
-"""Bytes of a buffer that one frame may carry."""
+"""Largest part of a buffer in one frame, in bytes."""
 
 _OWN_ALLOCATION_BYTES = 16 << 10
 
@@ -65,17 +66,17 @@ encode = _encoder.encode
 """Encode a header or a message."""
 
 EMPTY_BODY = msgspec.Raw(encode(None))
-"""The body of what has none."""
+"""Body of headers without a message."""
 
 
 class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
-    """The first frame of what a channel sends.
+    """First frame of a message from a channel.
 
-    `frame_counts` tells how many frames make each buffer, so that a message that was broken off in
-    the middle is not taken for a whole one. Buffers that lie in the channel's own memory have a
-    `location` and no frames; `offer` and `retired_segments` are as in a reply, with the ends
-    changed. `wire_format` is the format of the body (`versions.WIRE_FORMAT`); all formats have it
-    here.
+    `frame_counts` is the number of frames of each buffer, so that a truncated message is not
+    mistaken for a complete one. Buffers in the channel's own memory have a `location` and no
+    frames; `offer` and `retired_segments` are as in a reply, with the two ends exchanged.
+    `wire_format` is the format of the body (`versions.WIRE_FORMAT`); it has this position in all
+    formats.
     """
 
     request_id: int
@@ -90,10 +91,10 @@ class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
-    """The first frame of what a server sends; `frame_counts` as in a request.
+    """First frame of a message from a server; `frame_counts` as in a request.
 
-    `retired_segments` names segments that the server has let go of; `report` is about the channel's
-    memory. A header with ticket 0 answers nothing.
+    `retired_segments` names segments that the server has dropped; `report` is about the channel's
+    memory. A header with request id 0 is not a reply.
     """
 
     request_id: int
@@ -128,7 +129,7 @@ def _takes_a_message(kind: type[Exception]) -> bool:
         return False
 
 
-#: Classes that arrive as they left. `errors` comes second so that its names win.
+#: Classes that arrive unchanged. `errors` comes second so that its names take precedence.
 _ERROR_CLASSES: dict[str, type[Exception]] = {
     name: kind
     for module, names in ((builtins, dir(builtins)), (errors, errors.__all__))
@@ -140,10 +141,10 @@ _ERROR_CLASSES: dict[str, type[Exception]] = {
 
 
 def encode_error(error: Exception) -> bytes:
-    """Write an error as the body of a reply."""
+    """Encode an error as the body of a reply."""
     text = _error_text(error)
     for kind in type(error).__mro__:
-        # A subclass of one of ours that the other side may not know arrives as ours.
+        # A subclass of a Headrace error that the other side may not know arrives as that error.
         if _ERROR_CLASSES.get(kind.__name__) is kind and (
             kind is type(error) or issubclass(kind, HeadraceError)
         ):
@@ -151,7 +152,7 @@ def encode_error(error: Exception) -> bytes:
             break
     else:
         name, text = HeadraceError.__name__, f"{type(error).__name__}: {text}"
-    # Text that is not valid Unicode (file names with surrogates) must not stop an error.
+    # Text that is not valid Unicode (file names with surrogates) must not prevent the reply.
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(error, UserFunctionError):
         return encode(
@@ -167,12 +168,12 @@ def _error_text(error: Exception) -> str:
     try:
         return str(error)
     except Exception as second:
-        # An error whose text cannot be made is still owed as an answer.
+        # An error whose text cannot be computed must still be sent.
         return f"(its text cannot be made: {type(second).__name__})"
 
 
 def decode_error(body: Any) -> Exception:
-    """Rebuild the error that `encode_error` wrote."""
+    """Return the error that `encode_error` encoded."""
     text = _decode_error_text(body)
     kind = _ERROR_CLASSES.get(text.name)
     if kind is None:
@@ -188,11 +189,11 @@ def decode_error(body: Any) -> Exception:
 
 
 def flat_views(buffers: Iterable[Buffer]) -> list[memoryview]:
-    """View each buffer as contiguous bytes.
+    """Return a view of each buffer as contiguous bytes.
 
     Raises:
-        TypeError: It is no buffer.
-        ValueError: Its memory has gaps.
+        TypeError: If it is not a buffer.
+        ValueError: If its memory has gaps.
     """
     return list(map(_flat_view, buffers))
 
@@ -210,15 +211,15 @@ def _flat_view(buffer: Buffer) -> memoryview:
 
 
 def copy_views(views: Iterable[memoryview]) -> list[memoryview]:
-    """Copy buffers, so that the memory they lay in may change."""
+    """Copy buffers, so that their memory may be changed."""
     return [np.frombuffer(view, np.uint8).copy().data for view in views]
 
 
 def split_frames(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, ...]]:
-    """Cut buffers into frames; return the frames, and how many make each buffer.
+    """Split buffers into frames; return the frames, and the number of frames of each buffer.
 
-    A peer shows that it is alive by whole frames alone, so a frame must not take longer on a slow
-    network than the peer's patience. Most buffers stay whole.
+    Only complete frames show that a peer is alive, so a frame must not take longer on a slow
+    network than the peer's keepalive timeout. Most buffers stay whole.
     """
     if not views or max([view.nbytes for view in views]) <= MAX_FRAME_BYTES:
         return views, (1,) * len(views)
@@ -232,10 +233,10 @@ def split_frames(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, 
 
 
 def join_frames(frames: list[memoryview], frame_counts: tuple[int, ...]) -> list[memoryview]:
-    """Undo `split_frames`.
+    """Join the frames of each buffer; the inverse of `split_frames`.
 
     Raises:
-        ValueError: The frames are not as many as `frame_counts` tells.
+        ValueError: If the number of frames does not match `frame_counts`.
     """
     if len(frame_counts) == len(frames) and frame_counts.count(1) == len(frames):
         return frames
@@ -257,15 +258,15 @@ def _join_one(frames: list[memoryview]) -> memoryview:
 
 
 def receive_buffers(socket: zmq.Socket[bytes], first: zmq.Frame) -> list[memoryview]:
-    """Read the rest of the multi-part message whose first part was just read from `socket`."""
+    """Receive the remaining parts of a multi-part message whose first part has been read."""
     buffers: list[memoryview] = []
     more = first.more
     while more:
         frame = socket.recv(copy=False)
         more = frame.more
-        # Small frames share one allocation of ZeroMQ's and lie at odd addresses.
+        # Small frames share one allocation of ZeroMQ and are not aligned.
         small = len(frame) < _OWN_ALLOCATION_BYTES
-        if len(frame) >= WORTH_KEEPING:
-            keep_freed_memory(LARGEST)
+        if len(frame) >= MIN_BLOCK_BYTES:
+            keep_freed_memory(MAX_BLOCK_BYTES)
         buffers.append(memoryview(bytearray(frame.buffer)) if small else frame.buffer)
     return buffers

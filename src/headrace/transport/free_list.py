@@ -1,4 +1,4 @@
-"""The free list of a segment: which bytes are taken; no memory, only numbers."""
+"""The free list of a segment: which byte ranges are allocated; numbers only, no memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from bisect import bisect_left, insort
 __all__ = ["PAGE", "FreeList"]
 
 PAGE = 4096
-"""Bytes that a slot is a multiple of."""
+"""Unit of slot sizes, in bytes."""
 
 
 class FreeList:
-    """Deal out ranges of 0 .. `size`: first fit, whole pages, neighbours joined on return."""
+    """Allocates ranges of 0 .. `size`: first fit, whole pages, neighbours merged on release."""
 
     #: `_starts` and `_ends` are sorted; range i is _starts[i] .. _ends[i], never empty, and never
-    #: touches range i + 1. `_allocated` maps the start of each range dealt out to its length.
+    #: touches range i + 1. `_allocated` maps the start of each allocated range to its length.
 
     def __init__(self, size: int) -> None:
         self.size = size - size % PAGE
@@ -31,7 +31,7 @@ class FreeList:
         return not self._allocated
 
     def allocate(self, size: int) -> int | None:
-        """Return the start of `size` bytes that are now taken; None where no gap is so large."""
+        """Allocate `size` bytes, and return their start; None if no gap is large enough."""
         size = max(PAGE, -(-size // PAGE) * PAGE)
         for index, start in enumerate(self._starts):
             rest = self._ends[index] - start - size
@@ -46,10 +46,10 @@ class FreeList:
         return None
 
     def release(self, start: int) -> None:
-        """Return what `allocate` dealt out.
+        """Release an allocated range.
 
         Raises:
-            KeyError: Nothing is taken that starts there.
+            KeyError: If no allocated range starts there.
         """
         end = start + self._allocated.pop(start)
         index = bisect_left(self._starts, start)

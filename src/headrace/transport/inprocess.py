@@ -1,7 +1,7 @@
-"""The carrier for peers in one process: messages pass by reference, through queues.
+"""Transport within one process: messages are passed by reference, through queues.
 
-A buffer that is writable is handed over as it is; one that is read-only is copied, because what
-arrives must be writable and the sender kept it.
+A writable buffer is passed on as it is; a read-only one is copied, because received buffers must be
+writable and the sender keeps it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def serve(
 
     Args:
         handler: See `channel.Handler`.
-        request_type: The messages it understands: a `msgspec.Struct` class or a union of them.
+        request_type: Message types that it accepts: a `msgspec.Struct` class or a union of them.
         host: First half of the address; any name.
-        port: Second half; 0 takes a number that is free.
+        port: Second half; 0 chooses a free number.
 
     Raises:
-        OSError: The address is taken.
+        OSError: If the address is in use.
     """
     with _servers_lock:
         if port == 0:
@@ -71,12 +71,12 @@ def serve(
 
 
 def connect(address: str) -> Channel:
-    """Open a channel to the server of this process at `address`, there already or not yet."""
+    """Open a channel to the server of this process at `address`, which need not exist yet."""
     return InProcessChannel(address)
 
 
 def is_in_process(address: str) -> bool:
-    """Whether a server of this process answers at `address` without sockets."""
+    """Return whether a server of this process answers at `address` without sockets."""
     return address in _servers
 
 
@@ -91,7 +91,7 @@ class InProcessServer(TransportServer):
         self._lock = threading.Lock()
         self._closed = False
         self._forked = False
-        #: Open channels' queues by peer, which get a None when the server closes.
+        #: Reply queues of open channels by peer; each gets a None when the server closes.
         self._listeners: dict[str, SimpleQueue[Reply | None]] = {}
         self._thread = threading.Thread(
             target=self._run, name=f"headrace-server-{address}", daemon=True
@@ -109,7 +109,7 @@ class InProcessServer(TransportServer):
         return self._closed
 
     def attach(self, peer: str, outbox: SimpleQueue[Reply | None]) -> bool:
-        """Take note of a channel; False if the server is closed."""
+        """Register a channel; return False if the server is closed."""
         with self._lock:
             if not self._closed:
                 self._listeners[peer] = outbox
@@ -120,7 +120,7 @@ class InProcessServer(TransportServer):
             self._listeners.pop(peer, None)
 
     def mark_forked_closed(self) -> None:
-        """Count as closed, without a thread to join; called in a process that was just forked."""
+        """Mark as closed, without a thread to join; called in a newly forked process."""
         self._closed = self._forked = True
 
     @property
@@ -132,7 +132,7 @@ class InProcessServer(TransportServer):
         self._inbox.put(request)
 
     def deliver(self, peer: str, reply: Reply) -> None:
-        """Hand an answer to the channel that waits for it, if it still does."""
+        """Pass a reply to the channel that waits for it, if it still does."""
         outbox = self._listeners.get(peer)
         if outbox is not None:
             outbox.put(reply)
@@ -192,7 +192,7 @@ class InProcessServer(TransportServer):
             self._thread.join()
 
     def stop_thread(self) -> None:
-        """Let the thread end, also one whose start was interrupted."""
+        """End the thread, even if its start was interrupted."""
         self._closed = True
         self._inbox.put(None)
 
@@ -241,7 +241,7 @@ class _InProcessRequest(Request):
 
 
 class _Outbox(SimpleQueue[Reply | None]):
-    """What a server has answered one channel; None: it closed."""
+    """Replies of a server to one channel; None when the server closes."""
 
     def __init__(self, ring: Callable[[], None] | None) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class _Outbox(SimpleQueue[Reply | None]):
 
 
 class InProcessChannel(RequestTrackingChannel):
-    """A queue of answers, attached to one server at a time."""
+    """A queue of replies, attached to one server at a time."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -289,7 +289,7 @@ class InProcessChannel(RequestTrackingChannel):
         self._ring = self._inbox.ring = wakeup
 
     def leave_to_parent(self) -> None:
-        """Refuse further use: the server's thread did not come along."""
+        """Reject further use: a fork does not copy the server's thread."""
         super().leave_to_parent()
         self._server = None
 
@@ -335,7 +335,7 @@ class InProcessChannel(RequestTrackingChannel):
 
 
 def _abandon_servers() -> None:
-    # A forked child has the servers' records but not their threads: nobody would ever answer.
+    # A forked child has the servers' records but not their threads, so it would wait forever.
     global _servers_lock
     _servers_lock = threading.Lock()
     for server in _servers.values():

@@ -1,4 +1,4 @@
-"""The reader's end of shared memory: which segments it has opened, and which slots it holds."""
+"""The reader's side of shared memory: opened segments and held slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from headrace.counts import count_memory_refused
+from headrace.process_metrics import count_shared_memory_refused
 from headrace.transport.shared_memory import (
     SEALS,
     BufferLocation,
@@ -30,14 +30,14 @@ _SEGMENT_FILE_PREFIX = "/memfd:headrace"
 
 
 class _NotASegmentError(Exception):
-    """What an offer names is no segment of ours."""
+    """The file that an offer names is not a segment of Headrace."""
 
 
 class SegmentMappings:
-    """The segments that a reader has opened, and the slots of them that it holds.
+    """Segments that a reader has opened, and the slots in them that it holds.
 
-    One thread opens them; any thread may ask for a report, since a server's answers are made on
-    many.
+    One thread opens segments; any thread may take a report, since a server creates replies on many
+    threads.
     """
 
     def __init__(self) -> None:
@@ -45,15 +45,16 @@ class SegmentMappings:
         self._accepted: deque[int] = deque()
         self._refused: deque[int] = deque()
         self._held: dict[int, weakref.ref[np.ndarray]] = {}
-        # Filled by whichever thread drops the last view, maybe in a garbage collection: no lock.
+        # Filled by the thread that drops the last view, possibly during garbage collection: no
+        # lock.
         self._released: deque[int] = deque()
 
     def open_segment(self, offer: SegmentOffer) -> None:
-        """Open a segment, and remember to tell whether that worked."""
+        """Open a segment, and record for the next report whether that succeeded."""
         try:
             self._mappings[offer.segment] = _open_mapping(offer)
         except _NotASegmentError as error:
-            count_memory_refused()
+            count_shared_memory_refused()
             _log.warning("refused memory of process %d: %s", offer.pid, error)
             self._refused.append(offer.segment)
         except (OSError, ValueError, OverflowError) as error:
@@ -63,21 +64,21 @@ class SegmentMappings:
             self._accepted.append(offer.segment)
 
     def close_segments(self, segments: Iterable[int]) -> None:
-        """Drop segments that the owner let go of; their memory goes with the last view of it."""
+        """Drop segments that the owner dropped; their memory is freed with the last view of it."""
         for number in segments:
             self._mappings.pop(number, None)
 
     def view(self, location: BufferLocation) -> list[memoryview]:
-        """View the buffers of a message; the slot is held until the last view of them is gone.
+        """Return views of a message's buffers; the slot is held until the last view is dropped.
 
         Raises:
-            KeyError: The segment is not one that was opened.
-            ValueError: The placement reaches beyond the segment.
+            KeyError: If the segment has not been opened.
+            ValueError: If the location exceeds the segment.
         """
         mapping = self._mappings[location.segment]
         size = sum(map(align, location.lengths))
-        # NumPy and others keep the memoryview, the memoryview keeps this array, and this array
-        # keeps the mapping: when it dies, no view of the slot is left.
+        # NumPy and other users keep the memoryview, which keeps this array, which keeps the
+        # mapping: when the array dies, no view of the slot is left.
         whole = np.frombuffer(mapping, np.uint8, size, location.offset)
         slot, released, held = location.slot, self._released, self._held
 
@@ -103,11 +104,11 @@ class SegmentMappings:
         return len(self._released)
 
     def release(self, location: BufferLocation) -> None:
-        """Give back the slot of a message that nobody waits for any more."""
+        """Release the slot of a message that is not awaited any longer."""
         self._released.append(location.slot)
 
     def take_report(self, identity: ProcessIdentity | None = None) -> MemoryReport | None:
-        """Return the news since the last call, if there is any."""
+        """Return the changes since the last call, or None if there are none."""
         if not (identity or self._released or self._accepted or self._refused):
             return None
         return MemoryReport(
@@ -115,7 +116,7 @@ class SegmentMappings:
         )
 
     def clear(self) -> None:
-        """Drop all segments; views that are held stay valid, but are given back to nobody."""
+        """Drop all segments; held views stay valid, but their release is not reported."""
         self._mappings.clear()
         self._accepted.clear()
         self._refused.clear()
@@ -128,7 +129,7 @@ def _drain(numbers: deque[int]) -> tuple[int, ...]:
     while numbers:
         try:
             found.append(numbers.popleft())
-        except IndexError:  # each number is taken once, whoever else is at it
+        except IndexError:  # another thread may be draining; each number is taken once
             break
     return tuple(found)
 
@@ -137,15 +138,15 @@ def _open_mapping(offer: SegmentOffer) -> mmap.mmap:
     """Map the segment of an offer.
 
     Raises:
-        OSError: It cannot be opened from this process.
-        _NotASegmentError: The file there is something else. It might be anything that this user can
-            open, so it is looked at before it is opened.
+        OSError: If it cannot be opened from this process.
+        _NotASegmentError: If the file is something else. It could be any file that this user can
+            open, so it is checked before it is opened.
     """
     path = f"/proc/{offer.pid}/fd/{offer.fd}"
     _check_name(path, offer)
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        # Again: the number may have been given to another file in the meantime.
+        # Check again: the number may belong to another file by now.
         _check_name(f"/proc/self/fd/{fd}", offer)
         found = os.fstat(fd)
         if (found.st_ino, found.st_size) != (offer.inode, offer.size):

@@ -1,4 +1,4 @@
-"""What a server says in the log of requests that went wrong, and how often."""
+"""Rate-limited logging of failed requests on a server."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 import math
 import time
 
-from headrace.counts import count_request_too_large
 from headrace.errors import HeadraceError
+from headrace.process_metrics import count_request_too_large
 
 __all__ = ["RequestErrorLog"]
 
@@ -17,14 +17,14 @@ _WARNING_INTERVAL_SECONDS = 60.0
 
 
 class RequestErrorLog:
-    """Keeps a peer that errs again and again from filling the log."""
+    """Keeps a peer whose requests fail repeatedly from filling the log."""
 
     def __init__(self) -> None:
         self._next_failure = -math.inf
         self._has_refused = False
 
     def log_failure(self, address: str, error: BaseException) -> None:
-        """Log what no handler should raise, but not each time; refusals are not worth it."""
+        """Log a handler's exception: Headrace errors at DEBUG level, others once a minute."""
         now = time.monotonic()
         if isinstance(error, HeadraceError) or now < self._next_failure:
             _log.debug("the handler of %s raised", address, exc_info=error)
@@ -33,7 +33,7 @@ class RequestErrorLog:
         _log.error("the handler of %s raised", address, exc_info=error)
 
     def log_refusal(self, message: str) -> None:
-        """Count a request that is too large, and log the first."""
+        """Count a rejected request, and log the first."""
         count_request_too_large()
         if not self._has_refused:
             self._has_refused = True

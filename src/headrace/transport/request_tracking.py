@@ -1,4 +1,4 @@
-"""What the calling ends of all carriers share: which requests are open, and who may use them."""
+"""Base of all channels: tracking of unanswered requests, and checks of use."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.errors import DeadlineExceededError, FailedPreconditionError
-from headrace.forks import stays_with_parent
+from headrace.forks import register_fork_sensitive
 from headrace.transport.channel import Buffer, Channel
 
 __all__ = ["RequestTrackingChannel"]
 
 
 class RequestTrackingChannel(Channel):
-    """A channel, as far as its carrier does not matter.
+    """The part of a channel that does not depend on its transport.
 
     Args:
-        address: Where the peer listens, as "host:port".
+        address: Address of the server, as "host:port".
     """
 
     def __init__(self, address: str) -> None:
         self._address = address
-        #: Tickets of requests that were sent and have no answer.
+        #: Ids of requests that were sent and have no reply.
         self._unanswered: set[int] = set()
         self._closed = False
         self._forked = False
         self._process = os.getpid()
-        stays_with_parent(self)
+        register_fork_sensitive(self)
 
     @property
     def address(self) -> str:
         return self._address
 
     def leave_to_parent(self) -> None:
-        """Refuse further use, in a process that was just forked."""
+        """Reject further use, in a newly forked process."""
         self._forked = True
 
     def _check_usable(self) -> None:

@@ -1,4 +1,4 @@
-"""Who may talk to whom, and that nobody listens: CURVE keys and the list of clients let in."""
+"""Authentication and encryption: CURVE keys, and the lists of authorized clients."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Security:
     'numbers'
 
     Attributes:
-        role: "server" or "client"; a process that is both holds two records.
+        role: "server" or "client"; a process that is both has two records.
         public_key: Own public key, 40 characters (Z85).
         secret_key: Own secret key, 40 characters (Z85).
         server_key: For a client: the public key of the servers it trusts.
-        authorized_clients: For a server: who may enter: public keys, or a directory whose files
-            ending in `.key` hold one each, read again when it changes. They enter as clients.
-        authorized_workers: For a server: who may enter as a worker, written in the same way.
-            Servers that share this server's key pair are workers without being listed.
+        authorized_clients: For a server: public keys that are accepted as clients, or a directory
+            whose files ending in `.key` contain one each; changes take effect at once.
+        authorized_workers: For a server: public keys that are accepted as workers, in the same
+            form. Servers that share this server's key pair are workers without being listed.
     """
 
     role: Literal["server", "client"]
@@ -55,11 +55,11 @@ class Security:
     authorized_clients: frozenset[str] | Path = frozenset()
     authorized_workers: frozenset[str] | Path = frozenset()
     directory: Path | None = field(default=None, repr=False, compare=False)
-    """Where `load` read the keys."""
+    """Directory that `load` read."""
 
     def __reduce__(self) -> tuple[Callable[..., Security], tuple[str, str]]:
-        # A pickled dataset is kept by the dispatcher and sent to every worker: a secret key in it
-        # would be no secret. Only the place where it lies travels.
+        # A pickled dataset is kept by the dispatcher and sent to every worker, so a secret key in
+        # it would not stay secret. Only its directory is pickled.
         if self.directory is None:
             raise TypeError(
                 "secret keys do not travel: load them with Security.load(directory, "
@@ -78,10 +78,10 @@ class Security:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], role: Literal["server", "client"]) -> Security:
-        """Read the keys of a role from a directory made by `new_keys`.
+        """Read the keys of a role from a directory created by `new_keys`.
 
         Raises:
-            ValueError: The directory lacks a file, or a file holds no key.
+            ValueError: If a file is missing, or does not contain a key.
         """
         folder = Path(directory)
         if role == "server":
@@ -102,9 +102,9 @@ class Security:
         )
 
     def as_client(self) -> Security:
-        """Return the keys with which a server calls another server of the same service.
+        """Return the keys for connections of a server to another server of the same service.
 
-        Servers that share a key pair trust each other: each lets its own key in.
+        Servers that share a key pair trust each other: each accepts its own key.
         """
         if self.role == "client":
             return self
@@ -116,10 +116,10 @@ class Security:
         )
 
     def apply(self, socket: zmq.Socket[bytes], role: Literal["server", "client"]) -> None:
-        """Make a socket, not yet bound or connected, encrypt and prove who it is.
+        """Configure encryption and authentication of a socket that is not yet bound or connected.
 
         Raises:
-            ValueError: These are the keys of the other role.
+            ValueError: If these are the keys of the other role.
         """
         self.check_role(role)
         socket.curve_publickey = self.public_key.encode()
@@ -131,10 +131,10 @@ class Security:
             socket.curve_serverkey = self.server_key.encode()
 
     def check_role(self, role: Literal["server", "client"]) -> None:
-        """Refuse the keys of the other role.
+        """Check that these are the keys of a role.
 
         Raises:
-            ValueError: These are the keys of the other role.
+            ValueError: If these are the keys of the other role.
         """
         if self.role != role:
             raise ValueError(
@@ -144,19 +144,21 @@ class Security:
 
 
 def check_security(value: object) -> None:
-    """Check an argument that is None or the keys of somebody.
+    """Check that an argument is None or a `Security`.
 
     Raises:
-        TypeError: It is something else: the name of a directory, say.
+        TypeError: If it is anything else, such as the name of a directory.
     """
     if value is not None:
-        check_instance("security", value, Security, cure="use Security.load(directory, role)")
+        check_instance("security", value, Security, fix="use Security.load(directory, role)")
 
 
 class AllowList:
-    """Decides who enters a server, and as what: those listed, and servers that share its own key.
+    """Decides which peers a server accepts, and in which role.
 
-    Its `callback` is what pyzmq's authenticator asks.
+    These are the listed keys, and as workers the peers with the server's own key.
+
+    Its `callback` is called by pyzmq's authenticator.
     """
 
     def __init__(
@@ -171,15 +173,15 @@ class AllowList:
 
     @classmethod
     def of(cls, security: Security) -> AllowList:
-        """Return what the keys of a server say."""
+        """Return the allow list of a server's keys."""
         return cls(security.authorized_clients, security.public_key, security.authorized_workers)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the peer with this public key (Z85) may enter."""
+        """Return whether the peer with this public key (Z85) is accepted."""
         return self.role_of(key.decode("ascii", "replace")) is not None
 
     def role_of(self, name: str) -> Literal["worker", "client"] | None:
-        """Return what the peer with this public key enters as; None if it may not enter."""
+        """Return the role of the peer with this public key; None if it is rejected."""
         if not name:
             return None
         if name == self._own_key or name in _listed(self._workers):
@@ -190,8 +192,8 @@ class AllowList:
 def _listed(keys: frozenset[str] | Path) -> frozenset[str]:
     if isinstance(keys, frozenset):
         return keys
-    # A handshake is rare and the folder small: read it each time, so that a key that was removed
-    # or replaced a moment ago counts at once.
+    # Handshakes are rare and the directory is small: it is read each time, so that a removed or
+    # replaced key takes effect at once.
     found = set()
     for file in sorted(keys.glob("*.key")):
         with contextlib.suppress(OSError, ValueError):
@@ -200,17 +202,17 @@ def _listed(keys: frozenset[str] | Path) -> frozenset[str]:
 
 
 def new_keys(directory: str | os.PathLike[str]) -> Path:
-    """Create the keys of a server and of a first client, who is let in.
+    """Create the keys of a server and of a first client, which is authorized.
 
-    Writes `server.key`, `server.key_secret`, `client.key`, `client.key_secret` and the folder
-    `authorized_clients` with a copy of `client.key`, and an empty folder `authorized_workers`.
-    Secrets can be read by their owner only.
+    Writes `server.key`, `server.key_secret`, `client.key`, `client.key_secret`, the directory
+    `authorized_clients` with a copy of `client.key`, and an empty directory `authorized_workers`.
+    Secret keys are readable by their owner only.
 
     Returns:
         The directory.
 
     Raises:
-        FileExistsError: There are keys already; they are left alone.
+        FileExistsError: If keys exist already; they are not changed.
     """
     folder = Path(directory)
     for name in (_SERVER_PUBLIC, _SERVER_SECRET, _CLIENT_PUBLIC, _CLIENT_SECRET):

@@ -1,20 +1,21 @@
-"""Buffers between two processes of one host, through memory that both map.
+"""Exchange of buffers between two processes of one host, through memory that both map.
 
-Whoever sends owns an *arena* (`arena`): a few *segments*, touched once and used again and again,
-because page faults, not copies, are what shared memory costs. The buffers of a message are copied
-once, into a *slot* of a segment; the other end (`mappings`) hands out views of the slot and gives
-it back when the last view is gone. A server has an arena for the replies to each channel, and a
-channel one for its requests, once the server has said that it could open it. This file has the
-words that the two ends exchange; below, the *owner* has the arena and the *reader* its views.
+The sender owns an *arena* (`arena`): a few *segments* whose pages are allocated once and reused,
+because page faults, not copies, are the cost of shared memory. The buffers of a message are copied
+once, into a *slot* of a segment; the other end (`mappings`) returns views of the slot, and releases
+it when the last view is dropped. A server has an arena for the replies to each channel; a channel
+has one for its requests, once the server has reported that it could open it. This module has the
+messages between the two ends. In the rules, the *owner* has the arena and the *reader* its views.
 
 Rule 1. A segment has no name in any file system: it is a memfd that the reader opens through
-        /proc/<pid>/fd/<fd>. When both processes are gone, so is the memory.
-Rule 2. Nothing is placed in a segment before the reader has said that it could open it.
-Rule 3. No free slot is no reason to wait: that message goes through the socket.
-Rule 4. Numbers of segments and slots are never used twice, not even by another server, so news
-        about forgotten ones is harmless.
-Rule 5. An arena lives as long as its connection. A slot that is held for longer than a lease takes
-        its segment out of the arena: the memory is the reader's then, and goes with the last view.
+        /proc/<pid>/fd/<fd>. When both processes have ended, its memory is freed.
+Rule 2. Nothing is placed in a segment before the reader has reported that it could open it.
+Rule 3. A message never waits for a free slot: if there is none, it is sent over the socket.
+Rule 4. Numbers of segments and slots are never reused, not even by another server, so late reports
+        about forgotten ones are harmless.
+Rule 5. An arena lives as long as its connection. If a slot is held for longer than a lease, its
+        segment is removed from the arena: the memory is then left to the reader, and is freed with
+        the last view.
 """
 
 from __future__ import annotations
@@ -42,17 +43,18 @@ _log = logging.getLogger(__name__)
 
 _ALIGNMENT = 64
 
-# Neither end can shorten what the other has mapped, which would kill it with SIGBUS.
+# Prevents each end from truncating memory that the other has mapped, which would kill it with
+# SIGBUS.
 SEALS: int = (
     getattr(fcntl, "F_SEAL_SHRINK", 0)
     | getattr(fcntl, "F_SEAL_GROW", 0)
     | getattr(fcntl, "F_SEAL_SEAL", 0)
 )
-"""What a segment's memfd is sealed with."""
+"""Seals of a segment's memfd."""
 
 
 def align(length: int) -> int:
-    """Round a buffer's length up, so that the next one begins where vector instructions like it."""
+    """Round a buffer's length up, so that the next one is aligned for vector instructions."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -63,19 +65,20 @@ def _default_server_bytes() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemoryOptions:
-    """How much memory the arenas of a server, or of the channels of a process, may take."""
+    """Limits of the memory of a server's arenas, or of those of a process's channels."""
 
     segment_bytes: int = 64 << 20
-    """Size of a segment; one for larger replies has room for four of them."""
+    """Size of a segment, in bytes; a segment for larger replies has space for four of them."""
     total_bytes: int = 512 << 20
-    """All segments of one channel together."""
+    """Limit for all segments of one channel together, in bytes."""
     server_bytes: int = field(default_factory=_default_server_bytes)
-    """All segments of all channels of one server together, and of all channels of one process: 2
-    GiB, or a quarter of the machine's memory where that is less."""
+    """Limit for all segments of all channels of one server, and for those of all channels of one
+    process, in bytes: 2 GiB, or a quarter of the machine's memory if that is less.
+    """
     smallest_reply: int = 16 << 10
-    """Messages with fewer bytes of buffers go through the socket, which is as fast for them."""
+    """Messages with fewer bytes of buffers are sent over the socket, which is as fast for them."""
     lease_seconds: float = 60.0
-    """How long a channel may hold a slot before its segment is no longer the arena's."""
+    """Seconds that a channel may hold a slot before its segment is removed from the arena."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "total_bytes", "server_bytes", "smallest_reply"):
@@ -86,21 +89,21 @@ class SharedMemoryOptions:
             raise ValueError(f"lease_seconds={self.lease_seconds} must be greater than 0")
 
 
-# --- words -----------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
 class ProcessIdentity(msgspec.Struct, array_like=True, frozen=True):
-    """Which process this is, and on which host."""
+    """Identity of a process and its host."""
 
     boot_id: str
     pid_namespace: str
     uid: int
     pid: int
     start_time: int
-    """In clock ticks since boot; tells a process from a later one with the same pid."""
+    """In clock ticks since boot; distinguishes a process from a later one with the same pid."""
 
     def shares_memory_with(self, other: ProcessIdentity) -> bool:
-        """Whether the two may open each other's memory."""
+        """Return whether the two processes may open each other's memory."""
         return (self.boot_id, self.pid_namespace, self.uid) == (
             other.boot_id,
             other.pid_namespace,
@@ -108,7 +111,7 @@ class ProcessIdentity(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def is_alive(self) -> bool:
-        """Whether this process, of this host, still runs."""
+        """Return whether this process, which must be on this host, is running."""
         try:
             return _start_time(self.pid) == self.start_time
         except (OSError, ValueError, IndexError):
@@ -116,7 +119,7 @@ class ProcessIdentity(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SegmentOffer(msgspec.Struct, array_like=True, frozen=True):
-    """A segment that the reader may open."""
+    """Offer of a segment that the reader may open."""
 
     segment: int
     pid: int
@@ -126,7 +129,7 @@ class SegmentOffer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BufferLocation(msgspec.Struct, array_like=True, frozen=True):
-    """Where a message's buffers lie."""
+    """Location of a message's buffers."""
 
     segment: int
     slot: int
@@ -135,18 +138,19 @@ class BufferLocation(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MemoryReport(msgspec.Struct, array_like=True, frozen=True):
-    """What a reader has to say about memory, piggybacked on its messages."""
+    """Report of a reader about the owner's memory, sent along with its messages."""
 
     identity: ProcessIdentity | None = None
-    """Present in the first request of a connection that would like shared memory, and in the first
-    answer of a server that shares it."""
+    """Present in the first request of a connection that wants shared memory, and in the first reply
+    of a server that supports it.
+    """
     accepted: tuple[int, ...] = ()
     refused: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
 
 
 def current_process_identity() -> ProcessIdentity | None:
-    """Describe the calling process; None where the system does not tell, or has no memfd."""
+    """Return the identity of this process; None if it is unavailable or memfd unsupported."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
@@ -163,7 +167,7 @@ def current_process_identity() -> ProcessIdentity | None:
 
 
 def _start_time(pid: int) -> int:
-    # proc_pid_stat(5): the name in parentheses may hold anything; start time is field 22.
+    # proc_pid_stat(5): the name in parentheses may contain anything; the start time is field 22.
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
         return -1

@@ -1,9 +1,9 @@
-"""The carrier for peers in two processes, on one host or on two: ZeroMQ sockets.
+"""Transport between processes, on one or several hosts: ZeroMQ sockets.
 
     Channel (DEALER)  --- request ---->  Server (ROUTER, one thread)  -> handler
-            <-------- answer ----------  <- Request.reply, from any thread
+            <-------- reply -----------  <- Request.reply, from any thread
 
-Between two processes of one host, large buffers of answers take the way through `shared_memory`.
+Between processes on one host, large buffers are sent through `shared_memory`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ def serve(
     limits: ServerLimits | None = None,
     on_disconnect: Callable[[str], None] | None = None,
 ) -> TransportServer:
-    """Listen at `host` and `port` and answer requests with `handler`.
+    """Listen on `host` and `port`, and answer requests with `handler`.
 
     Args:
         handler: See `channel.Handler`.
-        request_type: The messages it understands: a tagged `msgspec.Struct` class or a union.
-        host: A name or number of this machine; "0.0.0.0" for all of its interfaces.
-        port: 0 takes one that is free.
-        security: This server's keys and the clients that it lets in; required where `host` can be
-            reached from another machine.
-        shared_memory: How much memory channels on this host may be given; None for the defaults.
-        limits: How much is taken from peers and kept for them; None for the defaults.
-        on_disconnect: Called on the server's thread, which it must not block, with a `Request.peer`
-            whose connection has ended. A channel that connects again is the same peer.
+        request_type: Message types that it accepts: a tagged `msgspec.Struct` class or a union.
+        host: Host name or address of this machine; "0.0.0.0" for all of its interfaces.
+        port: Port; 0 chooses a free one.
+        security: Keys of this server, and its authorized clients; required if `host` can be reached
+            from another machine.
+        shared_memory: Limits of shared memory; None for the defaults.
+        limits: Limits of what is accepted from peers and buffered for them; None for the defaults.
+        on_disconnect: Called with a `Request.peer` whose connection has ended. Runs on the server's
+            thread and must not block. A channel that reconnects is the same peer.
 
     Raises:
-        ValueError: The host is not loopback and `security` is None, or the keys are a client's.
-        OSError: The port is in use, or the host is not one of this machine.
+        ValueError: If the host is not loopback and `security` is None, or the keys are a client's.
+        OSError: If the port is in use, or the host is not one of this machine.
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"port={port} must be between 0 and 65535")
@@ -81,23 +81,23 @@ def connect(
     keepalive_timeout: float = 12.0,
     request_bytes: int = MAX_REQUEST_BYTES,
 ) -> Channel:
-    """Open a channel to the server at `address`, which need not be there yet.
+    """Open a channel to the server at `address`, which need not be running yet.
 
     Args:
         address: "host:port".
-        reply_type: The messages that answers consist of: a tagged struct class or a union.
-        security: This client's keys and the server's public key, if the server wants them.
-        shared_memory: False keeps everything on the socket; True and None use shared memory where
-            both ends are processes of one host that may open each other's memory.
-        keepalive_timeout: Seconds for which the peer may be silent (stopped, unreachable) before
-            the connection is given up; it may take a third longer, four seconds at most. What was
-            asked before a shorter silence is answered after it. A peer whose process has ended is
-            noticed at once.
-        request_bytes: The largest request that `send` accepts. What the server takes is for its
-            `ServerLimits` to say; beyond that it ends the connection.
+        reply_type: Message types of replies: a tagged struct class or a union.
+        security: Keys of this client, and the server's public key, if the server requires them.
+        shared_memory: False sends everything over the socket; True and None use shared memory if
+            both ends are processes on one host that may open each other's memory.
+        keepalive_timeout: Seconds for which the peer may be silent (stopped or unreachable) before
+            the connection is dropped; this may take a third longer, but at most 4 s. Requests sent
+            before a shorter silence are answered after it. The end of the peer's process is
+            detected at once.
+        request_bytes: Size limit of requests in `send`. The server's own limit is in its
+            `ServerLimits`; a larger request ends the connection.
 
     Raises:
-        ValueError: The address is not "host:port", or the keys are a server's.
+        ValueError: If the address is not "host:port", or the keys are a server's.
     """
     addresses.split(address)
     if not keepalive_timeout > 0:

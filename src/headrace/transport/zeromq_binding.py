@@ -1,4 +1,4 @@
-"""How a ROUTER takes its port."""
+"""Binding of a ROUTER socket to its port."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import zmq
 
-from headrace.open_files import in_words
+from headrace.open_files import explain_open_error
 from headrace.transport import address as addresses
 
 __all__ = ["bind"]
@@ -17,10 +17,10 @@ _FOREIGN_ADDRESS_ERRORS = (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 
 def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
-    """Listen at `host` and `port` (0 takes one that is free); return the address.
+    """Listen on `host` and `port` (0 chooses a free one); return the address.
 
     Raises:
-        OSError: The port is in use, or the host is not one of this machine.
+        OSError: If the port is in use, or the host is not one of this machine.
     """
     number = "127.0.0.1" if host == "localhost" else host
     endpoint = f"tcp://{addresses.join(number, port)}" if port else f"tcp://{_wildcard_for(number)}"
@@ -33,7 +33,7 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
                 f"port {port} on {host} is in use by another server; "
                 "choose another port, or 0 for one that is free",
             ) from error
-        words = f"cannot listen at {addresses.join(host, port)}: {in_words(error)}"
+        words = f"cannot listen at {addresses.join(host, port)}: {explain_open_error(error)}"
         if error.errno in _FOREIGN_ADDRESS_ERRORS:
             words += (
                 f". {host} is no address of this machine, nor a name of one: give 127.0.0.1, "
@@ -45,9 +45,10 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
 
 
 def _bind_with_retry(router: zmq.Socket[bytes], endpoint: str) -> None:
-    """Bind; wait a moment for a port that whoever had it before is letting go of.
+    """Bind; retry for up to 1 s if the port is in use.
 
-    ZeroMQ closes sockets a little after it is asked to, in a thread of its own.
+    ZeroMQ closes sockets with a delay, on its own thread, so a former owner may still hold the
+    port.
     """
     until = time.monotonic() + _REBIND_SECONDS
     while True:

@@ -1,8 +1,9 @@
-"""The calling end over ZeroMQ: a DEALER socket for each connection, and a monitor beside it.
+"""ZeroMQ channel: a DEALER socket with a monitor for each connection.
 
-ZeroMQ would reconnect by itself and send again what it still holds. This channel does not let it: a
-socket lives for one connection, and when its monitor says that the connection is lost, the socket
-goes and `receive` tells the caller, who alone knows whether to repeat a request (Rule 3).
+ZeroMQ would reconnect automatically and resend what it still holds. This channel prevents that: a
+socket lives for one connection. When its monitor reports that the connection is lost, the socket is
+closed and `receive` tells the caller, who alone knows whether to repeat a request (Rule 3 of
+`channel`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from headrace.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from headrace.open_files import in_words
+from headrace.open_files import explain_open_error
 from headrace.transport import address as addresses
 from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.channel import Buffer, Reply
@@ -62,12 +63,12 @@ __all__ = ["ZeroMQChannel"]
 
 _MAX_REJECTIONS = 3
 _RELEASES_PER_NOTICE = 8
-#: Of a channel's own memory. Most requests are small, and most channels send no others: what is
-#: made for a few large ones is smaller than what a server makes for its answers.
+#: Options of a channel's own memory. Most requests are small, and most channels send no others, so
+#: it is smaller than a server's memory for replies.
 _MEMORY = SharedMemoryOptions(segment_bytes=16 << 20, smallest_reply=128 << 10)
-#: What the channels of this process may take together.
+#: Memory of all channels of this process together.
 _BUDGET = ArenaBudget(_MEMORY.server_bytes)
-# Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
+# Plain integers: combining pyzmq's enumerations takes longer than sending a message.
 _NOW = int(zmq.DONTWAIT)
 _SOON = 0
 _MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -93,17 +94,18 @@ class ZeroMQChannel(RequestTrackingChannel):
         self._id = b"H" + secrets.token_bytes(16)
         self._connections = itertools.count(1)
         self._request_ids = itertools.count(1)
-        #: Answers that had arrived when the connection was lost, and what was lost with it.
+        #: Replies that had arrived when the connection was lost, and the error of the loss.
         self._arrived: deque[Reply] = deque()
         self._loss_error: HeadraceError | None = None
-        #: Connections in a row that the server took and ended before they began.
+        #: Number of consecutive connections that the server accepted and closed before the
+        #: handshake.
         self._rejections = 0
         self._connection: Connection | None = None
-        #: Whether the connection is being given up. Found so later, that was interrupted,
-        #: and its sockets may be closed.
+        #: Whether the connection is being dropped. If this is still set later, that was
+        #: interrupted, and the sockets may be closed.
         self._is_dropping = False
         self._mappings = SegmentMappings()
-        #: Memory for requests, once the server said that it can open it.
+        #: Memory for requests, once the server has reported that it can open it.
         self._arena: Arena | None = None
         self._shares_memory = shared_memory
         self._introduced = False
@@ -128,9 +130,9 @@ class ZeroMQChannel(RequestTrackingChannel):
             try:
                 self._write_request(connection, ticket, body, views)
             except zmq.Again:
-                pass  # A connection that has just ended takes nothing: `receive` hears why.
+                pass  # The connection has just ended; `receive` reports why.
             except BaseException:
-                # The next request would be taken for the rest of this one.
+                # The next request would be read as the rest of this one.
                 self._is_dropping = True
                 self._unanswered.discard(ticket)
                 self._finish_dropping()
@@ -140,7 +142,7 @@ class ZeroMQChannel(RequestTrackingChannel):
     def _write_request(
         self, connection: Connection, ticket: int, body: msgspec.Raw, views: list[memoryview]
     ) -> None:
-        """Write a request, its buffers to memory that the server reads if there is some."""
+        """Write a request; place its buffers in shared memory if possible."""
         arena = self._arena
         placed: BufferLocation | SegmentOffer | None = None
         if views and arena is not None:
@@ -158,7 +160,7 @@ class ZeroMQChannel(RequestTrackingChannel):
                 arena.mark_sent(placed)
             return
         offer = placed if isinstance(placed, SegmentOffer) else None
-        # Where there is no room, slots that the server has held for too long are its own.
+        # If there is no space, segments with slots held for too long are left to the server.
         full = arena is not None and bool(views) and placed is None
         retired = arena.retire_overdue() if full and arena is not None else ()
         views, pieces = split_frames(views)
@@ -199,9 +201,9 @@ class ZeroMQChannel(RequestTrackingChannel):
                 error.unsent = True
                 self._loss_error = error
             except (OSError, zmq.ZMQError) as error:
-                # No descriptor is left, most likely; there may be one in a moment.
+                # Most likely no descriptor is free; there may be one soon.
                 unavailable = UnavailableError(
-                    f"cannot connect to {self._address}: {in_words(error)}"
+                    f"cannot connect to {self._address}: {explain_open_error(error)}"
                 )
                 unavailable.unsent = True
                 self._loss_error = unavailable
@@ -245,24 +247,26 @@ class ZeroMQChannel(RequestTrackingChannel):
                 try:
                     raise error
                 finally:
-                    # Its traceback holds this frame: together they would keep the channel alive.
+                    # The traceback refers to this frame; together they would keep the channel
+                    # alive.
                     del error
             connection = self._connection
             if connection is None:
-                # Nothing was asked, so nothing comes: the caller's time passes as agreed.
+                # No request is pending, so no reply will arrive: wait for the timeout.
                 left = until - time.monotonic()
-                if left > 0:  # even a sleep of no time lets others run
+                if left > 0:  # even a sleep of zero seconds lets other threads run
                     time.sleep(left)
                 return None
             if connection.had_handshake and until - time.monotonic() > POLL_SECONDS:
-                # Most answers come soon; half of what the look for news beside them costs.
+                # Most replies arrive soon; this costs half of a wait that also checks the monitor.
                 found = self._read(connection, _SOON)
                 if found is not None:
                     self._send_releases(connection)
                     return found
             answered, news = connection.wait(max(0.0, until - time.monotonic()))
             if news:
-                # First, and soon: how a connection ended can be seen only if its beginning was.
+                # First, and soon: the cause of a loss is known only if the connection was watched
+                # from its start.
                 self._check_connection(connection)
                 continue
             if answered and (found := self._read(connection)) is not None:
@@ -280,7 +284,7 @@ class ZeroMQChannel(RequestTrackingChannel):
             self._drop_connection()
 
     def _loss_reason(self, connection: Connection) -> HeadraceError | None:
-        """Say why a connection was lost; a server that turns us away again and again means it."""
+        """Return why a connection was lost; repeated rejections become UnauthenticatedError."""
         self._rejections = self._rejections + 1 if connection.was_rejected else 0
         if self._rejections < _MAX_REJECTIONS:
             if isinstance(connection.reason, UnavailableError):
@@ -289,14 +293,14 @@ class ZeroMQChannel(RequestTrackingChannel):
         return UnauthenticatedError(f"{connection.reason} ({self._rejections} times in a row)")
 
     def _read(self, connection: Connection, when: int = _NOW) -> Reply | None:
-        """Return the next answer that has arrived, or comes soon, and that someone waits for."""
+        """Return the next reply to a pending request that has arrived or arrives soon."""
         dealer = connection.dealer
         while True:
             try:
                 first = dealer.recv(when, copy=False)
             except zmq.Again:
                 return None
-            when = _NOW  # what nobody waits for must not make the wait longer
+            when = _NOW  # replies that are not awaited must not prolong the wait
             frames = receive_buffers(dealer, first)
             try:
                 header: ReplyHeader = decode_reply_header(first.buffer)
@@ -336,7 +340,7 @@ class ZeroMQChannel(RequestTrackingChannel):
             self._arena.apply_report(report)
 
     def _send_releases(self, connection: Connection) -> None:
-        # Usually the next request carries them; a consumer that only receives says so itself.
+        # Usually the next request carries the report; a client that only receives sends a notice.
         if self._mappings.num_pending_releases >= _RELEASES_PER_NOTICE:
             report = self._mappings.take_report()
             self._write(connection, RequestHeader(0, NOTICE, EMPTY_BODY, report))
@@ -346,7 +350,7 @@ class ZeroMQChannel(RequestTrackingChannel):
             return
         self._closed = True
         if self._process != os.getpid():
-            # What threads kept for themselves is dropped in a child before any call of a fork's.
+            # Thread-local objects are dropped in a child before any fork hook runs.
             self.leave_to_parent()
             return
         self._finish_dropping()
@@ -354,7 +358,7 @@ class ZeroMQChannel(RequestTrackingChannel):
         if connection is not None and connection.is_ready():
             with contextlib.suppress(zmq.ZMQError):
                 self._write(connection, RequestHeader(0, CLOSING, EMPTY_BODY))
-            # Time for the goodbye to leave, spent in the background.
+            # Lets the closing message leave, in the background.
             connection.dealer.linger = 100
         self._drop_connection()
         self._unanswered.clear()
@@ -371,18 +375,18 @@ class ZeroMQChannel(RequestTrackingChannel):
         return
 
     def leave_to_parent(self) -> None:
-        """Close the child's copy of the connection."""
+        """Close the copy of the connection in a forked process."""
         super().leave_to_parent()
         if self._connection is not None:
             self._connection.close_in_child()
             self._connection = None
         self._mappings.clear()
-        self._arena = None  # the parent's, and its lock may be taken
+        self._arena = None  # the parent's, and its lock may be held
         self._unanswered.clear()
         self._arrived.clear()
 
     def _finish_dropping(self) -> None:
-        """Do what is left to do where a connection was to be given up, if it was."""
+        """Finish dropping a connection if that was interrupted."""
         if self._is_dropping:
             self._loss_error = self._loss_error or UnavailableError(
                 f"the connection to {self._address} was given up in the middle of a request"

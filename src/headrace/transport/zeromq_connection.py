@@ -1,13 +1,13 @@
-"""One connection of a channel: a DEALER that connects once, and the monitor that tells how it is.
+"""One connection of a channel: a DEALER socket that connects once, and its monitor.
 
-    connecting --CONNECTED--> shaking hands --HANDSHAKE_SUCCEEDED--> established
-        |                          |                                     |
-        no answer,                 turned away,                          closed by the peer,
-        or refused                 or silent                             or silent
+    connecting --CONNECTED--> handshake --HANDSHAKE_SUCCEEDED--> established
+        |                         |                                   |
+        no answer,                rejected                            closed by the peer,
+        or refused                or silent                           or silent
 
-ZeroMQ ends a connection whose peer closed it and one whose peer was silent with the same event. To
-tell them apart, this file keeps a second handle on the socket: the kernel knows whether the other
-end closed it.
+ZeroMQ reports the same event for a connection that the peer closed and one whose peer was silent.
+To tell them apart, this module keeps a duplicate of the socket's descriptor: the kernel knows
+whether the other end closed it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from headrace.transport.security import Security
 __all__ = ["POLL_SECONDS", "Connection"]
 
 POLL_SECONDS = 0.02
-"""Seconds for which a read of the socket itself waits, and nobody hears how the connection is."""
+"""Seconds that a read of the socket may block without a check of the connection's state."""
 
 _ZERO_COPY_BYTES = 64 << 10
 _CONNECT_SECONDS = 5.0
-#: Three signs of life to the usual patience. Each costs the server 30 us of a processor, and a
+#: Gives three heartbeats within the default timeout. Each costs the server 30 us of CPU time, and a
 #: thousand idle peers send little else.
 _HEARTBEAT_SECONDS = 4.0
 _NEVER_MS = 0x7FFF_0000
@@ -61,11 +61,11 @@ _NO_KEYS_HINT = (
 
 
 class _Dealer(zmq.Socket[bytes]):
-    """A socket that stops its monitor, closes, then closes what reads the news, in this order.
+    """A socket that stops its monitor, closes, then closes the monitor's reader, in this order.
 
-    ZeroMQ's thread waits without end to tell news that nobody can read any more, and with it waits
-    all that this process serves and asks. After an interruption, anybody may be the one who closes:
-    an `except`, a second `close`, the collector.
+    Otherwise ZeroMQ's I/O thread would block forever on an event that nothing can read any longer,
+    and with it all sockets of this process. After an interruption, any code may be the one that
+    closes: an `except` block, a second `close`, the garbage collector.
     """
 
     _made_in = 0
@@ -75,7 +75,7 @@ class _Dealer(zmq.Socket[bytes]):
         self._made_in = os.getpid()
 
     def close(self, linger: int | None = None) -> None:
-        # In a process that was forked, the monitor is the parent's.
+        # In a forked process, the monitor belongs to the parent.
         if not self.closed and self._made_in == os.getpid():
             with contextlib.suppress(zmq.ZMQError):
                 self.monitor(None, 0)
@@ -85,13 +85,13 @@ class _Dealer(zmq.Socket[bytes]):
 
 
 class Connection:
-    """A DEALER and its monitor, from the attempt to connect to the loss.
+    """A DEALER socket and its monitor, from the attempt to connect to the loss.
 
     Args:
-        address: Where the peer listens, for errors.
-        resolved: The same with the host's number.
-        routing_id: What the server knows this connection by.
-        security: The keys, if there are any.
+        address: Address of the peer, for errors.
+        resolved: The same with a numeric host.
+        routing_id: Id by which the server knows this connection.
+        security: Keys; None if the connection is not encrypted.
         keepalive_timeout: Seconds for which the peer may be silent.
     """
 
@@ -104,7 +104,8 @@ class Connection:
         keepalive_timeout: float,
     ) -> None:
         self.reason: HeadraceError | None = None
-        #: Whether the server took the connection and ended it before the handshake was done.
+        #: Whether the server accepted the connection and closed it before the handshake was
+        #: complete.
         self.was_rejected = False
         self._address = address
         self._secure = security is not None
@@ -112,11 +113,12 @@ class Connection:
         self._since = time.monotonic()
         self._connected = False
         self._handshaken = False
-        #: Whether news is being read. Found so later, that was interrupted, and the news is lost.
+        #: Whether an event is being read. If this is still set later, the read was interrupted and
+        #: the event is lost.
         self._is_reading_events = False
         self._descriptor: Descriptor | None = None
         self._watched: socket.socket | None = None
-        # Not itself: the context would keep a connection that all others have dropped.
+        # Not `self`: the context would keep the connection alive after its last other reference.
         self._use = object()
         try:
             self.dealer = shared_context.acquire(self._use).socket(zmq.DEALER, socket_class=_Dealer)
@@ -155,7 +157,7 @@ class Connection:
 
     @property
     def sockets(self) -> Sequence[Any]:
-        """What becomes readable when something arrives, or happens to the connection."""
+        """Sockets that become readable when a message or an event of the connection arrives."""
         return self.dealer, self._monitor
 
     @property
@@ -163,10 +165,10 @@ class Connection:
         return min(_CONNECT_SECONDS, self._keepalive_timeout)
 
     def wait(self, seconds: float) -> tuple[bool, bool]:
-        """Wait until something arrives; tell whether messages did, and whether news did."""
+        """Wait for input; return whether messages and whether monitor events are ready."""
         if seconds <= 0:
-            # A fifth of what a poll costs, and asked after each answer. Once the connection stands,
-            # its news can wait until there is no answer.
+            # Costs a fifth of a poll, and runs after each reply. On an established connection,
+            # events can wait until there is no reply.
             answered = _is_readable(self.dealer)
             return answered, not (answered and self._handshaken) and _is_readable(self._monitor)
         # Rounded up: a wait of less than a millisecond must not become a busy loop.
@@ -180,7 +182,7 @@ class Connection:
         return answered, news
 
     def is_lost(self) -> bool:
-        """Read the monitor's news; tell whether the connection is over (`reason` says why)."""
+        """Read the monitor's events; return whether the connection is lost (`reason` says why)."""
         if self._is_reading_events and self.reason is None:
             self.reason = UnavailableError(
                 f"the connection to {self._address} was given up: this process was interrupted as "
@@ -188,7 +190,7 @@ class Connection:
             )
         while not self._is_reading_events and _is_readable(self._monitor):
             self._is_reading_events = True
-            # Waiting for its second frame, which may come a moment after the first.
+            # Blocks for the second frame, which may arrive a moment after the first.
             news = recv_monitor_message(self._monitor)
             self._is_reading_events = False
             event = zmq.Event(news["event"])
@@ -209,11 +211,11 @@ class Connection:
 
     @property
     def had_handshake(self) -> bool:
-        """Whether anything can have been sent to the peer."""
+        """Whether the handshake succeeded, so that messages may have reached the peer."""
         return self._handshaken
 
     def is_ready(self) -> bool:
-        """Whether something can be sent to the peer now."""
+        """Return whether messages can be sent to the peer now."""
         return not self.is_lost() and self._handshaken
 
     def _explain(self, event: zmq.Event) -> HeadraceError:
@@ -262,12 +264,12 @@ class Connection:
 
     def _closed_by_peer(self, elapsed: float) -> bool:
         if self._watched is None:
-            # It was over before we looked. Silence takes longer than it lived, or we cannot know.
+            # Lost before it was watched: not by a timeout if its lifetime was shorter than that.
             return elapsed < self._keepalive_timeout
         return closed_by_peer(self._watched)
 
     def close(self) -> None:
-        """Close the sockets; called again where it was interrupted."""
+        """Close the sockets. Idempotent; call it again if it was interrupted."""
         self.dealer.close()
         if self._watched is not None:
             self._watched.close()
@@ -275,7 +277,7 @@ class Connection:
         shared_context.release(self._use)
 
     def close_in_child(self) -> None:
-        """Close the child's copy of the socket; all else is the parent's."""
+        """Close the copies of the descriptors in a forked process; leave all else to the parent."""
         if self._watched is not None:
             self._watched.close()
         if self._descriptor is not None:

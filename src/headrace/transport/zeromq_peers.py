@@ -1,17 +1,18 @@
-"""Who is connected to a server: one record for each connection, made and dropped in time.
+"""Connected peers of a server: one record for each connection.
 
-A ROUTER says who sent a message, but not when a peer goes; its monitor says which descriptor was
-closed, but not whose it was. The first message of each connection tells the two apart: it carries
-the number of the descriptor that it came through.
+A ROUTER socket says who sent a message, but not when a peer disconnects; its monitor says which
+descriptor was closed, but not whose. The first message of each connection links the two: it carries
+the number of the descriptor through which it arrived.
 
-    monitor: ACCEPTED n ------------------> open[n]
-    router:  first message of `route`, n -> peers[route], in open[n].routes
-    monitor: DISCONNECTED n --------------> both dropped, and the peer's memory with them
+    monitor: ACCEPTED n ------------------> _accepted_connections[n]
+    router:  first message of `route`, n -> _by_route[route], _accepted_connections[n].routes
+    monitor: DISCONNECTED n --------------> both removed, and the peer's memory released
 
-Rule 1. The monitor is read to its end before a new peer is recorded, so that news about an earlier
-        connection with the same number is never taken for news about this one.
-Rule 2. Only the monitor and the peer itself end a connection. Messages may be read after the news
-        of their connection's end, when another one has its number: they take nothing from that one.
+Rule 1. All monitor events are read before a new peer is recorded, so that an event of an earlier
+        connection with the same descriptor number is never attributed to the new one.
+Rule 2. Only the monitor and the peer itself end a connection. Messages may be read after the event
+        that their connection ended, when another connection has its number; they do not affect that
+        one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Literal, NamedTuple
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from headrace.counts import count_handshake_refused
+from headrace.process_metrics import count_handshake_refused
 from headrace.transport.arena import Arena
 from headrace.transport.descriptors import Descriptor, limit_receive_buffer, warn_near_file_limit
 from headrace.transport.mappings import SegmentMappings
@@ -60,7 +61,7 @@ _IN = int(zmq.POLLIN)
 _MAX_WARNED_ADDRESSES = 1000
 _MAX_ENDED_ROUTES = 4096
 _numbers = itertools.count()
-"""Numbers of servers in this process."""
+"""Counter for the names of monitor endpoints in this process."""
 
 # A channel's routing id: one letter and 16 random bytes for the channel, then the number of the
 # connection.
@@ -70,8 +71,8 @@ _CHANNEL_ID_BYTES = 17
 class Peer:
     """One connection, from its first message to its end.
 
-    Belongs to the server's thread, but for `arena` and `take_report`, which those who answer
-    requests use.
+    Used by the server's thread only, except `arena` and `take_report`, which are used by the
+    threads that reply to requests.
     """
 
     __slots__ = (
@@ -96,18 +97,19 @@ class Peer:
         self.descriptor = descriptor
         self.role = role
         self.arena: Arena | None = None
-        #: The channel's own memory, and what it is to know of this process before it offers any.
+        #: Mapped segments of the channel, and the identity of this process that the channel needs
+        #: before it offers any.
         self.mappings: SegmentMappings | None = None
         self.pending_identity: ProcessIdentity | None = None
         self.is_disconnected = False
-        #: Bytes of answers that its connection has not taken yet, and those not counted so far.
+        #: Bytes of replies that the connection has not taken yet, and the part not yet counted.
         self.pending_bytes = 0
         self.untracked_bytes = 0
-        #: When its connection took something, or had nothing to take.
+        #: Time when the connection last took data, or had none to take.
         self.last_progress_at = 0.0
 
     def share_memory(self, arena: Arena, identity: ProcessIdentity) -> None:
-        """Share memory from now on: an arena for answers, and whatever the channel offers."""
+        """Enable shared memory: an arena for replies, mappings for the channel's segments."""
         self.arena = arena
         self.mappings = SegmentMappings()
         self.pending_identity = identity
@@ -115,11 +117,11 @@ class Peer:
     def read_memory(
         self, offer: SegmentOffer | None, retired: Iterable[int], placement: BufferLocation | None
     ) -> list[memoryview] | None:
-        """Take note of what a request says of the channel's memory; view what it placed there.
+        """Apply what a request says about the channel's memory; return views of its buffers there.
 
         Raises:
-            LookupError: The segment is not one that was opened.
-            ValueError: The placement reaches beyond the segment.
+            LookupError: If the segment has not been opened.
+            ValueError: If the placement exceeds the segment.
         """
         mappings = self.mappings
         if mappings is None:
@@ -132,7 +134,7 @@ class Peer:
         return None if placement is None else mappings.view(placement)
 
     def take_report(self) -> MemoryReport | None:
-        """Return what is to be said about the channel's memory, on any thread."""
+        """Return the next report about the channel's memory, or None. Any thread."""
         mappings = self.mappings
         if mappings is None:
             return None
@@ -140,7 +142,7 @@ class Peer:
         return mappings.take_report(introduction)
 
     def release_memory(self) -> None:
-        """Let go of what is kept for the peer."""
+        """Release the memory that is held for the peer."""
         self.is_disconnected = True
         if self.arena is not None:
             self.arena.close()
@@ -157,16 +159,16 @@ class Peer:
 
 
 class _AcceptedConnection(NamedTuple):
-    """A connection that was accepted, until the monitor says that it ended."""
+    """An accepted connection, until the monitor reports its end."""
 
     descriptor: Descriptor
     host: str
-    #: Its peer; besides, maybe, one that had the same number before and was first heard of late.
+    #: Its peer, and possibly an earlier one with the same number whose first message came late.
     routes: set[bytes]
 
 
 class Peers:
-    """All connections of one ROUTER. Belongs to the server's thread."""
+    """All connections of one ROUTER socket. Used by the server's thread only."""
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class Peers:
         on_disconnect: Callable[[str], None] | None = None,
     ) -> None:
         self._role_of = role_of
-        #: Told of each channel whose connection has ended.
+        #: Called with the name of each channel whose connection has ended.
         self._on_disconnect = on_disconnect
         self._disconnected_channels: list[str] = []
         self._late_channels: dict[str, None] = {}
@@ -183,19 +185,19 @@ class Peers:
         self._by_route: dict[bytes, Peer] = {}
         self._route_by_channel: dict[str, bytes] = {}
         self._accepted_connections: dict[int, _AcceptedConnection] = {}
-        #: Connections that ended last. What they sent may be read later than the news of their
-        #: end, and by then their number may be that of another connection.
+        #: Connections that ended most recently. Their messages may be read after the event of their
+        #: end, when their descriptor number may belong to another connection.
         self._ended_routes: dict[bytes, None] = {}
         self._listening: list[Descriptor] = []
         self._handshake_failure = ""
         self.num_refused = 0
-        """How many connections ended before they began."""
+        """Number of connections that ended before the handshake was complete."""
         self._warned: set[str] = set()
-        # Not `id(self)`: an endpoint may still be bound when its number is used again.
+        # Not `id(self)`: an endpoint may still be bound when the same id is used again.
         endpoint = f"inproc://headrace-server-{os.getpid()}-{next(_numbers)}"
         router.monitor(endpoint, _EVENTS)
         self.monitor = router.context.socket(zmq.PAIR)
-        # Unbounded: a full queue of news would stop the thread that serves all connections.
+        # Unbounded: a full event queue would block the thread that serves all connections.
         self.monitor.rcvhwm = 0
         self.monitor.connect(endpoint)
 
@@ -206,54 +208,54 @@ class Peers:
         return self._by_route.get(route)
 
     def find_by_channel(self, name: str) -> Peer | None:
-        """Return the connection of a channel (`Request.peer`); None: it has none. Any thread."""
+        """Return a channel's connection (`Request.peer`), or None if it has none. Any thread."""
         route = self._route_by_channel.get(name)
         return None if route is None else self._by_route.get(route)
 
     def add(self, route: bytes, first: zmq.Frame) -> Peer | None:
-        """Record the connection of which `first` is the first message; None if it is not ours."""
+        """Record the connection of a first message; return None for a foreign protocol."""
         self.read_monitor()
         try:
             number = int(first.get(zmq.SRCFD))
         except zmq.ZMQError:
-            return None  # What speaks a protocol older than ours, as noise on the port may.
+            return None  # The peer speaks an older ZeroMQ protocol, like stray traffic on the port.
         opened = None if self._has_ended(route) else self._accepted_connections.get(number)
         peer = Peer(route, opened and opened.descriptor, self._role_of(_user_id(first)))
         if opened is None:
-            peer.is_disconnected = True  # It said one thing and left.
+            peer.is_disconnected = True  # the peer sent one message and disconnected
             return peer
-        # A new connection of a channel knows nothing of the memory of the old one.
+        # A new connection of a channel knows nothing about the memory of the old one.
         if (earlier := self._route_by_channel.get(peer.name)) is not None:
             self._remove_route(earlier)
-        # Whoever else has this number stays: which of the two is late cannot be known here, and
-        # to drop the other would leave it without answers for as long as it is connected.
+        # Another peer with this number stays: it is unknown which of the two is late, and a removed
+        # peer would get no replies for as long as it is connected.
         opened.routes.add(route)
         self._by_route[route] = peer
         self._route_by_channel[peer.name] = route
         return peer
 
     def _has_ended(self, route: bytes) -> bool:
-        """Whether the connection that this late message came through has ended."""
+        """Return whether the connection of this late message has ended."""
         latest = self._route_by_channel.get(_parse_channel(route))
         # The connections of a channel are numbered, and it has one at a time.
         return route in self._ended_routes or (latest is not None and route < latest)
 
     def remove(self, peer: Peer) -> None:
-        """Take note of a goodbye."""
+        """Remove a peer that announced its disconnect."""
         self._remove_route(peer.route)
 
     def record_late_request(self, peer: Peer) -> None:
-        """Take note of a request of one that may be gone; it is not to be the last word on it."""
+        """Have a disconnect reported after a late request of a peer, too."""
         if peer.route not in self._by_route:
             self._late_channels[peer.name] = None
 
     @property
     def has_unreported_disconnects(self) -> bool:
-        """Whether somebody has gone who was not reported; what it asked is to be handled first."""
+        """Whether a disconnect is unreported; requests of that peer must be handled first."""
         return bool(self._disconnected_channels)
 
     def report_disconnects(self) -> None:
-        """Report who has gone, once all that they asked was handled."""
+        """Report disconnected peers, after all of their requests were handled."""
         if not (self._late_channels or self._disconnected_channels):
             return
         late, self._late_channels = self._late_channels, {}
@@ -264,7 +266,7 @@ class Peers:
                 self._on_disconnect(name)
 
     def read_monitor(self) -> None:
-        """Read all that the monitor has to say."""
+        """Read all pending monitor events."""
         while int(self.monitor.getsockopt(_STATE)) & _IN:
             news = parse_monitor_message(self.monitor.recv_multipart())
             event = zmq.Event(news["event"])
@@ -286,7 +288,8 @@ class Peers:
         descriptor = Descriptor.of(number)
         if descriptor is None:
             return
-        # Also where no number is left for a second handle: its answers would be dropped else.
+        # Also recorded if no descriptor is free for a duplicate: its replies would otherwise be
+        # dropped.
         host, connection = "a peer that is gone", descriptor.duplicate()
         if connection is not None:
             with connection, contextlib.suppress(OSError):
@@ -303,8 +306,8 @@ class Peers:
             reason, self._handshake_failure = self._handshake_failure, ""
             self.num_refused += 1
             count_handshake_refused(reason)
-            # Wrong keys were reported by who decided. Whoever only looks whether the port is open
-            # ends so, too; that is no reason to warn.
+            # Wrong keys were logged by the authenticator. Port scans and health checks end like
+            # this, too, and are no reason to warn.
             if reason == "protocol":
                 self._warn_once(
                     host,
@@ -334,7 +337,7 @@ class Peers:
                 opened.routes.discard(route)
 
     def close(self) -> None:
-        """Let go of everything; the router is closed by its owner."""
+        """Release everything; the owner closes the router."""
         for peer in self:
             peer.release_memory()
         self._by_route.clear()
@@ -342,7 +345,7 @@ class Peers:
         self.monitor.close(linger=0)
 
     def close_in_child(self) -> None:
-        """Close the child's copies of the port and of all connections."""
+        """Close the copies of the port and of all connections in a forked process."""
         for descriptor in [
             *self._listening,
             *(each.descriptor for each in self._accepted_connections.values()),

@@ -1,11 +1,12 @@
-"""Answers on their way out, counted until the connection has taken them.
+"""Sending of replies, with counts of the bytes that connections have not taken yet.
 
-ZeroMQ takes whatever it is given and says nothing about what it has sent. But it lets go of a frame
-that it was lent once the kernel has it, and the frames of a connection go in order. So each time
-that 64 KiB more were written to a peer, one frame is lent with a mark on it; when it is let go, all
-that was written up to it is out.
+ZeroMQ accepts everything and does not report when data was sent. But it releases a borrowed frame
+once the kernel has it, and the frames of a connection are sent in order. So after each 64 KiB
+written to a peer, one frame is lent and tracked; when it is released, everything written up to it
+has been sent.
 
-Rule 1. Counts change on the server's thread alone. Who lets a frame go only appends to `_sent`.
+Rule 1. Counts change on the server's thread only. The release of a frame, on any thread, only
+        appends to `_sent`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import msgspec
 import numpy as np
 import zmq
 
-from headrace.counts import count_answer_withheld, count_connection_cut
 from headrace.errors import UnavailableError
+from headrace.process_metrics import count_reply_dropped, count_slow_connection_closed
 from headrace.transport.envelope import ERROR, ReplyHeader, encode, encode_error
 from headrace.transport.limits import ServerLimits
 from headrace.transport.zeromq_peers import Peer
@@ -39,7 +40,7 @@ _MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 class QueuedReply(NamedTuple):
-    """One encoded answer and whom it is for."""
+    """One encoded reply and its peer."""
 
     peer: Peer
     request_id: int
@@ -48,7 +49,7 @@ class QueuedReply(NamedTuple):
 
 
 class ReplyWriter:
-    """Writes answers to a ROUTER, within bounds. Belongs to the server's thread."""
+    """Writes replies to a ROUTER socket, within limits. Used by the server's thread only."""
 
     def __init__(
         self,
@@ -62,17 +63,17 @@ class ReplyWriter:
         self._tracked_frames: dict[int, weakref.ref[np.ndarray]] = {}
         self._numbers = itertools.count()
         self._sent: deque[tuple[Peer, int]] = deque()
-        #: Bytes of answers that the connections of all peers have not taken yet.
+        #: Bytes of replies that the connections of all peers have not taken yet.
         self.pending_bytes = 0
 
     def write(self, reply: QueuedReply) -> None:
-        """Hand an answer to ZeroMQ, or an error in its place where too much is unread."""
+        """Pass a reply to ZeroMQ, or an error in its place if too much is unread."""
         peer, ticket, header, buffers = reply
         if peer.is_disconnected:
             return
         size = len(header) + sum([view.nbytes for view in buffers])
         if size >= _MIN_TRACKED_BYTES and self._is_full(peer, size):
-            count_answer_withheld()
+            count_reply_dropped()
             header, buffers = self._rejection_header(peer, ticket, size), ()
             size = len(header)
         peer.untracked_bytes += size
@@ -95,7 +96,7 @@ class ReplyWriter:
             peer.pending_bytes > self._limits.pending_reply_bytes + _SLACK_BYTES
             and size < _MIN_TRACKED_BYTES
         ):
-            self._cut_peer(peer)  # It asks and asks, and does not even read that it should not.
+            self._cut_peer(peer)  # it keeps sending requests and reads no replies
 
     def _is_full(self, peer: Peer, size: int) -> bool:
         self._count_sent()
@@ -159,8 +160,8 @@ class ReplyWriter:
                 written = index
         except BaseException as error:
             _log.warning("an answer was not sent: %s: %s", type(error).__name__, error)
-            # The next answer would be taken for its rest. So it is ended, with more frames than it
-            # announced, and the peer, which drops it for that, loses its connection.
+            # The next reply would be read as the rest of this one. So it is completed with more
+            # frames than announced, and the peer, which drops it for that, is disconnected.
             if begun:
                 for _ in range(written, len(buffers)):
                     router.send(b"", _MORE_NOW)
@@ -170,11 +171,11 @@ class ReplyWriter:
                 raise
 
     def _send_borrowed(self, frame: np.ndarray, flags: int) -> None:
-        # However small: a copy would be let go of at once.
+        # However small: ZeroMQ would release a copied frame at once.
         self._router.send(zmq.Frame(frame, copy=False, copy_threshold=0), flags, copy=False)
 
     def cut_stalled_peers(self, peers: Iterable[Peer]) -> None:
-        """End the connections of peers that have stopped reading, where they are in the way."""
+        """Disconnect peers that have stopped reading while a limit is nearly reached."""
         self._count_sent()
         limits = self._limits
         crowded = self.pending_bytes + _MIN_TRACKED_BYTES > limits.total_pending_reply_bytes
@@ -189,6 +190,6 @@ class ReplyWriter:
 
     def _cut_peer(self, peer: Peer) -> None:
         if not peer.is_disconnected:
-            count_connection_cut()
+            count_slow_connection_closed()
             _log.warning("a connection was ended; %s bytes were unread", f"{peer.pending_bytes:,}")
         peer.disconnect()

@@ -1,4 +1,4 @@
-"""One request as it came through a ROUTER, and the way of its answer."""
+"""A request received through a ROUTER socket, and its reply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ZeroMQRequest"]
 
 
 class ZeroMQRequest(Request):
-    """A request that is answered by posting to the server's thread."""
+    """A request whose reply is queued for the server's thread."""
 
     __slots__ = (
         "_allocation",
@@ -52,7 +52,7 @@ class ZeroMQRequest(Request):
         self._source = source
         self._request_id = request_id
         self._unanswered = [True]
-        #: Memory of an arena in which the answer is made.
+        #: Memory of an arena in which the reply is built.
         self._allocation: tuple[Arena, BufferLocation, np.ndarray] | None = None
         self.peer = source.name
         self.role = source.role
@@ -69,11 +69,11 @@ class ZeroMQRequest(Request):
     def reply(
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False
     ) -> None:
-        # What cannot be sent raises here, and the request stays open for `fail`.
+        # If encoding fails, this raises, and the request can still be answered with `fail`.
         body = msgspec.Raw(encode(message))
         views = flat_views(buffers)
         try:
-            self._unanswered.pop()  # One list operation: two threads cannot both succeed.
+            self._unanswered.pop()  # one list operation: two threads cannot both succeed
         except IndexError:
             return
         try:
@@ -108,7 +108,7 @@ class ZeroMQRequest(Request):
     def _take_allocation(
         self, views: list[memoryview]
     ) -> tuple[Arena | None, BufferLocation | None]:
-        """Return where the answer lies, if it was made in the memory that was given for it."""
+        """Return the location of the reply, if it was built in the memory allocated for it."""
         assert self._allocation is not None
         (arena, placement, memory), self._allocation = self._allocation, None
         there = range(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
@@ -119,7 +119,7 @@ class ZeroMQRequest(Request):
                 made = arena.append(placement, views[1:])
                 if made is not None:
                     return arena, made
-            views[number] = copy_views([view])[0]  # the memory is another answer's from here on
+            views[number] = copy_views([view])[0]  # the memory is released below
         arena.release(placement)
         arena.mark_sent(placement)
         return self._source.arena, None

@@ -1,7 +1,7 @@
-"""The answering end over ZeroMQ: a ROUTER socket and the one thread that touches it.
+"""ZeroMQ server: a ROUTER socket and the only thread that uses it.
 
-Rule 1. Nothing but `close` ends the thread: whatever a handler raises is an answer, and whatever
-        else goes wrong (no memory, no descriptor) is logged, and the thread goes on.
+Rule 1. Only `close` ends the thread: an exception of a handler becomes a reply, and any other
+        failure (out of memory or descriptors) is logged, and the thread continues.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import msgspec
 import zmq
 
 from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
-from headrace.forks import stays_with_parent
-from headrace.open_files import check_room
+from headrace.forks import register_fork_sensitive
+from headrace.open_files import check_available
 from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.authenticator import Authenticator
 from headrace.transport.channel import Handler, TransportServer
@@ -63,7 +63,7 @@ _SWEEP_SECONDS = 3.0
 _AFTER_ERROR_SECONDS = 0.05
 _LINGER_MS = 200
 _HEADER_BYTES = 4 << 10
-# Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
+# Plain integers: combining pyzmq's enumerations takes longer than sending a message.
 _NOW = int(zmq.DONTWAIT)
 _STATE = int(zmq.EVENTS)
 _IN = int(zmq.POLLIN)
@@ -71,7 +71,7 @@ _MORE_TO_COME = int(zmq.RCVMORE)
 
 
 class ZeroMQServer(TransportServer):
-    """Reads all requests in hand, calls the handler, writes all answers in hand."""
+    """Reads all pending requests, calls the handler, and writes all pending replies."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ZeroMQServer(TransportServer):
         on_disconnect: Callable[[str], None] | None = None,
     ) -> None:
         raise_file_limit()
-        check_room(FILES_PER_CONTEXT)
+        check_available(FILES_PER_CONTEXT)
         start_frame_collector()
         self._handler = handler
         self._decode = msgspec.msgpack.Decoder(request_type).decode
@@ -99,7 +99,8 @@ class ZeroMQServer(TransportServer):
         self._closing = False
         self._forked = False
         self._close_lock = threading.Lock()
-        #: Who takes this closes the sockets: the thread, or who made it if that failed before.
+        #: The thread that pops this closes the sockets: the server's thread, or the creator if
+        #: creation failed before.
         self._close_token = [True]
         self._wake_lock = threading.Lock()
         self._wake_sent = False
@@ -126,19 +127,19 @@ class ZeroMQServer(TransportServer):
             self._thread = threading.Thread(
                 target=self._run, name=f"headrace-server-{self._address}", daemon=True
             )
-            stays_with_parent(self)
+            register_fork_sensitive(self)
             self._thread.start()
         except BaseException:
             if self._claim_close():
                 self._close_everything()
             else:
-                self.close()  # the thread runs, though its start was interrupted
+                self.close()  # the thread runs, although its start was interrupted
             raise
 
     def _claim_close(self) -> bool:
-        """Take over who closes the sockets; False: somebody has, and nobody else may touch them."""
+        """Claim the right to close the sockets; return False if another thread has it."""
         try:
-            self._close_token.pop()  # One list operation: two threads cannot both succeed.
+            self._close_token.pop()  # one list operation: two threads cannot both succeed
         except IndexError:
             return False
         return True
@@ -146,14 +147,14 @@ class ZeroMQServer(TransportServer):
     def _set_options(self) -> None:
         router = self._router
         router.linger = _LINGER_MS
-        # Bounded in bytes instead, by the outbox; a high-water mark would make a ROUTER drop
-        # answers without a word.
+        # `ReplyWriter` limits the bytes instead: at a high-water mark, a ROUTER would silently drop
+        # replies.
         router.sndhwm = router.rcvhwm = 0
         router.maxmsgsize = self._limits.request_bytes + _HEADER_BYTES
         router.copy_threshold = _ZERO_COPY_BYTES
         router.ipv6 = True
-        # A client that was stopped for a while (a debugger) keeps its connection; one that is
-        # unreachable is forgotten. Seldom: channels send signs of life of their own.
+        # A client that was stopped for a while (by a debugger) keeps its connection; an unreachable
+        # one is dropped. The interval is long, as channels send heartbeats of their own.
         interval = min(self._limits.keepalive_interval, self._limits.keepalive_timeout)
         router.heartbeat_ivl = math.ceil(interval * 1000)
         router.heartbeat_timeout = math.ceil(self._limits.keepalive_timeout * 1000)
@@ -170,7 +171,7 @@ class ZeroMQServer(TransportServer):
 
     @property
     def arenas(self) -> list[Arena]:
-        """The memory of the channels that have some now."""
+        """Arenas of the channels that have one now."""
         assert self._peers is not None
         return [arena for peer in self._peers if (arena := peer.arena) is not None]
 
@@ -186,7 +187,7 @@ class ZeroMQServer(TransportServer):
     # --- called from any thread ---------------------------------------------------------------
 
     def post(self, answer: QueuedReply) -> None:
-        """Give the thread something to write."""
+        """Queue a reply for the thread to write."""
         if self._forked:
             raise FailedPreconditionError(
                 f"the server at {self._address} was started before a fork; it answers in the "
@@ -197,8 +198,8 @@ class ZeroMQServer(TransportServer):
             self._wake()
 
     def _wake(self) -> None:
-        # Set before the byte is written, cleared after it is read and before the answers are
-        # taken, so that none is left.
+        # Set before the byte is written, and cleared after it is read and before the replies are
+        # taken, so that no reply is missed.
         with self._wake_lock:
             if self._wake_write >= 0:
                 self._wake_sent = True
@@ -216,7 +217,7 @@ class ZeroMQServer(TransportServer):
             self._thread.join()
 
     def leave_to_parent(self) -> None:
-        """Close the child's copies of the port and the connections; there is no thread here."""
+        """Close the copies of port and connections in a forked process, which has no thread."""
         self._forked = True
         self._replies.clear()
         if self._peers is not None:
@@ -246,7 +247,7 @@ class ZeroMQServer(TransportServer):
                     break
                 except BaseException:
                     _log.exception("the server at %s goes on after an error", self._address)
-                    # What is short now (memory, descriptors) may not be in a moment.
+                    # A shortage of memory or descriptors may be over in a moment.
                     time.sleep(_AFTER_ERROR_SECONDS)
             with contextlib.suppress(zmq.ZMQError):
                 self._write_replies()
@@ -255,7 +256,7 @@ class ZeroMQServer(TransportServer):
             self._close_everything()
 
     def _run_once(self, poller: zmq.Poller, peers: Peers, next_sweep: float) -> float:
-        """Do what is due; return when the next sweep is."""
+        """Handle all pending input and output; return the time of the next sweep."""
         ready = dict(poller.poll(int(_SWEEP_SECONDS * 1000)))
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
@@ -280,7 +281,7 @@ class ZeroMQServer(TransportServer):
         router = self._router
         try:
             for number in range(_BATCH):
-                # Asked for first: the exception of a socket without messages takes longer.
+                # Checked first: a receive without messages raises an exception, which takes longer.
                 if number and not int(router.getsockopt(_STATE)) & _IN:
                     break
                 try:
@@ -290,12 +291,12 @@ class ZeroMQServer(TransportServer):
                 try:
                     request = self._read_request(route, peers)
                 except BaseException:
-                    # The rest of this message must not be taken for the next one.
+                    # The rest of this message must not be read as the next one.
                     while router.getsockopt(_MORE_TO_COME):
                         router.recv(copy=False)
                     raise
                 if peers.has_unreported_disconnects:
-                    # Before a new connection of the same channel is heard.
+                    # Before a new connection of the same channel is handled.
                     self._handle(batch)
                     batch = []
                     peers.report_disconnects()

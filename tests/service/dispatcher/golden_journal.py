@@ -99,9 +99,9 @@ def in_order() -> Scenario:
         scene.add_worker(worker_id)
     scene.open(
         "c",
-        job_name="in order",
+        job_name="ordered",
         ordered=True,
-        partition_mode="in order",
+        partition_mode="ordered",
         num_splits=8,
         group="consumers",
         group_options="num_consumers=2",
@@ -276,7 +276,7 @@ def note(scene: Scenario, save: str, what: str, **fields: Any) -> None:
 STORIES: dict[str, Callable[[], Scenario]] = {
     "a day": a_day,
     "each once": each_once,
-    "in order": in_order,
+    "ordered": in_order,
     "in rounds": in_rounds,
     "saves": saves,
     "shares": shares,

@@ -21,9 +21,9 @@ from headrace.service.dispatcher import events, garbage_collection
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.core import FORMAT
 from headrace.service.dispatcher.state import DispatcherTask
+from headrace.service.element_sets import END_ORDINAL
 from headrace.service.modes.distributed_save.records import files_of
 from headrace.service.modes.distributed_save.requests import ReportDirectory
-from headrace.service.rows import END
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, STARTED, Scenario, look_at, saving
 
 SEEDS = range(24)
@@ -79,7 +79,7 @@ class Walk:
             if self.chance.random() < 0.4
         ]
         first = self.chance.choice((0, 3))
-        last = self.chance.choice((5, END))
+        last = self.chance.choice((5, END_ORDINAL))
         return tuple((unit, ((first, last),)) for unit in units)
 
     # --- who comes and goes ---------------------------------------------------------------------
@@ -109,15 +109,15 @@ class Walk:
 
     def open(self) -> None:
         name = self.chance.choice(
-            ("job", "exactly", "in order", "rounds", "shared", "own", "shares")
+            ("job", "exactly", "ordered", "rounds", "shared", "own", "shares")
         )
         terms: dict[str, Any] = {
             "exactly": {"processing_mode": DYNAMIC, "visitation": "exactly_once"},
-            "in order": {
+            "ordered": {
                 "processing_mode": DYNAMIC,
                 "visitation": "exactly_once",
                 "ordered": True,
-                "partition_mode": "in order",
+                "partition_mode": "ordered",
                 "num_splits": 8,
                 "first_split": self.chance.choice((0, 2)),
             },
@@ -358,11 +358,11 @@ def walked(seed: int) -> list[events.AnyEvent]:
     scene.check()
     # From a snapshot that was kept somewhere in between, too.
     middle = walk.chance.randrange(len(scene.facts))
-    kept = FORMAT.first_state()
+    kept = FORMAT.initial_state()
     for fact in scene.facts[:middle]:
         apply(kept, fact)
     state = FORMAT.decode_state(msgspec.msgpack.encode(kept))
-    for fact in FORMAT.decode_facts(msgspec.msgpack.encode(scene.facts[middle:])):
+    for fact in FORMAT.decode_events(msgspec.msgpack.encode(scene.facts[middle:])):
         apply(state, fact)
     assert state == scene.state, f"from a snapshot after {middle} facts"
     return scene.facts

@@ -14,10 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from headrace.errors import HeadraceError
 from headrace.service import messages
 from headrace.service.dispatcher import events
+from headrace.service.element_sets import END_ORDINAL
 from headrace.service.modes.distributed_save.records import TaskFiles
 from headrace.service.modes.distributed_save.requests import ReportDirectory
-from headrace.service.ranges import Ranges, common, count, located, subtracted, united
-from headrace.service.rows import END
+from headrace.service.ranges import (
+    Ranges,
+    intersect,
+    locate_in_stream,
+    subtract,
+    total_length,
+    union,
+)
 from headrace.versions import Versions
 from tests.service.dispatcher.scenario import (
     DYNAMIC,
@@ -41,7 +48,9 @@ UNITS = st.lists(
 ).map(tuple)
 
 ROUNDS = st.sampled_from([None, None, 0, 4])
-ROWS = st.sampled_from([((0, 2),), ((1, 3), (5, END)), ((4, END),), ((0, END),), ((2, 9),)])
+ROWS = st.sampled_from(
+    [((0, 2),), ((1, 3), (5, END_ORDINAL)), ((4, END_ORDINAL),), ((0, END_ORDINAL),), ((2, 9),)]
+)
 PARTS = st.dictionaries(st.integers(0, 11), ROWS, max_size=3).map(
     lambda parts: tuple(sorted(parts.items()))
 )
@@ -414,9 +423,9 @@ class AnySequence(RuleBasedStateMachine):
                 gone.add(fact.task_id)
             elif isinstance(fact, events.DeliveryReported):
                 said = (*fact.delivered, *fact.partially_delivered)
-                touched[fact.task_id] = united((*touched.get(fact.task_id, ()), *said))
+                touched[fact.task_id] = union((*touched.get(fact.task_id, ()), *said))
             elif isinstance(fact, events.SplitsReturned) and fact.task_id in gone:
-                assert not common(fact.splits, touched.get(fact.task_id, ()))
+                assert not intersect(fact.splits, touched.get(fact.task_id, ()))
         free: dict[int, Ranges] = {}
         reached: dict[int, int] = {}
         runs: dict[int, list[tuple[int, int]]] = {}
@@ -429,8 +438,8 @@ class AnySequence(RuleBasedStateMachine):
                 dealt = ((fact.start, fact.stop),)
                 back = free.get(iteration, ())
                 if fact.start < reached.get(iteration, 0):
-                    assert not subtracted(dealt, back), "a unit was dealt twice"
-                    free[iteration] = subtracted(back, dealt)
+                    assert not subtract(dealt, back), "a unit was dealt twice"
+                    free[iteration] = subtract(back, dealt)
                 else:
                     assert fact.start == reached.get(iteration, 0), "a unit was left out"
                     reached[iteration] = fact.stop
@@ -445,9 +454,9 @@ class AnySequence(RuleBasedStateMachine):
                     if isinstance(fact, events.DepartedClientReported)
                     else fact.splits
                 )
-                back = located(runs.get(fact.task_id, ()), 0, came)
-                assert count(back) == count(came)
-                free[iteration] = united((*free.get(iteration, ()), *back))
+                back = locate_in_stream(runs.get(fact.task_id, ()), 0, came)
+                assert total_length(back) == total_length(came)
+                free[iteration] = union((*free.get(iteration, ()), *back))
 
 
 TestAnySequence = AnySequence.TestCase

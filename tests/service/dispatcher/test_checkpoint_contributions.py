@@ -9,7 +9,7 @@ from headrace.service.dispatcher.checkpoint_contributions import (
     DeliveredSet,
     merge_delivered,
 )
-from headrace.service.rows import END
+from headrace.service.element_sets import END_ORDINAL
 
 NOWHERE = DeliveredSet((), ())
 
@@ -51,7 +51,7 @@ def test_old_answers_are_forgotten_whole() -> None:
 
 def test_parts_that_are_a_unit_together_are_one() -> None:
     first = DeliveredSet(((0, 2),), ((5, ((0, 2),)), (6, ((0, 1),))))
-    second = DeliveredSet(((2, 3),), ((1, ((0, 1),)), (5, ((2, END),)), (6, ((3, 4),))))
+    second = DeliveredSet(((2, 3),), ((1, ((0, 1),)), (5, ((2, END_ORDINAL),)), (6, ((3, 4),))))
     assert merge_delivered([first, second]) == DeliveredSet(
         ((0, 3), (5, 6)), ((6, ((0, 1), (3, 4))),)
     )

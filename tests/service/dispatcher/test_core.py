@@ -136,10 +136,10 @@ class FullJournal(MemoryJournal[events.AnyEvent, DispatcherState]):
 
     is_full = False
 
-    def append(self, facts: Any, blobs: Any = ()) -> None:
-        if self.is_full and (facts or blobs):
+    def append(self, events: Any, blobs: Any = ()) -> None:
+        if self.is_full and (events or blobs):
             raise UnavailableError("the journal /somewhere/journal cannot be written: disk is full")
-        super().append(facts, blobs)
+        super().append(events, blobs)
 
 
 def test_a_journal_that_cannot_be_written_is_noticed_without_anyone_asking(

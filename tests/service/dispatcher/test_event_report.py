@@ -123,7 +123,7 @@ def test_a_client_that_leaves_and_a_worker_that_leaves_are_told(scene):
 
 def story(name):
     """Return the records of a story that is kept."""
-    facts = FORMAT.decode_facts(saved()[name][0])
+    facts = FORMAT.decode_events(saved()[name][0])
     return [(number, [fact]) for number, fact in enumerate(facts, 1)]
 
 

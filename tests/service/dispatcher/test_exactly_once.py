@@ -10,7 +10,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import events
 from headrace.service.dispatcher.splits import validate_partial_splits
-from headrace.service.rows import END, EVERYTHING
+from headrace.service.element_sets import ALL_ORDINALS, END_ORDINAL
 from tests.service.dispatcher.scenario import EXACTLY, OFF, Scenario
 
 
@@ -58,7 +58,7 @@ def test_what_did_not_come_of_a_unit_is_dealt_again_by_itself(scene: Scenario) -
     assert scene.split(4000, max_splits=3) == (0, 2)
     scene.add_worker("w")
     scene.lose("v")
-    settle(scene, "c", 4000, (1, 2), parts=[(0, ((0, 64), (100, END)))])
+    settle(scene, "c", 4000, (1, 2), parts=[(0, ((0, 64), (100, END_ORDINAL)))])
 
     granted = scene.deal(4001)
 
@@ -72,10 +72,10 @@ def test_what_did_not_come_of_a_unit_is_dealt_again_by_itself(scene: Scenario) -
 
 def test_what_several_clients_have_together_is_whole(scene: Scenario) -> None:
     lose_what_was_dealt(scene, "ab")
-    settle(scene, "a", 4000, parts=[(0, ((0, 3), (6, END))), (1, ((0, 2),))])
+    settle(scene, "a", 4000, parts=[(0, ((0, 3), (6, END_ORDINAL))), (1, ((0, 2),))])
     settle(scene, "b", 4000, parts=[(0, ((3, 6),)), (1, ((2, 4),))])
     granted = scene.deal(4001)
-    assert (granted.start, granted.ordinals) == (1, ((4, END),))
+    assert (granted.start, granted.ordinals) == (1, ((4, END_ORDINAL),))
     assert scene.split(4001) == (2, 3)
 
 
@@ -88,7 +88,7 @@ def test_a_client_that_is_only_silent_is_waited_for(scene: Scenario) -> None:
         scene.beat("w")
         scene.heartbeat("a")
     assert scene.deal(4001).start == 2, "the unit that nobody had"
-    settle(scene, "b", 4000, parts=[(0, ((3, END),))])
+    settle(scene, "b", 4000, parts=[(0, ((3, END_ORDINAL),))])
     assert scene.split(4001) == (1, 2)
 
 
@@ -113,7 +113,7 @@ def test_what_a_dead_client_did_not_acknowledge_is_dealt_while_its_task_goes_on(
     settle(scene, "b", 4000, parts=[(0, ((8, 9),))])
 
     (iteration,) = scene.state.iterations.values()
-    assert iteration.pool.partial_splits == {0: ((4, 8), (9, END))}
+    assert iteration.pool.partial_splits == {0: ((4, 8), (9, END_ORDINAL))}
     assert iteration.pool.returned == ((1, 2),)
 
 
@@ -142,7 +142,7 @@ def test_a_unit_that_workers_get_on_with_is_not_suspected(scene: Scenario) -> No
         name, task_id = "v" if not death else f"w{death}", 4000 + death
         granted = scene.deal(task_id)
         assert not granted.is_poison_candidate
-        assert granted.ordinals == (((death, END),) if death else ())
+        assert granted.ordinals == (((death, END_ORDINAL),) if death else ())
         scene.add_worker(f"w{death + 1}")
         scene.lose(name)
         settle(scene, "c", task_id, parts=[(0, ((death, death + 1),))])
@@ -190,7 +190,7 @@ def test_a_client_that_has_not_got_its_last_elements_keeps_no_other_and_gets_the
     assert scene.heartbeat("a").finished
     scene.close("a")
     scene.add_worker("w")
-    drop(scene, "a", 4000, partially_acknowledged=((0, EVERYTHING), (1, EVERYTHING)))
+    drop(scene, "a", 4000, partially_acknowledged=((0, ALL_ORDINALS), (1, ALL_ORDINALS)))
     scene.lose("v")
     settle(scene, "b", 4000, parts=[(2, ((0, 1),))])
 
@@ -198,7 +198,7 @@ def test_a_client_that_has_not_got_its_last_elements_keeps_no_other_and_gets_the
 
     assert not update.finished
     (task,) = update.tasks
-    assert scene.deal(task.task_id).ordinals == ((1, END),)
+    assert scene.deal(task.task_id).ordinals == ((1, END_ORDINAL),)
 
 
 def test_what_a_client_had_of_a_lost_task_and_did_not_use_is_dealt_again_when_it_goes(
@@ -211,7 +211,7 @@ def test_what_a_client_had_of_a_lost_task_and_did_not_use_is_dealt_again_when_it
     scene.add_worker("w")
     scene.lose("v")
     settle(scene, "a", 4000, (1, 3), parts=[(0, ((0, 4),))])
-    settle(scene, "b", 4000, parts=[(0, ((4, END),))])
+    settle(scene, "b", 4000, parts=[(0, ((4, END_ORDINAL),))])
     assert scene.deal(4001) == messages.GetSplitReply(start=0, stop=0)
 
     used: dict[str, Any] = {
@@ -223,7 +223,7 @@ def test_what_a_client_had_of_a_lost_task_and_did_not_use_is_dealt_again_when_it
     scene.check()
 
     (iteration,) = scene.state.iterations.values()
-    assert iteration.pool.partial_splits == {0: ((3, 4),), 2: ((1, END),)}
+    assert iteration.pool.partial_splits == {0: ((3, 4),), 2: ((1, END_ORDINAL),)}
     assert iteration.pool.returned == ()
     scene.ask(
         messages.ReportDelivery(client_id="b", task_id=4000, delivered=((0, 3),), consumed=True)
@@ -320,7 +320,7 @@ def test_of_a_unit_that_was_dealt_in_part_a_client_that_goes_leaves_that_part(
     lose_what_was_dealt(scene, "ab")
     settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
     settle(scene, "b", 4000)
-    assert scene.deal(4001, max_splits=1).ordinals == ((3, END),)
+    assert scene.deal(4001, max_splits=1).ordinals == ((3, END_ORDINAL),)
     scene.add_worker("x")
     scene.lose("w")
     settle(scene, "a", 4001)
@@ -329,14 +329,17 @@ def test_of_a_unit_that_was_dealt_in_part_a_client_that_goes_leaves_that_part(
     scene.close("b")
 
     (iteration,) = scene.state.iterations.values()
-    assert (iteration.pool.partial_splits, iteration.pool.returned) == ({0: ((3, END),)}, ((1, 2),))
+    assert (iteration.pool.partial_splits, iteration.pool.returned) == (
+        {0: ((3, END_ORDINAL),)},
+        ((1, 2),),
+    )
     scene.check()
 
 
 def test_two_clients_cannot_both_have_an_element(scene: Scenario) -> None:
     lose_what_was_dealt(scene, "abc")
     settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
-    settle(scene, "b", 4000, parts=[(0, ((2, END),))])
+    settle(scene, "b", 4000, parts=[(0, ((2, END_ORDINAL),))])
     settle(scene, "c", 4000, (0, 1))
     for client_id in "bca":
         scene.close(client_id)

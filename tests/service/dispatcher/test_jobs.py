@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
 from headrace.service.dispatcher import jobs
-from headrace.service.modes.coordinated_reads.records import consumers_of
+from headrace.service.modes.coordinated_reads.events import coordinated_iteration
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, PLAN, Scenario, opening
 
 
@@ -185,10 +185,10 @@ def test_consumers_are_known_while_they_read(scene: Scenario) -> None:
         scene.open(client_id, consumer_index=index, **terms)
     scene.restart()
     (iteration,) = scene.state.iterations.values()
-    assert consumers_of(iteration.mode_state).present == {"a": 0, "b": 1}
+    assert coordinated_iteration(iteration.mode_state).consumer_by_client == {"a": 0, "b": 1}
     scene.close("a")
     scene.check()
-    assert consumers_of(iteration.mode_state).present == {"b": 1}
+    assert coordinated_iteration(iteration.mode_state).consumer_by_client == {"b": 1}
     for index in (None, 2, -1):
         with pytest.raises(ValueError, match="must be one of the num_consumers=2"):
             scene.open("c", consumer_index=index, **terms)

@@ -22,7 +22,7 @@ from headrace.service.dispatcher.decision import PlanChunk, PlanOffset
 from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.state import DispatcherState, IterationReaders, TaskPhase
-from headrace.service.modes.coordinated_reads.records import rounds_of
+from headrace.service.modes.coordinated_reads.events import coordinated_task
 from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
 from tests.service.dispatcher.golden_journal import STORIES, a_day, saved
@@ -91,7 +91,7 @@ def replayed(facts: list[AnyEvent]) -> DispatcherState:
 def test_facts_that_were_ever_written_still_mean_the_same(story: str) -> None:
     """The file was written when format 3 began; a story in it must never change."""
     facts, snapshot = GOLDEN[story]
-    state = replayed(FORMAT.decode_facts(facts))
+    state = replayed(FORMAT.decode_events(facts))
     assert state == FORMAT.decode_state(snapshot)
 
 
@@ -99,7 +99,7 @@ def test_facts_that_were_ever_written_still_mean_the_same(story: str) -> None:
 def test_fields_that_were_ever_written_are_still_read(story: str) -> None:
     facts, snapshot = GOLDEN[story]
     written = msgspec.msgpack.decode(facts)
-    known = msgspec.msgpack.decode(msgspec.msgpack.encode(FORMAT.decode_facts(facts)))
+    known = msgspec.msgpack.decode(msgspec.msgpack.encode(FORMAT.decode_events(facts)))
     for old, new in zip(written, known, strict=True):
         assert within(old, new), f"{old} is read as {new}"
     state = msgspec.msgpack.decode(snapshot, strict=False)
@@ -120,7 +120,7 @@ def within(old: Any, new: Any) -> bool:
 
 def test_every_kind_of_fact_is_kept_in_a_story() -> None:
     """Who adds a kind adds a story (`golden_journal`), so that it stays what it is."""
-    kinds = {type(fact) for facts, _ in GOLDEN.values() for fact in FORMAT.decode_facts(facts)}
+    kinds = {type(fact) for facts, _ in GOLDEN.values() for fact in FORMAT.decode_events(facts)}
     assert kinds == set(get_args(AnyEvent))
 
 
@@ -128,12 +128,12 @@ def test_every_kind_of_fact_is_kept_in_a_story() -> None:
 def test_every_story_is_kept(story: str) -> None:
     facts = STORIES[story]().facts
     assert {type(fact) for fact in facts} == {
-        type(fact) for fact in FORMAT.decode_facts(GOLDEN[story][0])
+        type(fact) for fact in FORMAT.decode_events(GOLDEN[story][0])
     }
 
 
 def test_facts_of_a_day_mean_what_they_say() -> None:
-    state = replayed(FORMAT.decode_facts(GOLDEN["a day"][0]))
+    state = replayed(FORMAT.decode_events(GOLDEN["a day"][0]))
     iteration, left, failed = state.iterations[2000], state.tasks[4000], state.tasks[4001]
     assert (iteration.epoch, iteration.seed, iteration.finished) == ((0, 3), -5, True)
     assert iteration.pool.next_split == 110
@@ -156,14 +156,14 @@ def test_facts_of_a_day_mean_what_they_say() -> None:
 
 
 def test_facts_of_other_stories_mean_what_they_say() -> None:
-    states = {name: replayed(FORMAT.decode_facts(facts)) for name, (facts, _) in GOLDEN.items()}
+    states = {name: replayed(FORMAT.decode_events(facts)) for name, (facts, _) in GOLDEN.items()}
     (deadly,) = states["each once"].iterations.values()
     assert (deadly.pool.exactly_once, deadly.pool.abandoned) == (True, ((1, 2),))
     (job,) = states["in rounds"].jobs.values()
     assert (job.name, job.options.num_consumers, job.options.remainder) == ("rounds", 2, "pad")
     assert job.options.cost_fn_digest in states["in rounds"].plan_sizes
     task = states["in rounds"].tasks[4000]
-    assert rounds_of(task.mode_state).arrived == 3
+    assert coordinated_task(task.mode_state).received_rounds == 3
     assert (task.assigned.delivered, task.assigned.partially_delivered) == (((0, 3),), ((0, 4),))
     one, two = states["saves"].saves.values()
     assert (one.is_closed, one.num_files, one.error) == (True, 4, "")

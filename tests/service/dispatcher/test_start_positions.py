@@ -8,13 +8,13 @@ import pytest
 
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
-from headrace.service.rows import END
+from headrace.service.element_sets import END_ORDINAL
 from tests.service.dispatcher.scenario import EXACTLY, Scenario
 
 PLACE: dict[str, Any] = {
     "first_split": 3,
     "delivered": ((5, 7), (9, 10)),
-    "partial_splits": ((8, ((0, 2), (4, END))),),
+    "partial_splits": ((8, ((0, 2), (4, END_ORDINAL))),),
     "start_position_id": "place",
     "seed": 7,
 }
@@ -81,7 +81,7 @@ def test_all_clients_of_a_job_begin_at_the_same_place(scene: Scenario) -> None:
         {"delivered": ((7, 8), (5, 6))},
         {"partial_splits": ((5, ((0, 2),)),)},
         {"partial_splits": ((8, ()),)},
-        {"partial_splits": ((8, ((0, END),)),)},
+        {"partial_splits": ((8, ((0, END_ORDINAL),)),)},
         {"partial_splits": ((8, ((3, 2),)),)},
     ],
 )
@@ -101,7 +101,7 @@ def test_who_reads_alone_goes_on_from_a_place_after_another_one_has_gone(scene: 
     alone = {
         **EXACTLY,
         "ordered": True,
-        "partition_mode": "in order",
+        "partition_mode": "ordered",
         "num_splits": 12,
         "exclusive_reason": "order",
     }
@@ -140,7 +140,7 @@ def test_nobody_goes_on_in_order_from_the_start_where_another_one_has_gone(
     alone = {
         **EXACTLY,
         "ordered": True,
-        "partition_mode": "in order",
+        "partition_mode": "ordered",
         "num_splits": 12,
         "exclusive_reason": "order",
     }
@@ -230,7 +230,7 @@ def test_all_clients_hear_where_they_stand_together_once_each_has_said_it(scene:
         scene.open(client_id, **EXACTLY)
     assert gather(scene, "c", "1", [(0, 2)], [(5, ((0, 3),))]).missing_clients == ("d", "e")
     assert gather(scene, "d", "2", [(4, 5)], [(6, ((1, 2),))]).missing_clients == ("e",)
-    whole = gather(scene, "e", "3", [(2, 3)], [(5, ((3, END),)), (6, ((0, 1),))])
+    whole = gather(scene, "e", "3", [(2, 3)], [(5, ((3, END_ORDINAL),)), (6, ((0, 1),))])
     assert whole.missing_clients == ()
     assert whole.delivered == ((0, 3), (4, 6))
     assert whole.partial_splits == ((6, ((0, 2),)),)

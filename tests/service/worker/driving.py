@@ -20,9 +20,9 @@ from headrace.service.messages import (
     WorkerHeartbeat,
     WorkerHeartbeatReply,
 )
-from headrace.service.worker.agenda import Actions, Start
-from headrace.service.worker.portion import Portion
-from headrace.service.worker.session import Session
+from headrace.service.worker.core import DataWorkerCore
+from headrace.service.worker.pending_actions import StartProducer, WorkerActions
+from headrace.service.worker.result_batch import ResultBatch
 
 M = TypeVar("M")
 
@@ -53,14 +53,16 @@ def definition(
     )
 
 
-def portion(first: int, count: int = 1, **fields: Any) -> Portion:
+def portion(first: int, count: int = 1, **fields: Any) -> ResultBatch:
     """Return a portion, of as many bytes as elements unless `size` says how many."""
-    return Portion(first=first, count=count, **{"size": count, **fields})
+    return ResultBatch(first_element=first, num_elements=count, **{"size": count, **fields})
 
 
-def units(first: int, count: int = 1) -> Portion:
+def units(first: int, count: int = 1) -> ResultBatch:
     """Return a portion that is so many units, an element each."""
-    return portion(first, count, done_from=first, done_to=first + count, touched=first + count)
+    return portion(
+        first, count, done_from=first, done_to=first + count, delivered_end=first + count
+    )
 
 
 class Driven:
@@ -69,18 +71,18 @@ class Driven:
     def __init__(self, **options: Any) -> None:
         self.now = 0.0
         self._ids = iter(f"w{n}" for n in range(1, 100))
-        self.session: Session[str] = Session(
+        self.session: DataWorkerCore[str] = DataWorkerCore(
             "h:1",
             "d:1",
             self.now,
             new_id=lambda: next(self._ids),
-            **{"chance": lambda: 0.0, **options},
+            **{"random": lambda: 0.0, **options},
         )
         self.calls: list[Any] = []
         """All calls, in order."""
         self.answers: dict[str, Any] = {}
         """By request: what answered it."""
-        self.starts: list[Start] = []
+        self.starts: list[StartProducer] = []
         self.warnings: list[str] = []
         self.wake_in = 0.0
         self.over = False
@@ -89,17 +91,17 @@ class Driven:
 
     # --- acting ---------------------------------------------------------------------------------
 
-    def act(self, after: float = 0.0) -> Actions[str]:
+    def act(self, after: float = 0.0) -> WorkerActions[str]:
         """Let so many seconds pass, and act."""
         self.now += after
         actions = self.session.act(self.now)
         self.calls += actions.calls
-        for request, content in actions.answers:
+        for request, content in actions.replies:
             assert request not in self.answers, f"{request} was answered twice"
             self.answers[request] = content
         self.starts += actions.starts
         self.warnings += actions.warnings
-        self.wake_in, self.over = actions.wake_in, actions.over
+        self.wake_in, self.over = actions.wake_in, actions.is_finished
         return actions
 
     def pass_time(self, seconds: float) -> list[Any]:
@@ -116,9 +118,9 @@ class Driven:
         """Return all calls of a kind so far."""
         return [call for call in self.calls if isinstance(call, kind)]
 
-    def say(self, kind: type, answer: Any) -> Actions[str]:
+    def say(self, kind: type, answer: Any) -> WorkerActions[str]:
         """Answer the last call of a kind."""
-        self.session.answered(self.of(kind)[-1], answer, self.now)
+        self.session.reply_received(self.of(kind)[-1], answer, self.now)
         return self.act()
 
     def registered(self, incarnation: str = "first") -> Driven:
@@ -129,7 +131,7 @@ class Driven:
         )
         return self
 
-    def beat(self, *to_delete: int, incarnation: str = "first") -> Actions[str]:
+    def beat(self, *to_delete: int, incarnation: str = "first") -> WorkerActions[str]:
         """Let a heartbeat be due, and answer it."""
         before = len(self.of(WorkerHeartbeat))
         self.pass_time(INTERVAL)
@@ -137,7 +139,7 @@ class Driven:
         update = WorkerHeartbeatReply(tasks_to_delete=to_delete, dispatcher_id=incarnation)
         return self.say(WorkerHeartbeat, update)
 
-    def defines(self, found: TaskDefinition, plan: bytes = PLAN) -> Actions[str]:
+    def defines(self, found: TaskDefinition, plan: bytes = PLAN) -> WorkerActions[str]:
         """Let the dispatcher say what a task is, and its plan if it is asked for that."""
         before = len(self.of(GetPlan))
         actions = self.say(GetTask, found)
@@ -145,11 +147,11 @@ class Driven:
             actions = self.say(GetPlan, GetPlanReply(chunk=plan, total_bytes=len(plan)))
         return actions
 
-    def grants(self, start: int, stop: int, **fields: Any) -> Actions[str]:
+    def grants(self, start: int, stop: int, **fields: Any) -> WorkerActions[str]:
         """Answer the last request for units."""
         return self.say(GetSplit, GetSplitReply(start=start, stop=stop, **fields))
 
-    def done(self, kind: type) -> Actions[str]:
+    def done(self, kind: type) -> WorkerActions[str]:
         """Let the dispatcher take note of the last call of a kind."""
         return self.say(kind, Done())
 
@@ -174,7 +176,7 @@ class Driven:
             request_number=number,
             acknowledged=number if acknowledged is None else acknowledged,
         )
-        self.session.requested(request, message, self.now)
+        self.session.request_received(request, message, self.now)
         self.act()
         return request
 
@@ -184,18 +186,18 @@ class Driven:
         self.defines(definition(task_id, dealt=dealt, origins=origins))
         return self.starts[-1].producer
 
-    def produce(self, producer: int, *portions: Portion) -> Actions[str]:
+    def produce(self, producer: int, *portions: ResultBatch) -> WorkerActions[str]:
         """Let a producer make portions."""
         for each in portions:
-            self.session.tasks.produced(producer, each, self.now)
+            self.session.tasks.batch_produced(producer, each, self.now)
         return self.act()
 
-    def need(self, producer: int) -> Actions[str]:
+    def need(self, producer: int) -> WorkerActions[str]:
         """Let a producer ask for units."""
-        self.session.tasks.needs_units(producer, self.now)
+        self.session.tasks.splits_needed(producer, self.now)
         return self.act()
 
-    def end(self, producer: int, failure: str | None = None) -> Actions[str]:
+    def end(self, producer: int, failure: str | None = None) -> WorkerActions[str]:
         """Let a producer end."""
-        self.session.tasks.ended(producer, failure, self.now)
+        self.session.tasks.producer_ended(producer, failure, self.now)
         return self.act()

@@ -32,10 +32,10 @@ class Listed(ElementIterator):
         self._yielded += len(values)
         chunk = Chunk.of_columns(np.array(values), len(values))
         before = self._yielded - len(values)
-        return chunk.with_states(lambda index: {"dealt": before + index})
+        return chunk.with_states(lambda index: {"assigned": before + index})
 
     def get_state(self) -> Any:
-        return {"dealt": self._yielded}
+        return {"assigned": self._yielded}
 
     def set_state(self, state: Any) -> None:
         raise AssertionError("a task does not go back")

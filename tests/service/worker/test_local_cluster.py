@@ -41,7 +41,7 @@ def test_a_worker_that_dies_by_itself_is_reported_with_its_signal_and_replaced(
         first = cluster.workers[0]
         os.kill(first.pid, signal.SIGSEGV)
         wait_until(lambda: len(cluster.workers) == 2)
-        assert first.death == "ended by SIGSEGV"
+        assert first.exit_reason == "ended by SIGSEGV"
         assert cluster.workers[1].is_running
     assert f"worker process {first.pid} at {first.address} ended by SIGSEGV" in caplog.text
     assert "another starts in 0.5 s" in caplog.text
@@ -57,7 +57,7 @@ def test_a_worker_that_was_killed_or_stopped_on_purpose_is_not_replaced(
         os.kill(cluster.workers[2].pid, signal.SIGSEGV)
         wait_until(lambda: len(cluster.workers) > 3)
         assert len(cluster.workers) == 4
-        deaths = [worker.death for worker in cluster.workers]
+        deaths = [worker.exit_reason for worker in cluster.workers]
         assert deaths == [None, None, "ended by SIGSEGV", None]
     assert caplog.text.count("worker process") == 1
 
@@ -86,7 +86,7 @@ def test_a_cluster_that_restarts_nobody_reports_a_death_all_the_same(
 ) -> None:
     with LocalCluster(num_workers=1, restart=False) as cluster:
         os.kill(cluster.workers[0].pid, signal.SIGKILL)
-        wait_until(lambda: cluster.workers[0].death is not None)
+        wait_until(lambda: cluster.workers[0].exit_reason is not None)
         wait_until(lambda: "0 of the cluster's workers are left" in caplog.text)
     assert len(cluster.workers) == 1
 
@@ -107,7 +107,7 @@ def test_a_worker_that_gets_sigterm_leaves_by_itself_and_is_not_replaced() -> No
     with LocalCluster(num_workers=1) as cluster:
         os.kill(cluster.workers[0].pid, signal.SIGTERM)
         wait_until(lambda: not cluster.workers[0].is_running)
-        assert cluster.workers[0].death is None
+        assert cluster.workers[0].exit_reason is None
         assert len(cluster.workers) == 1
 
 
@@ -130,7 +130,7 @@ def test_a_worker_whose_function_ends_the_process_is_replaced_whatever_the_code(
         got = numbers(dataset.apply(distribute("distributed_epoch", cluster.target)))
         assert len(got) == len(set(got))
         wait_until(lambda: len(cluster.workers) == 2)
-        assert cluster.workers[0].death == f"ended with code {code}"
+        assert cluster.workers[0].exit_reason == f"ended with code {code}"
     assert f"ended with code {code}; 0 of the cluster's workers are left" in caplog.text
 
 

@@ -17,16 +17,16 @@ import pytest
 import headrace as hr
 from headrace.element import wire
 from headrace.element.chunk import Chunk
-from headrace.execution.build import start
+from headrace.execution.build import build_iterator
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.serialize import dump_plan
 from headrace.rewrites.optimize import prepare
-from headrace.rewrites.positions import deal_of
-from headrace.service.worker.agenda import Grant
-from headrace.service.worker.feed import Feed
-from headrace.service.worker.opening import open_plan
-from headrace.service.worker.portion import Portion
-from headrace.service.worker.producer import Producer, next_limit
+from headrace.rewrites.split_space import compute_split_space
+from headrace.service.worker.pending_actions import SplitGrant
+from headrace.service.worker.producer import Producer, next_batch_limit
+from headrace.service.worker.producer_channel import ProducerChannel
+from headrace.service.worker.result_batch import ResultBatch
+from headrace.service.worker.task_iterator import open_plan
 from tests.service.reading import wait_until
 from tests.service.worker.driving import definition
 from tests.service.worker.listed import SECONDS, Listed
@@ -36,17 +36,17 @@ class Collected:
     """Takes all portions."""
 
     def __init__(self) -> None:
-        self.portions: list[Portion] = []
+        self.portions: list[ResultBatch] = []
         self.failure: str | None = None
         self.ended = threading.Event()
         self.refused: BaseException | None = None
-        self.puts_at_once = False
-        self.most: int | None = None
+        self.delivers_at_once = False
+        self.max_elements: int | None = None
 
     def wait_for_room(self) -> bool:
         return True
 
-    def put(self, portion: Portion) -> None:
+    def put(self, portion: ResultBatch) -> None:
         if self.refused is not None:
             raise self.refused
         self.portions.append(portion)
@@ -57,7 +57,9 @@ class Collected:
 
     def elements(self) -> list[list[int]]:
         return [
-            [int(row) for row in wire.decode(p.buffers).rows()] for p in self.portions if p.count
+            [int(row) for row in wire.decode(p.buffers).rows()]
+            for p in self.portions
+            if p.num_elements
         ]
 
     def errors(self) -> list[Exception]:
@@ -76,8 +78,8 @@ def produce(
         "task-1",
         lambda _: open_plan(),
         outlet,
-        counts_units=counts_units,
-        portion_bytes=portion_bytes,
+        counts_splits=counts_units,
+        max_batch_bytes=portion_bytes,
     )
     producer.start()
     assert outlet.ended.wait(SECONDS)
@@ -103,7 +105,7 @@ def produce(
 def test_portions_grow_while_they_are_made_soon_and_are_small(
     limit: int, count: int, size: int, seconds: float, expected: int
 ) -> None:
-    assert next_limit(limit, count, size, seconds) == expected
+    assert next_batch_limit(limit, count, size, seconds) == expected
 
 
 def test_the_first_portion_holds_one_element_and_none_twice_as_many_as_the_last() -> None:
@@ -140,35 +142,35 @@ def test_a_portion_of_slow_elements_lasts_up_to_40_milliseconds(
 def test_units_are_counted_from_the_state_after_each_portion() -> None:
     portions = produce(lambda: Listed([list(range(20))]), counts_units=True).portions
     assert [(p.done_from, p.done_to) for p in portions] == [
-        (p.first, p.first + p.count) for p in portions
+        (p.first_element, p.first_element + p.num_elements) for p in portions
     ]
-    assert all(portion.touched == portion.done_to for portion in portions)
+    assert all(portion.delivered_end == portion.done_to for portion in portions)
 
 
 def dealt(dataset: hr.Dataset, *ranges: tuple[int, int]) -> Callable[[], ElementIterator]:
     waiting = iter(ranges)
-    return lambda: start(dataset.plan, seed=7, units=lambda: next(waiting, None))
+    return lambda: build_iterator(dataset.plan, seed=7, next_splits=lambda: next(waiting, None))
 
 
 def test_portions_have_no_more_elements_than_are_wanted() -> None:
     outlet = Collected()
-    outlet.most = 3
+    outlet.max_elements = 3
     produce(lambda: Listed([list(range(20))]), outlet)
     assert [len(each) for each in outlet.elements()] == [1, 2, 3, 3, 3, 3, 3, 2]
 
 
 def test_portions_have_no_more_bytes_than_they_may() -> None:
     outlet = produce(lambda: Listed([list(range(4000))]), portion_bytes=400)
-    sizes = [each.size for each in outlet.portions if each.count > 1]
+    sizes = [each.size for each in outlet.portions if each.num_elements > 1]
     assert max(sizes) <= 800
-    assert max(each.count for each in outlet.portions) > 20
+    assert max(each.num_elements for each in outlet.portions) > 20
 
 
 def test_a_plan_of_one_unit_is_touched_by_its_first_element_and_whole_at_its_end() -> None:
     evens = hr.Dataset.range(20).filter(lambda x: bool(x % 2 == 0))
     pairs = hr.Dataset.zip(evens, evens).map(lambda a, b: a)
     portions = produce(dealt(pairs, (0, 1)), counts_units=True).portions
-    assert all(portion.touched == 1 and not portion.units for portion in portions)
+    assert all(portion.delivered_end == 1 and not portion.num_splits for portion in portions)
 
 
 SEVERAL_OPEN = [
@@ -189,7 +191,7 @@ def test_nothing_of_a_unit_comes_before_a_portion_that_says_so(
     plan: Callable[[], hr.Dataset],
 ) -> None:
     """An element is the number of its unit, or of its position where four are a unit."""
-    count = deal_of(prepare(plan().plan).plan).size
+    count = compute_split_space(prepare(plan().plan).plan).size
     size = 4 if count == 75 else 1
     ranges = [(count // 2, count), (3, count // 2), (0, 3)]
     order = [unit for start, stop in ranges for unit in range(start, stop)]
@@ -199,16 +201,18 @@ def test_nothing_of_a_unit_comes_before_a_portion_that_says_so(
     touched = 0
     for portion in portions:
         units = [int(row) // size for row in wire.decode(portion.buffers).rows()]
-        assert portion.done_to <= portion.touched
-        assert touched <= portion.touched
-        touched = portion.touched
+        assert portion.done_to <= portion.delivered_end
+        assert touched <= portion.delivered_end
+        touched = portion.delivered_end
         assert {*units} <= {*order[portion.done_from : touched]}
 
 
 def test_a_step_that_reads_ahead_touches_no_more_than_what_was_yielded() -> None:
     plan = hr.Dataset.range(500).map(lambda x: x, num_parallel_calls=2).prefetch(8)
     portions = produce(dealt(plan, (0, 500)), counts_units=True).portions
-    assert [portion.touched for portion in portions] == [portion.done_to for portion in portions]
+    assert [portion.delivered_end for portion in portions] == [
+        portion.done_to for portion in portions
+    ]
 
 
 def test_a_batch_that_an_element_failed_for_begins_another_unit() -> None:
@@ -220,9 +224,9 @@ def test_a_batch_that_an_element_failed_for_begins_another_unit() -> None:
     plan = hr.Dataset.range(12).map(picky).batch(4)
     portions = produce(dealt(plan, (0, 3)), counts_units=True).portions
     for portion in portions:
-        if portion.count:
+        if portion.num_elements:
             last = int(np.max(wire.decode(portion.buffers).rows()[-1]))
-            assert portion.touched >= last // 4 + 1
+            assert portion.delivered_end >= last // 4 + 1
 
 
 def test_an_element_that_fails_touches_its_unit() -> None:
@@ -234,7 +238,7 @@ def test_an_element_that_fails_touches_its_unit() -> None:
     plan = hr.Dataset.range(4).filter(lambda x: bool(picky(int(x)) >= 0))
     failed = produce(dealt(plan, (0, 4)), counts_units=True).portions[0]
     assert failed.error is not None
-    assert failed.touched >= 1
+    assert failed.delivered_end >= 1
 
 
 def test_a_unit_that_fails_is_whole_with_its_error_and_no_other_is() -> None:
@@ -245,17 +249,17 @@ def test_a_unit_that_fails_is_whole_with_its_error_and_no_other_is() -> None:
 
     portions = produce(dealt(hr.Dataset.range(4).map(picky), (0, 4)), counts_units=True).portions
     (failed,) = (portion for portion in portions if portion.error is not None)
-    assert (failed.done_from, failed.done_to, failed.touched) == (2, 3, 3)
-    assert [(p.done_from, p.done_to) for p in portions if p.count][-1] == (3, 4)
+    assert (failed.done_from, failed.done_to, failed.delivered_end) == (2, 3, 3)
+    assert [(p.done_from, p.done_to) for p in portions if p.num_elements][-1] == (3, 4)
 
 
 def test_what_was_yielded_is_put_at_once_where_that_is_wanted() -> None:
     outlet = Collected()
-    outlet.puts_at_once = True
+    outlet.delivers_at_once = True
     iterator = Listed([[number] for number in range(20)])
     Producer("task-1", lambda _: iterator, outlet).start()
     assert outlet.ended.wait(SECONDS)
-    assert [portion.count for portion in outlet.portions] == [1] * 20
+    assert [portion.num_elements for portion in outlet.portions] == [1] * 20
 
 
 def test_an_element_that_fails_is_an_error_of_its_own_and_the_rest_follows() -> None:
@@ -317,7 +321,9 @@ def test_a_function_that_interrupts_or_exits_costs_its_own_element_alone(
 
     dataset, units = plan(picky), iter([(0, 20)])
     outlet = produce(
-        lambda: start(dataset.plan, seed=7, units=lambda: next(units, None), contain_exits=True),
+        lambda: build_iterator(
+            dataset.plan, seed=7, next_splits=lambda: next(units, None), contain_exits=True
+        ),
         counts_units=True,
     )
     (error,) = outlet.errors()
@@ -332,25 +338,25 @@ class Granting:
     """Grants units once, and then none for a while; counts the elements that are put."""
 
     def __init__(self, units: tuple[int, int]) -> None:
-        self.feed = Feed(1, self)
+        self.feed = ProducerChannel(1, self)
         self._units: tuple[int, int] | None = units
         self.elements: list[int] = []
         self.touched = 0
         self.ended_with: list[str | None] = []
 
-    def produced(self, producer: int, portion: Portion) -> None:
+    def batch_produced(self, producer: int, portion: ResultBatch) -> None:
         assert portion.error is None
-        assert portion.done_to <= portion.touched
-        self.touched = max(self.touched, portion.touched)
+        assert portion.done_to <= portion.delivered_end
+        self.touched = max(self.touched, portion.delivered_end)
         self.elements += [int(np.max(row)) for row in wire.decode(portion.buffers).rows()]
         self.feed.resume()
 
-    def needs_units(self, producer: int) -> None:
+    def splits_needed(self, producer: int) -> None:
         if self._units is not None:
             units, self._units = self._units, None
-            self.feed.grant(Grant(producer=1, units=units))
+            self.feed.grant(SplitGrant(producer=1, splits=units))
 
-    def ended(self, producer: int, failure: str | None) -> None:
+    def producer_ended(self, producer: int, failure: str | None) -> None:
         self.ended_with.append(failure)
 
 
@@ -380,18 +386,18 @@ def test_what_is_ready_does_not_wait_until_more_units_come(
     producer = Producer(
         "task-1",
         lambda hand_over: open_plan(
-            dump_plan(dataset.plan), task, partial(outlet.feed.next_units, hand_over), worker="w:1"
+            dump_plan(dataset.plan), task, partial(outlet.feed.next_splits, hand_over), worker="w:1"
         ),
         outlet.feed,
-        counts_units=True,
-        says_origins=origins,
+        counts_splits=True,
+        reports_element_ids=origins,
     )
     producer.start()
     try:
         wait_until(lambda: len(outlet.elements) >= ready)
         assert len(outlet.elements) == len({*outlet.elements}) == ready
         assert outlet.touched == units
-        outlet.feed.grant(Grant(producer=1))
+        outlet.feed.grant(SplitGrant(producer=1))
         wait_until(lambda: outlet.ended_with == [None])
         assert len(outlet.elements) == ready
     finally:
@@ -420,7 +426,7 @@ def test_elements_that_cannot_be_sent_are_an_error_and_the_rest_follows() -> Non
     outlet = produce(lambda: Unsendable([[0, 1, 2]]), counts_units=True)
     assert len(outlet.errors()) == 1
     assert [value for values in outlet.elements() for value in values] == [0, 2]
-    assert sum(portion.units for portion in outlet.portions) == 3
+    assert sum(portion.num_splits for portion in outlet.portions) == 3
 
 
 def test_an_iterator_that_fails_when_it_is_closed_does_not_hide_the_end() -> None:
@@ -474,9 +480,9 @@ def test_the_plan_is_released_as_soon_as_it_is_open() -> None:
 def test_large_elements_are_sent_from_where_the_source_keeps_them(step: Any) -> None:
     array = np.arange(8 * 9000.0).reshape(8, 9000)
     dataset = step(hr.Dataset.from_tensor_slices(array))
-    outlet = produce(lambda: start(dataset.plan, seed=1, only_reads=True))
+    outlet = produce(lambda: build_iterator(dataset.plan, seed=1, is_read_only=True))
     sent = [row for portion in outlet.portions for row in wire.decode(portion.buffers).rows()]
-    assert max(portion.count for portion in outlet.portions) > 1
+    assert max(portion.num_elements for portion in outlet.portions) > 1
     assert [row[0] for row in sent] == [row[0] for row in dataset]
     assert all(np.shares_memory(row, array) for row in sent)
 
@@ -484,7 +490,7 @@ def test_large_elements_are_sent_from_where_the_source_keeps_them(step: Any) -> 
 def test_elements_that_came_in_pieces_are_not_joined_where_they_are_large() -> None:
     image = np.arange(9000.0)
     dataset = hr.Dataset.from_tensors(image).repeat(20)
-    outlet = produce(lambda: start(dataset.plan, seed=1, only_reads=True))
+    outlet = produce(lambda: build_iterator(dataset.plan, seed=1, is_read_only=True))
     sent = [row for portion in outlet.portions for row in wire.decode(portion.buffers).rows()]
     assert len(sent) == 20
     assert len(outlet.portions) < 20

@@ -44,7 +44,7 @@ from headrace.service.messages import (
 )
 from headrace.service.worker.producer import Producer
 from headrace.service.worker.server import WorkerServer
-from headrace.serving.connections import Connections
+from headrace.serving.connections import PeerConnections
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Request
 from headrace.transport.envelope import decode_error
@@ -167,7 +167,7 @@ def test_the_heartbeat_survives_everything(
             failed.set()
             raise error
 
-        waits = Connections.wait
+        waits = PeerConnections.wait
         waited = threading.Event()
 
         def wait(*arguments: Any) -> Any:
@@ -178,8 +178,8 @@ def test_the_heartbeat_survives_everything(
 
         with monkeypatch.context() as patch:
             # Both ways in which a heartbeat asks for what may be short.
-            patch.setattr(Connections, "add", connect)
-            patch.setattr(Connections, "wait", wait)
+            patch.setattr(PeerConnections, "add", connect)
+            patch.setattr(PeerConnections, "wait", wait)
             assert failed.wait(SECONDS)
         before = dispatcher.count(WorkerHeartbeat)
         wait_until(lambda: dispatcher.count(WorkerHeartbeat) > before + 1)

@@ -27,7 +27,7 @@ from headrace.parameter_server.checkpoint_format import delete_checkpoint
 from headrace.parameter_server.checkpoints import Checkpoint, CheckpointManager
 from headrace.storage.files import open_folder
 
-__all__ = ["Backup", "restore_callbacks", "state_of_callbacks", "take_backup_callback"]
+__all__ = ["TrainingBackup", "restore_callbacks", "state_of_callbacks", "take_backup_callback"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def take_backup_callback(
     return [each for each in flat if each not in found], found[0] if found else None
 
 
-class Backup:
+class TrainingBackup:
     """Saves the state of training, and restores it.
 
     Args:
@@ -60,14 +60,14 @@ class Backup:
     def __init__(self, callback: Any, objects: Mapping[str, Any]) -> None:
         #: Batches from one backup to the next; None: one at the end of each epoch.
         self.every = None if callback.save_freq == "epoch" else int(callback.save_freq)
-        self._deletes = bool(callback.delete_checkpoint)
+        self._delete_checkpoint = bool(callback.delete_checkpoint)
         self._directory = os.fspath(callback.backup_dir)
         self._checkpoint = Checkpoint(**objects, training="")
         self._manager = CheckpointManager(
             self._checkpoint, self._directory, max_to_keep=2 if callback.double_checkpoint else 1
         )
-        self._is_asked_to_end = threading.Event()
-        self.is_saved_for_the_end = False
+        self._is_terminating = threading.Event()
+        self.is_final_save_done = False
         self._batches = 0
 
     @property
@@ -80,9 +80,9 @@ class Backup:
         self._batches += batches
 
     @property
-    def is_asked_to_end(self) -> bool:
+    def is_terminating(self) -> bool:
         """Whether the program received SIGTERM, and must save before it ends."""
-        return self._is_asked_to_end.is_set()
+        return self._is_terminating.is_set()
 
     def restore(self) -> dict[str, Any] | None:
         """Restore the newest backup; return what `save` was given, or None: there is none.
@@ -108,7 +108,7 @@ class Backup:
             training: Values of JSON and arrays.
         """
         # A backup in between must not move those after it: they end a synchronous round early.
-        batches = self._batches if self.is_asked_to_end and not self.is_due else 0
+        batches = self._batches if self.is_terminating and not self.is_due else 0
         found = {**training, "version": _VERSION, "batches": batches}
         self._checkpoint.training = json.dumps(found, default=_encode)
         self._manager.save()
@@ -116,7 +116,7 @@ class Backup:
 
     def delete(self) -> None:
         """Delete the backups, if the callback says so: training has ended."""
-        if self._deletes:
+        if self._delete_checkpoint:
             folder = open_folder(self._directory)
             for path in self._manager.checkpoints:
                 delete_checkpoint(folder, path.rpartition("/")[2])
@@ -126,28 +126,28 @@ class Backup:
         self._manager.close()
 
     @contextlib.contextmanager
-    def watching_for_the_end(self) -> Iterator[None]:
+    def handle_sigterm(self) -> Iterator[None]:
         """Record SIGTERM within the context, and end the program after it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = signal.getsignal(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, self._ask_to_end)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             yield
         except BaseException:
             signal.signal(signal.SIGTERM, before)
-            if self.is_saved_for_the_end:  # else the program ends with this error
+            if self.is_final_save_done:  # else the program ends with this error
                 _log.warning("training is saved in %s", self._directory)
                 os.kill(os.getpid(), signal.SIGTERM)
             raise
         signal.signal(signal.SIGTERM, before)
-        if self.is_asked_to_end:
+        if self.is_terminating:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _ask_to_end(self, *_: Any) -> None:
+    def _on_sigterm(self, *_: Any) -> None:
         _log.warning("received SIGTERM: fit saves a backup and ends when the steps that run end")
-        self._is_asked_to_end.set()
+        self._is_terminating.set()
 
 
 def state_of_callbacks(callbacks: Sequence[Any]) -> list[dict[str, Any]]:

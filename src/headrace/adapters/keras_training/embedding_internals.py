@@ -10,21 +10,25 @@ import keras
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.saving import saving_lib
 
-from headrace.adapters.keras_training.keras_internals import OWN_ATTRIBUTES, all_layers, extended
-from headrace.frameworks.keras_state import LINKED
+from headrace.adapters.keras_training.keras_internals import (
+    OWN_ATTRIBUTES,
+    all_layers,
+    extend_class,
+)
+from headrace.frameworks.keras_state import LINKED_ATTRIBUTE
 
 __all__ = [
     "has_table",
     "leave_optimizers_unbuilt",
     "look_up_rows",
     "note_reads",
-    "note_reads_no_more",
     "replace_embedding_call",
     "replace_saving",
     "restore_embedding_call",
     "row_values",
     "set_rows_shape",
     "sparse_embeddings",
+    "stop_noting_reads",
     "table_of_variable",
     "table_variable",
 ]
@@ -81,9 +85,11 @@ def replace_embedding_call(layer: Any, lookup: Any) -> None:
     variable = layer._embeddings
     vars(layer)[_LOOKUP] = vars(variable)[_LOOKUP] = lookup
     if isinstance(layer, keras.layers.Embedding):
-        object.__setattr__(layer, "__class__", extended(type(layer), _LookingUp))
-    variable.__class__ = extended(type(variable), _WithoutValue)
-    if keras.backend.backend() != "torch":  # there it is a parameter, which `TorchRows` empties
+        object.__setattr__(layer, "__class__", extend_class(type(layer), _LookupLayer))
+    variable.__class__ = extend_class(type(variable), _ValuelessVariable)
+    if (
+        keras.backend.backend() != "torch"
+    ):  # there it is a parameter, which `TorchEmbeddingRows` empties
         variable._value = None
 
 
@@ -105,7 +111,7 @@ def set_rows_shape(variable: Any, count: int) -> None:
 
 def row_values(variable: Any) -> Any:
     """Return the rows of a matrix in this process; other reads of it raise."""
-    return super(_WithoutValue, variable).value
+    return super(_ValuelessVariable, variable).value
 
 
 def look_up_rows(layer: Any, ids: Any) -> Any:
@@ -177,11 +183,11 @@ def table_variable(layer: Any, rows: int, dim: int, table: Any) -> Any:
             rows)` by assignments. Its `table` is that of the variable.
     """
     variable = layer.add_weight(
-        shape=(rows, dim), initializer=_no_rows, name="embeddings", trainable=True
+        shape=(rows, dim), initializer=_empty_matrix, name="embeddings", trainable=True
     )
     vars(variable).update({_TABLE: table, _HAS_TABLE: True})
     kind = type(variable)
-    variable.__class__ = extended(kind, _TableBacked, **{LINKED: kind})
+    variable.__class__ = extend_class(kind, _TableBacked, **{LINKED_ATTRIBUTE: kind})
     variable._shape = (rows, dim)
     _refuse_reads(variable)
     return variable
@@ -197,7 +203,7 @@ def table_of_variable(variable: Any) -> Any:
     return vars(variable)[_TABLE] if has_table(variable) and _TABLE in vars(variable) else None
 
 
-def _no_rows(shape: tuple[int, ...], dtype: Any = None) -> Any:
+def _empty_matrix(shape: tuple[int, ...], dtype: Any = None) -> Any:
     return keras.ops.zeros((0, *shape[1:]), dtype=dtype)
 
 
@@ -241,7 +247,7 @@ class _TableBacked:
         _refuse_reads(self)
 
 
-class _LookingUp:
+class _LookupLayer:
     """An `Embedding` layer in a worker's copy of a model."""
 
     compute_dtype: Any
@@ -252,7 +258,7 @@ class _LookingUp:
         return keras.ops.cast(vars(self)[_LOOKUP].look_up(inputs), dtype=self.compute_dtype)
 
 
-class _WithoutValue:
+class _ValuelessVariable:
     """The matrix of such a layer."""
 
     @property
@@ -267,30 +273,30 @@ class _WithoutValue:
 # --- parameters of PyTorch ------------------------------------------------------------------------
 
 # Functions that read or set an attribute, such as `grad`.
-_OF_ATTRIBUTES = frozenset({"__get__", "__set__", "__delete__"})
+_DESCRIPTOR_METHODS = frozenset({"__get__", "__set__", "__delete__"})
 
 
 def note_reads(parameter: Any, owner: Any) -> None:
     """Call `owner.note_read()` whenever something computes with a parameter of PyTorch."""
     plain = type(parameter)
-    if not isinstance(parameter, _NotesReads):
-        parameter.__class__ = extended(plain, _NotesReads, plain_class=plain)
+    if not isinstance(parameter, _ReadNotingParameter):
+        parameter.__class__ = extend_class(plain, _ReadNotingParameter, plain_class=plain)
     parameter.lookup = owner
 
 
-def note_reads_no_more(parameter: Any) -> None:
+def stop_noting_reads(parameter: Any) -> None:
     """Undo `note_reads`."""
     del parameter.lookup
     parameter.__class__ = type(parameter).plain_class
 
 
-class _NotesReads:
+class _ReadNotingParameter:
     lookup: Any
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in _OF_ATTRIBUTES:
+        if getattr(func, "__name__", "") not in _DESCRIPTOR_METHODS:
             for each in (*args, *(kwargs or {}).values()):
-                if isinstance(each, _NotesReads):
+                if isinstance(each, _ReadNotingParameter):
                     each.lookup.note_read()
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[misc]

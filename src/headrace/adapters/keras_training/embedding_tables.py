@@ -47,7 +47,7 @@ __all__ = [
     "table_layers",
 ]
 
-_ROWS_AT_A_TIME = 65_536
+_ROWS_PER_WRITE = 65_536
 
 
 class ServerTable:
@@ -68,7 +68,7 @@ class ServerTable:
         self._table: EmbeddingTable | None = None
         self._lock = threading.Lock()
 
-    def use_in(self, strategy: Any) -> EmbeddingTable:
+    def table_in(self, strategy: Any) -> EmbeddingTable:
         """Return the table on the servers of a strategy.
 
         Raises:
@@ -134,8 +134,8 @@ class ServerTable:
                 "values)"
             )
         table = self.table
-        for start in range(0, rows, _ROWS_AT_A_TIME):
-            part = np.asarray(values[start : start + _ROWS_AT_A_TIME])
+        for start in range(0, rows, _ROWS_PER_WRITE):
+            part = np.asarray(values[start : start + _ROWS_PER_WRITE])
             table.assign(np.arange(start, start + len(part)), part.astype(table.dtype, copy=False))
 
 
@@ -167,17 +167,17 @@ _TABLE = "table"
 """Under which a layer has the name of its table in the Keras file, as bytes."""
 
 
-class _Reference(NamedTuple):
+class _TableReference(NamedTuple):
     """Where a table is saved: the checkpoint, and its key there."""
 
     checkpoint: str
     key: str
 
 
-_saved: ContextVar[dict[int, _Reference] | None] = ContextVar("headrace_saved", default=None)
+_saved: ContextVar[dict[int, _TableReference] | None] = ContextVar("headrace_saved", default=None)
 """While a model is saved: by variable, where its table is."""
 
-_loaded: ContextVar[list[tuple[_Reference, Any]] | None] = ContextVar(
+_loaded: ContextVar[list[tuple[_TableReference, Any]] | None] = ContextVar(
     "headrace_loaded", default=None
 )
 """While a model is loaded: the variables whose tables must be restored."""
@@ -206,7 +206,7 @@ def saving_tables(model: Any, file: Any) -> Iterator[None]:
         f"{directory}/{name}"
     )
     folder, _ = split_path(path)
-    token = _saved.set({each: _Reference(name, table.name) for each, table in tables.items()})
+    token = _saved.set({each: _TableReference(name, table.name) for each, table in tables.items()})
     try:
         yield
     except BaseException:
@@ -214,7 +214,7 @@ def saving_tables(model: Any, file: Any) -> Iterator[None]:
         raise
     finally:
         _saved.reset(token)
-    for each in folder.names():
+    for each in folder.list_published():
         other = each.removesuffix(".json")
         if other not in (each, name) and other.startswith("tables-"):
             delete_checkpoint(folder, other)
@@ -227,7 +227,7 @@ def loading_tables(file: Any) -> Iterator[None]:
     Raises:
         NotFoundError: The tables are not beside the file.
     """
-    wanted: list[tuple[_Reference, Any]] = []
+    wanted: list[tuple[_TableReference, Any]] = []
     token = _loaded.set(wanted)
     try:
         yield
@@ -277,7 +277,7 @@ def load_table(layer: Any, store: Any) -> None:
     names = list(store.keys())
     if _TABLE in names and wanted is not None:
         checkpoint, _, key = np.asarray(store[_TABLE]).tobytes().decode().partition("/")
-        wanted.append((_Reference(checkpoint, key), variable))
+        wanted.append((_TableReference(checkpoint, key), variable))
     elif names == ["0"]:
         table_of_variable(variable).assign(store["0"], variable.shape[0])
     else:

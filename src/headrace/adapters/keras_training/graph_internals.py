@@ -53,7 +53,7 @@ GraphObject: tuple[type, ...] = (KerasSaveable, Node, keras.KerasTensor)
 
 # Attributes of models and layers that hold results of earlier calls or belong to a running `fit`.
 # They are sent with these values.
-_RESET: dict[str, Any] = {
+_RESET_ATTRIBUTES: dict[str, Any] = {
     "train_function": None,
     "test_function": None,
     "predict_function": None,
@@ -64,7 +64,7 @@ _RESET: dict[str, Any] = {
 
 _RESET_COLLECTIONS = {"_losses": list, "_losses_override": list, "_loss_ids": set}
 
-_LEFT_OUT = frozenset(
+_OMITTED_ATTRIBUTES = frozenset(
     {
         "history",
         "stop_evaluating",
@@ -75,7 +75,7 @@ _LEFT_OUT = frozenset(
     }
 )
 
-_NOT_SENT = frozenset({"_value", "_initializer"})
+_OMITTED_VARIABLE_ATTRIBUTES = frozenset({"_value", "_initializer"})
 
 _SAVING_METHODS = ("save_own_variables", "load_own_variables")
 """Methods of an optimizer that this package replaces on the object; they are not sent."""
@@ -95,13 +95,13 @@ def state_to_send(value: Any) -> dict[str, Any]:
     """Return the attributes of an object of a model's graph that are sent."""
     state = {}
     for name, attribute in vars(value).items():
-        if name in _LEFT_OUT or name.startswith(OWN_ATTRIBUTES):
+        if name in _OMITTED_ATTRIBUTES or name.startswith(OWN_ATTRIBUTES):
             continue
         if name == _NODES and isinstance(value, Function):
             continue
         if isinstance(value, keras.Layer):
-            if name in _RESET:
-                attribute = _RESET[name]
+            if name in _RESET_ATTRIBUTES:
+                attribute = _RESET_ATTRIBUTES[name]
             elif name in _RESET_COLLECTIONS:
                 attribute = _RESET_COLLECTIONS[name]()
         state[name] = attribute
@@ -172,7 +172,7 @@ def variable_attributes(variable: Any) -> tuple[dict[str, Any], Any]:
     state = {
         name: value
         for name, value in vars(variable).items()
-        if name not in _NOT_SENT and not name.startswith(OWN_ATTRIBUTES)
+        if name not in _OMITTED_VARIABLE_ATTRIBUTES and not name.startswith(OWN_ATTRIBUTES)
     }
     value = vars(variable).get("_value")
     if value is None or keras.backend.backend() != "torch":
@@ -254,14 +254,14 @@ def optimizer_template(optimizer: Any) -> tuple[dict[str, Any], list[tuple[Any, 
         if name in ("_tracker", "_variables"):
             state[name] = value  # replaced below, at the same place
         elif isinstance(value, keras.Variable):
-            if name == _ITERATIONS or not _assigns(kind, "build", name):
+            if name == _ITERATIONS or not _assigns_attribute(kind, "build", name):
                 state[name] = value
                 if name != _ITERATIONS:
                     numbers.append((value, value_of(value)))
-            elif _assigns(kind, "__init__", name):
+            elif _assigns_attribute(kind, "__init__", name):
                 state[name] = None
-        elif any(isinstance(each, keras.Variable) for each in _flat(value)):
-            if _assigns(kind, "__init__", name):
+        elif any(isinstance(each, keras.Variable) for each in _flatten_nested(value)):
+            if _assigns_attribute(kind, "__init__", name):
                 state[name] = type(value)()
         else:
             state[name] = value
@@ -277,17 +277,17 @@ def optimizer_template(optimizer: Any) -> tuple[dict[str, Any], list[tuple[Any, 
     return state, numbers
 
 
-def _assigns(kind: type, method: str, name: str) -> bool:
+def _assigns_attribute(kind: type, method: str, name: str) -> bool:
     # Also of decorated methods: Keras wraps `build`, and keeps the function as `__wrapped__`.
     methods = (inspect.unwrap(vars(each)[method]) for each in kind.__mro__ if method in vars(each))
     return any(name in code.co_names for fn in methods if (code := getattr(fn, "__code__", None)))
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flatten_nested(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for each in value:
-            yield from _flat(each)
+            yield from _flatten_nested(each)
     else:
         yield value

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 from headrace.adapters.keras_training.jax_steps import check_train_step
-from headrace.adapters.keras_training.mirrored_trainer import ReplicaSteps, scaled_sums
-from headrace.adapters.keras_training.steps import recorded_gradients
+from headrace.adapters.keras_training.mirrored_trainer import ReplicaModelSteps, scaled_sums
+from headrace.adapters.keras_training.steps import recording_gradients
 
 __all__ = ["JaxReplicas"]
 
@@ -34,7 +34,7 @@ class _Sums(NamedTuple):
     logs: dict[str, Any]
 
 
-class JaxReplicas(ReplicaSteps):
+class JaxReplicas(ReplicaModelSteps):
     """Makes `train_function` and `test_function` of a model.
 
     Args:
@@ -49,17 +49,17 @@ class JaxReplicas(ReplicaSteps):
         is_compiled = model.jit_compile and not model.run_eagerly
         jit: Callable[..., Any] = jax.jit if is_compiled else lambda function, **_: function
         if self.has_other_workers:
-            self._add_parts = jit(self._sums_of_parts)
-            self._finish = jit(self._updated, donate_argnums=0)
+            self._add_parts = jit(self._sum_parts)
+            self._finish = jit(self._apply_sums, donate_argnums=0)
             self._test = jit(self._test_step)
-            self._show = jit(self._results)
-            self.train_function = self._repeated(self._train_with_others)
-            self.test_function = self._repeated(self._test_with_others)
+            self._assign_metrics = jit(self._results)
+            self.train_function = self._run_for_each_batch(self._train_with_others)
+            self.test_function = self._run_for_each_batch(self._test_with_others)
         else:
             step = jit(self._train_step, donate_argnums=0)
-            self.train_function = self._repeated(step)
+            self.train_function = self._run_for_each_batch(step)
 
-    def _repeated(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def _run_for_each_batch(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Return a function that Keras calls: a step for each batch of an execution."""
 
         def function(state: Any, iterator: Iterator[Any]) -> Any:
@@ -77,30 +77,30 @@ class JaxReplicas(ReplicaSteps):
 
     def _train_step(self, state: Any, batch: Any) -> Any:
         weights, others, slots, metrics = state
-        sums = self._sums_of_parts((weights, others, slots), metrics, batch, _rows(batch))
-        return self._updated(state, sums)
+        sums = self._sum_parts((weights, others, slots), metrics, batch, _num_rows(batch))
+        return self._apply_sums(state, sums)
 
-    def _sums_of_parts(self, state: Any, metrics: Any, batch: Any, rows_of_all: Any) -> _Sums:
+    def _sum_parts(self, state: Any, metrics: Any, batch: Any, rows_of_all: Any) -> _Sums:
         model = self._model
         weights, others, slots = state
         seeds = self._seed_indices()
         gradients: list[Any] = []
         changes: dict[int, Any] = {}
         extra: dict[str, Any] = {}
-        with recorded_gradients(model.optimizer):
-            for number, (begin, end) in enumerate(self.parts(_rows(batch))):
+        with recording_gradients(model.optimizer):
+            for number, (begin, end) in enumerate(self.split_rows(_num_rows(batch))):
                 part = jax.tree.map(lambda leaf, a=begin, b=end: leaf[a:b], batch)
                 share = (end - begin) / rows_of_all
                 before = list(others)
                 for index in seeds:
-                    before[index] = _seed(before[index], self.seed_offset(number))
+                    before[index] = _offset_seed(before[index], self.seed_offset(number))
                 with scaled_sums(model, 1 / share):
                     logs, after = model.train_step(
                         (list(weights), list(before), list(slots), list(metrics)), part
                     )
                 new_weights, new_others, found, metrics = after
                 check_train_step(model, weights, new_weights, found)
-                _add(gradients, [share * each for each in found])
+                _add_values(gradients, [share * each for each in found])
                 for index, (new, old) in enumerate(zip(new_others, before, strict=True)):
                     if new is not old:
                         is_mean = index in seeds or jnp.issubdtype(old.dtype, jnp.floating)
@@ -113,7 +113,7 @@ class JaxReplicas(ReplicaSteps):
                         extra[name] = extra.get(name, 0) + share * value
         return _Sums(gradients, changes, list(metrics), extra)
 
-    def _updated(self, state: Any, sums: _Sums) -> Any:
+    def _apply_sums(self, state: Any, sums: _Sums) -> Any:
         weights, others, slots, _ = state
         gradients = [
             sums.gradients[index].astype(weight.dtype) for index, weight in enumerate(weights)
@@ -143,56 +143,56 @@ class JaxReplicas(ReplicaSteps):
 
     def _train_with_others(self, state: Any, batch: Any) -> Any:
         weights, others, slots, metrics = state
-        here, rows_of_all, batch = self._own_part(batch)
+        here, rows_of_all, batch = self._local_part(batch)
         if not rows_of_all:
-            return self._show(metrics), state
+            return self._assign_metrics(metrics), state
         zeros = [jnp.zeros_like(each) for each in metrics]
         sums = self._add_parts((weights, others, slots), zeros, batch, rows_of_all)
-        sums = self._over_workers(sums, here)
+        sums = self._sum_over_workers(sums, here)
         totals = [old + new for old, new in zip(metrics, sums.metrics, strict=True)]
         return self._finish(state, sums._replace(metrics=totals))
 
     def _test_with_others(self, state: Any, batch: Any) -> Any:
         weights, others, metrics = state
-        here, rows_of_all, batch = self._own_part(batch)
+        here, rows_of_all, batch = self._local_part(batch)
         if rows_of_all:
             zeros = [jnp.zeros_like(each) for each in metrics]
-            sums = self._over_workers(
+            sums = self._sum_over_workers(
                 self._test((weights, others, zeros), batch, rows_of_all), here
             )
             metrics = [old + new for old, new in zip(metrics, sums, strict=True)]
-        return self._show(metrics), (weights, others, metrics)
+        return self._assign_metrics(metrics), (weights, others, metrics)
 
     def _test_step(self, state: Any, batch: Any, rows_of_all: Any) -> Any:
-        with scaled_sums(self._model, rows_of_all / _rows(batch)):
+        with scaled_sums(self._model, rows_of_all / _num_rows(batch)):
             _, (_, _, metrics) = self._model.test_step(state, batch)
         return list(metrics)
 
-    def _own_part(self, batch: Any) -> tuple[int, int, Any]:
+    def _local_part(self, batch: Any) -> tuple[int, int, Any]:
         """Return the numbers of local rows and of all rows, and the local rows or one of zeros."""
-        here = _rows(batch)
+        here = _num_rows(batch)
         if not here:
             batch = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)
-        return here, self.rows_of_all(here), batch
+        return here, self.total_rows(here), batch
 
-    def _over_workers(self, sums: Any, here: int) -> Any:
+    def _sum_over_workers(self, sums: Any, here: int) -> Any:
         """Return sums over all workers. A worker without rows ran a row of zeros for nothing."""
         leaves, structure = jax.tree.flatten(sums)
         arrays = [np.asarray(each) for each in leaves]
         if not here:
             arrays = [np.zeros_like(each) for each in arrays]
-        return jax.tree.unflatten(structure, self.sums_of_all(arrays))
+        return jax.tree.unflatten(structure, self.sum_over_workers(arrays))
 
 
-def _rows(batch: Any) -> int:
+def _num_rows(batch: Any) -> int:
     rows: int = jax.tree.leaves(batch)[0].shape[0]
     return rows
 
 
-def _seed(value: Any, offset: int) -> Any:
+def _offset_seed(value: Any, offset: int) -> Any:
     """Return the value of a seed, `[seed, draws]`, for another replica."""
     return value + jnp.array([offset, 0], value.dtype)
 
 
-def _add(totals: list[Any], values: Sequence[Any]) -> None:
+def _add_values(totals: list[Any], values: Sequence[Any]) -> None:
     totals[:] = [a + b for a, b in zip(totals, values, strict=True)] if totals else values

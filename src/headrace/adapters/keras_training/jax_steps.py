@@ -17,7 +17,7 @@ from headrace.adapters.keras_training.steps import (
     EmbeddingRows,
     MissingRows,
     ModelSteps,
-    Rows,
+    SparseRows,
     TrainOutputs,
     WholeWeightNeeded,
 )
@@ -26,51 +26,51 @@ from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError
 
 __all__ = [
-    "JaxRows",
-    "JaxSteps",
+    "JaxEmbeddingRows",
+    "JaxModelSteps",
     "check_train_step",
 ]
 
 
-class JaxRows(EmbeddingRows):
+class JaxEmbeddingRows(EmbeddingRows):
     """One layer whose rows are looked up.
 
     Attributes:
-        looked_up: Ids of each call of the layer in the step that is traced.
+        requested_ids: Ids of each call of the layer in the step that is traced.
     """
 
     def __init__(self, index: int, layer: Any) -> None:
         super().__init__(index, layer)
-        self.looked_up: list[Any] = []
+        self.requested_ids: list[Any] = []
         self._ids: Any = None
-        self._here: list[Any] = []
+        self._found: list[Any] = []
         #: Rows that steps are compiled for.
         self._size = 0
 
     def begin(self, ids: Any) -> None:
         """Begin a step, with rows of these ids; None: one that only finds ids, with none."""
-        self._ids, self.looked_up, self._here = ids, [], []
+        self._ids, self.requested_ids, self._found = ids, [], []
 
     @property
-    def are_all_here(self) -> Any:
+    def has_all_rows(self) -> Any:
         """Whether the step had all rows that it looked up."""
-        return jnp.all(jnp.stack(self._here)) if self._here else True
+        return jnp.all(jnp.stack(self._found)) if self._found else True
 
     def look_up(self, ids: Any) -> Any:
         """Return the rows of ids, or zeros where the step only finds ids."""
-        ids = self.from_start(ids)
-        self.looked_up.append(ids)
+        ids = self.to_nonnegative(ids)
+        self.requested_ids.append(ids)
         if self._ids is None:
             return jnp.zeros((*ids.shape, self.dim), self.variable.dtype)
         positions = jnp.searchsorted(self._ids, ids.astype(self._ids.dtype))
-        self._here.append(jnp.all(jnp.take(self._ids, positions, mode="clip") == ids))
+        self._found.append(jnp.all(jnp.take(self._ids, positions, mode="clip") == ids))
         return jnp.take(row_values(self.variable), positions, axis=0, mode="clip")
 
-    def from_start(self, ids: Any) -> Any:
+    def to_nonnegative(self, ids: Any) -> Any:
         """Return ids without negative ones, which count from the end."""
         return ids if self.count is None else jnp.where(ids < 0, ids + self.count, ids)
 
-    def padded(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
+    def pad_rows(self, rows: SparseRows) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return ids and values of rows, padded to the compiled size."""
         count = len(rows.ids)
         if count > self._size:
@@ -86,7 +86,7 @@ class JaxRows(EmbeddingRows):
         return ids, values
 
 
-class JaxSteps(ModelSteps):
+class JaxModelSteps(ModelSteps):
     """Compiles `train_step`, `test_step` and `predict_step` of a model, as `jit_compile` says.
 
     Where rows of `Embedding` layers are looked up, another compiled function computes the ids: it
@@ -98,28 +98,32 @@ class JaxSteps(ModelSteps):
         model: Built and compiled; its optimizer records gradients.
     """
 
-    rows: dict[int, JaxRows]  # type: ignore[assignment]
-    rows_kind = JaxRows
+    rows: dict[int, JaxEmbeddingRows]  # type: ignore[assignment]
+    rows_kind = JaxEmbeddingRows
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         #: Indices of the non-trainable variables that `train_step` changes; found by tracing it.
-        self._changing: list[int] = []
+        self._changed_indices: list[int] = []
         self._compile()
 
     def _compile(self) -> None:
         model = self._model
         is_compiled = model.jit_compile and not model.run_eagerly
         jit: Callable[[Any], Any] = jax.jit if is_compiled else lambda function: function
-        self._train = jit(self._with_rows(self._train_step))
-        self._test = jit(self._with_rows(self._test_step))
-        self._predict = jit(self._with_rows(self._predict_step))
-        self._finders = {
+        self._train = jit(self._make_row_function(self._train_step))
+        self._test = jit(self._make_row_function(self._test_step))
+        self._predict = jit(self._make_row_function(self._predict_step))
+        self._id_functions = {
             "train": jit(
-                self._ids_of(lambda w, s, m, batch: self._train_step(w, s, m, None, batch))
+                self._make_id_function(
+                    lambda w, s, m, batch: self._train_step(w, s, m, None, batch)
+                )
             ),
-            "test": jit(self._ids_of(self._test_step)),
-            "predict": jit(self._ids_of(lambda w, s, m, batch: self._predict_step(w, s, batch))),
+            "test": jit(self._make_id_function(self._test_step)),
+            "predict": jit(
+                self._make_id_function(lambda w, s, m, batch: self._predict_step(w, s, batch))
+            ),
         }
 
     # --- rows -----------------------------------------------------------------------------------
@@ -134,12 +138,12 @@ class JaxSteps(ModelSteps):
         for index, rows in self.rows.items():
             set_rows_shape(rows.variable, 0)
             weights[index] = np.zeros((0, rows.dim), rows.variable.dtype)
-        with self._ids_of_64_bits(batch) as batch:
-            found = self._call(self._finders[step], weights, state, metrics, batch)
-        return {index: self._distinct(index, found[index]) for index in self.rows}
+        with self._enable_wide_ids(batch) as batch:
+            found = self._call(self._id_functions[step], weights, state, metrics, batch)
+        return {index: self._distinct_ids(index, found[index]) for index in self.rows}
 
     @contextlib.contextmanager
-    def _ids_of_64_bits(self, batch: Any) -> Iterator[Any]:
+    def _enable_wide_ids(self, batch: Any) -> Iterator[Any]:
         """Keep integers of a batch that have 64 bits, which may be ids of tables.
 
         JAX truncates all numbers to 32 bits unless it is told otherwise; it still does so with
@@ -150,34 +154,34 @@ class JaxSteps(ModelSteps):
             yield batch
             return
         batch = map_leaves(lambda each: np.asarray(each, _dtype_with_wide_ids(each)), batch)
-        if not any(each.dtype in _WIDE for each in flatten(batch)[0]):
+        if not any(each.dtype in _WIDE_DTYPES for each in flatten(batch)[0]):
             yield batch
             return
         with jax.enable_x64(True):
             yield batch
 
-    def look_up_no_more(self, indices: Sequence[int]) -> None:
-        """Take variables out of `rows`; see `ModelSteps.look_up_no_more`."""
-        super().look_up_no_more(indices)
+    def use_whole_matrices(self, indices: Sequence[int]) -> None:
+        """Take variables out of `rows`; see `ModelSteps.use_whole_matrices`."""
+        super().use_whole_matrices(indices)
         self._compile()
 
-    def _ids_of(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_id_function(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def ids_of(*args: Any) -> dict[int, list[Any]]:
             for rows in self.rows.values():
                 rows.begin(None)
             step(*args)
-            return {index: rows.looked_up for index, rows in self.rows.items()}
+            return {index: rows.requested_ids for index, rows in self.rows.items()}
 
         return ids_of
 
-    def _with_rows(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_row_function(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def with_rows(ids: dict[int, Any], *args: Any) -> tuple[Any, dict[int, Any], Any]:
             for index, rows in self.rows.items():
                 rows.begin(ids[index])
             outputs = step(*args)
-            are_all_here = {index: rows.are_all_here for index, rows in self.rows.items()}
+            are_all_here = {index: rows.has_all_rows for index, rows in self.rows.items()}
             of_tables = {
-                index: rows.looked_up for index, rows in self.rows.items() if rows.has_table
+                index: rows.requested_ids for index, rows in self.rows.items() if rows.has_table
             }
             return outputs, are_all_here, of_tables
 
@@ -186,9 +190,9 @@ class JaxSteps(ModelSteps):
     def _run(self, step: Callable[..., Any], weights: Arrays, *args: Any) -> Any:
         weights = list(weights)
         ids = {}
-        with self._ids_of_64_bits(args[-1]) as batch:
+        with self._enable_wide_ids(args[-1]) as batch:
             for index, rows in self.rows.items():
-                ids[index], weights[index] = rows.padded(weights[index])
+                ids[index], weights[index] = rows.pad_rows(weights[index])
                 set_rows_shape(rows.variable, len(weights[index]))
             outputs, are_all_here, of_tables = self._call(step, ids, weights, *args[:-1], batch)
         # Ids that depend on weights, or on rows of another layer, were not known before.
@@ -196,10 +200,12 @@ class JaxSteps(ModelSteps):
         if whole := [index for index in wrong if index not in of_tables]:
             raise WholeWeightNeeded(whole)
         if wrong:
-            raise MissingRows({index: self._distinct(index, of_tables[index]) for index in wrong})
+            raise MissingRows(
+                {index: self._distinct_ids(index, of_tables[index]) for index in wrong}
+            )
         return outputs
 
-    def _distinct(self, index: int, looked_up: Sequence[Any]) -> NDArray[np.int64]:
+    def _distinct_ids(self, index: int, looked_up: Sequence[Any]) -> NDArray[np.int64]:
         ids = [np.zeros(0, int), *(np.ravel(each) for each in looked_up)]
         return self.rows[index].distinct(np.concatenate(ids))
 
@@ -210,7 +216,7 @@ class JaxSteps(ModelSteps):
             # Keras re-raises errors of layers with a longer message.
             read = [index for index, rows in self.rows.items() if rows.was_read]
             if not read and isinstance(error, jax.errors.UnexpectedTracerError):
-                read = [index for index, rows in self.rows.items() if rows.looked_up]
+                read = [index for index, rows in self.rows.items() if rows.requested_ids]
             if read:
                 raise WholeWeightNeeded(read) from error
             raise
@@ -226,9 +232,9 @@ class JaxSteps(ModelSteps):
         gradients = list(gradients)
         for index in self.rows:
             ids = weights[index].ids
-            gradients[index] = Rows(ids, np.asarray(gradients[index])[: len(ids)])
+            gradients[index] = SparseRows(ids, np.asarray(gradients[index])[: len(ids)])
         return TrainOutputs(
-            gradients, dict(zip(self._changing, changed, strict=True)), totals, logs
+            gradients, dict(zip(self._changed_indices, changed, strict=True)), totals, logs
         )
 
     def _train_step(
@@ -247,12 +253,12 @@ class JaxSteps(ModelSteps):
         new_weights, new_state, gradients, totals = after
         check_train_step(self._model, weights, new_weights, gradients)
         # Known once the function is traced, which is before it returns for the first time.
-        self._changing = [
+        self._changed_indices = [
             index
             for index, (new, old) in enumerate(zip(new_state, state, strict=True))
             if new is not old
         ]
-        return gradients, [new_state[index] for index in self._changing], totals, logs
+        return gradients, [new_state[index] for index in self._changed_indices], totals, logs
 
     def test(
         self, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any
@@ -278,12 +284,12 @@ class JaxSteps(ModelSteps):
         return outputs
 
 
-_WIDE = (np.int64, np.uint64)
+_WIDE_DTYPES = (np.int64, np.uint64)
 
 
 def _dtype_with_wide_ids(array: Any) -> Any:
     dtype = np.asarray(array).dtype
-    return dtype if dtype in _WIDE else jax.dtypes.canonicalize_dtype(dtype)
+    return dtype if dtype in _WIDE_DTYPES else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def check_train_step(

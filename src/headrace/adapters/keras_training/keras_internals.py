@@ -28,24 +28,24 @@ __all__ = [
     "OWN_ATTRIBUTES",
     "TRIED_VERSIONS",
     "all_layers",
-    "attached",
     "build_model",
     "check_back_end",
     "check_compiled",
     "check_labels",
     "compiled_losses",
     "data_adapter",
+    "draw_keras_seed",
     "excludes_from_decay",
-    "extended",
+    "extend_class",
     "first_epoch",
     "flat_logs",
+    "get_or_attach",
     "in_stateless_scope",
     "inner_optimizer",
     "learning_rate_variable",
     "models_of",
     "produces_mask",
     "pythonify_logs",
-    "seed_of_keras",
     "seed_variables",
     "set_momentum_product",
     "set_strategy",
@@ -101,7 +101,7 @@ def build_model(model: Any, batch: Any, *, with_loss: bool) -> None:
     optimizer, model.optimizer = getattr(model, "optimizer", None), None
     state, compiled = vars(model), {}
     if not with_loss:
-        compiled = {name: state[name] for name in _COMPILED if name in state}
+        compiled = {name: state[name] for name in _COMPILED_ATTRIBUTES if name in state}
     try:
         state.update(dict.fromkeys(compiled))
         with warnings.catch_warnings():
@@ -113,7 +113,7 @@ def build_model(model: Any, batch: Any, *, with_loss: bool) -> None:
         model.optimizer = optimizer
 
 
-_COMPILED = ("_compile_loss", "_compile_metrics")
+_COMPILED_ATTRIBUTES = ("_compile_loss", "_compile_metrics")
 
 
 def check_compiled(model: Any, method: str) -> None:
@@ -172,12 +172,12 @@ def seed_variables(model: Any) -> list[Any]:
 
 def step_variables(model: Any) -> list[Any]:
     """Return the non-trainable variables that a step may change: no weights of frozen layers."""
-    found = [each for layer in all_layers(model) for each in _own_state(layer)]
+    found = [each for layer in all_layers(model) for each in _layer_state(layer)]
     found += seed_variables(model)
     return list({id(each): each for each in found}.values())
 
 
-def _own_state(layer: Any) -> list[Any]:
+def _layer_state(layer: Any) -> list[Any]:
     return list(layer._non_trainable_variables) if layer.trainable else []
 
 
@@ -210,7 +210,7 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def seed_of_keras() -> int:
+def draw_keras_seed() -> int:
     """Draw a seed that follows from `keras.utils.set_random_seed`, which seeds this generator."""
     return int(np.random.randint(1 << 31))
 
@@ -218,7 +218,7 @@ def seed_of_keras() -> int:
 # --- attributes and classes of this package -------------------------------------------------------
 
 
-def attached(
+def get_or_attach(
     owner: Any,
     name: str,
     make: Callable[[Any], Any],
@@ -239,16 +239,16 @@ def attached(
     return found
 
 
-def extended(kind: Any, mixin: Any, **attributes: Any) -> type:
+def extend_class(kind: Any, mixin: Any, **attributes: Any) -> type:
     """Return a subclass of a class of Keras, with methods of `mixin` in place of its own.
 
     It has the same name, because error messages contain it. The class before is its second base.
     """
-    return _extended(kind, mixin, **attributes)
+    return _extend_class(kind, mixin, **attributes)
 
 
 @functools.cache
-def _extended(kind: Any, mixin: Any, **attributes: Any) -> type:
+def _extend_class(kind: Any, mixin: Any, **attributes: Any) -> type:
     return type(kind.__name__, (mixin, kind), attributes)
 
 

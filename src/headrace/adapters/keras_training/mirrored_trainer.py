@@ -40,16 +40,16 @@ from headrace.errors import FailedPreconditionError
 
 __all__ = [
     "MirroredTrainer",
-    "ReplicaSteps",
-    "cut",
+    "ReplicaModelSteps",
     "scaled_sums",
+    "split_range",
 ]
 
 _SEED_STEP = 0x9E3779B9
 """Difference between the seeds of two replicas, so that their random numbers differ."""
 
 
-class ReplicaSteps:
+class ReplicaModelSteps:
     """Steps of a model on the replicas of a strategy.
 
     Args:
@@ -60,21 +60,21 @@ class ReplicaSteps:
     def __init__(self, model: Any, strategy: Any) -> None:
         self._model = model
         self._strategy = strategy
-        self._local = len(strategy.worker_devices)
-        self.has_other_workers: bool = strategy.num_replicas_in_sync > self._local
+        self._num_local_replicas = len(strategy.worker_devices)
+        self.has_other_workers: bool = strategy.num_replicas_in_sync > self._num_local_replicas
         #: What Keras calls; `compile` removes them from the model.
         self.train_function: Any = None
         self.test_function: Any = None
 
-    def begin(self) -> None:
+    def clear_caches(self) -> None:
         """Drop cached facts about the model, which may have changed."""
         for name in ("undivided", "state", "seeds"):
             vars(self).pop(name, None)
 
     @functools.cached_property
-    def undivided(self) -> str | None:
+    def indivisible_reason(self) -> str | None:
         """Why the loss on a batch is not the mean of those on its parts; None if it is."""
-        return _undivided(self._model)
+        return _indivisible_reason(self._model)
 
     @functools.cached_property
     def state(self) -> list[Any]:
@@ -86,9 +86,9 @@ class ReplicaSteps:
         """Ids of the variables that count draws of random numbers."""
         return {id(each) for each in seed_variables(self._model)}
 
-    def parts(self, rows: int) -> list[tuple[int, int]]:
+    def split_rows(self, rows: int) -> list[tuple[int, int]]:
         """Return where the replicas' parts of a batch begin and end, those that have rows."""
-        return cut(rows, self._local if self.undivided is None else 1)
+        return split_range(rows, self._num_local_replicas if self.indivisible_reason is None else 1)
 
     def seed_offset(self, part: int) -> int:
         """Return what is added to the seeds of a model on a replica: 0 for the first one."""
@@ -97,7 +97,7 @@ class ReplicaSteps:
 
     # --- several workers --------------------------------------------------------------------------
 
-    def rows_of_all(self, rows: int) -> int:
+    def total_rows(self, rows: int) -> int:
         """Return how many rows the parts of a batch have on all workers together.
 
         Raises:
@@ -105,23 +105,24 @@ class ReplicaSteps:
         """
         if not self.has_other_workers:
             return rows
-        if self.undivided is not None:
+        if self.indivisible_reason is not None:
             raise FailedPreconditionError(
-                f"the Keras model {self._model.name!r} has {self.undivided}, so its loss on a "
+                f"the Keras model {self._model.name!r} has {self.indivisible_reason}, so its loss "
+                "on a "
                 "batch does not follow from those on parts of the batch, and each worker has a "
                 "part: leave it out, or use a MirroredStrategy, which runs such a model on one "
                 "replica"
             )
-        return int(self.sums_of_all([np.array(rows, np.int32)])[0])
+        return int(self.sum_over_workers([np.array(rows, np.int32)])[0])
 
-    def sums_of_all(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def sum_over_workers(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return sums of what all workers have. All workers call this."""
         framework = self._strategy.framework
-        columns = [[framework.array(each)] for each in arrays]
+        columns = [[framework.as_array(each)] for each in arrays]
         sums = self._strategy.reduce_columns(ReduceOp.SUM, columns, what="a step of a Keras model")
-        return [np.asarray(framework.numpy(each)) for each in sums]
+        return [np.asarray(framework.to_numpy(each)) for each in sums]
 
-    def begin_equal(self) -> None:
+    def synchronize_variables(self) -> None:
         """Give the model of each worker the values that the first worker has."""
         if not self.has_other_workers:
             return
@@ -132,11 +133,13 @@ class ReplicaSteps:
         framework = self._strategy.framework
         for variable in variables:
             own = keras.ops.convert_to_numpy(variable.value)
-            value = self._strategy.value_of_first(own, f"the variable {variable.path}")
-            variable.assign(np.asarray(framework.numpy(framework.array(value))).astype(own.dtype))
+            value = self._strategy.broadcast_first(own, f"the variable {variable.path}")
+            variable.assign(
+                np.asarray(framework.to_numpy(framework.as_array(value))).astype(own.dtype)
+            )
 
 
-def cut(rows: int, replicas: int) -> list[tuple[int, int]]:
+def split_range(rows: int, replicas: int) -> list[tuple[int, int]]:
     """Return where parts of a batch begin and end: sizes differ by one row at most.
 
     Returns:
@@ -146,7 +149,7 @@ def cut(rows: int, replicas: int) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in itertools.pairwise(edges) if begin < end]
 
 
-def _undivided(model: Any) -> str | None:
+def _indivisible_reason(model: Any) -> str | None:
     """Return what makes a model's loss on a batch more than a mean of those on its parts."""
     for loss in compiled_losses(model):
         if getattr(loss, "reduction", None) == "mean_with_sample_weight":
@@ -210,7 +213,7 @@ class MirroredTrainer:
             )
         self._model = model
         self._strategy = strategy
-        self._steps: ReplicaSteps | None = None
+        self._steps: ReplicaModelSteps | None = None
 
     def prepare(self, method: str, given: dict[str, Any], opened: contextlib.ExitStack) -> None:
         """Make the model train on replicas, and convert the arguments to ones that Keras takes.
@@ -235,7 +238,7 @@ class MirroredTrainer:
             self._open_dataset(given, "x", opened)  # each worker predicts all rows
             return
         if self._model.compiled:
-            self._have_steps()
+            self._install_steps()
         if given.get("kwargs", {}).get("_use_cached_eval_dataset"):
             return  # called by fit, which has prepared it
         if several:
@@ -244,12 +247,12 @@ class MirroredTrainer:
             self._open_dataset(given, "x", opened)
             self._open_dataset(given, "validation_data", opened)
 
-    def _have_steps(self) -> None:
+    def _install_steps(self) -> None:
         """Replace `train_function` and `test_function` of the model, which `compile` removes."""
         model = self._model
         if self._steps is None or model.train_function is not self._steps.train_function:
-            self._steps = _replicas(model, self._strategy)
-        self._steps.begin()
+            self._steps = _make_steps(model, self._strategy)
+        self._steps.clear_caches()
         model.train_function = self._steps.train_function
         if self._steps.test_function is not None:
             model.test_function = self._steps.test_function
@@ -261,9 +264,9 @@ class MirroredTrainer:
         if isinstance(data, Dataset):
             given[name] = opened.enter_context(KerasDataset(data))
         elif isinstance(data, DatasetCreator):
-            given[name] = opened.enter_context(self._created(data))
+            given[name] = opened.enter_context(self._call_creator(data))
 
-    def _created(self, creator: DatasetCreator) -> KerasDataset:
+    def _call_creator(self, creator: DatasetCreator) -> KerasDataset:
         made = self._strategy.distribute_datasets_from_function(creator, creator.input_options)
         return KerasDataset(made)
 
@@ -281,18 +284,20 @@ class MirroredTrainer:
             if not isinstance(validation, tuple | list):
                 validation = (validation,)
             rows_of_validation = given.get("validation_batch_size") or size
-            given["validation_data"] = self._share(method, opened, validation, rows_of_validation)
+            given["validation_data"] = self._local_data(
+                method, opened, validation, rows_of_validation
+            )
             if are_arrays(validation[0]):
                 given["validation_batch_size"] = None
         parts = (given.get("x"), given.get("y"), given.get("sample_weight"))
         shuffle = method == "fit" and given.get("shuffle", True)
-        given["x"] = self._share(method, opened, parts, size, shuffle)
+        given["x"] = self._local_data(method, opened, parts, size, shuffle)
         if are_arrays(parts[0]):
             given.update(y=None, sample_weight=None, batch_size=None)
         if method == "fit":
             self._add_callback(given)
 
-    def _share(
+    def _local_data(
         self,
         method: str,
         opened: contextlib.ExitStack,
@@ -309,7 +314,7 @@ class MirroredTrainer:
             # Without a seed: the strategy takes that of the first worker.
             x = dataset_of_arrays(method, x, y, sample_weight, batch_size or 32, shuffle, None)
         if isinstance(x, DatasetCreator):
-            return opened.enter_context(self._created(x))
+            return opened.enter_context(self._call_creator(x))
         class_weight = None
         if isinstance(x, KerasDataset):
             if not isinstance(x.dataset, Dataset):
@@ -328,7 +333,9 @@ class MirroredTrainer:
         assert self._steps is not None
         steps = self._steps
         # Last: others may restore weights.
-        begin = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: steps.begin_equal())
+        begin = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: steps.synchronize_variables()
+        )
         callbacks = given.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.append(begin)
@@ -338,7 +345,7 @@ class MirroredTrainer:
             given["callbacks"] = [begin] if callbacks is None else [callbacks, begin]
 
 
-def _replicas(model: Any, strategy: Any) -> ReplicaSteps:
+def _make_steps(model: Any, strategy: Any) -> ReplicaModelSteps:
     if keras.backend.backend() == "jax":
         from headrace.adapters.keras_training.jax_replicas import JaxReplicas  # noqa: PLC0415
 

@@ -17,17 +17,17 @@ import numpy as np
 from headrace.adapters.keras_training.embedding_tables import check_trains_tables
 from headrace.adapters.keras_training.keras_internals import (
     build_model,
+    draw_keras_seed,
     inner_optimizer,
     learning_rate_variable,
-    seed_of_keras,
 )
 from headrace.adapters.keras_training.model_pickling import dump_model
 from headrace.adapters.keras_training.optimizer_on_servers import (
     OptimizerOnServers,
+    move_slots_to_servers,
     optimizer_on_servers,
-    slots_on_servers,
 )
-from headrace.adapters.keras_training.server_optimizers import decays
+from headrace.adapters.keras_training.server_optimizers import has_weight_decay
 from headrace.adapters.keras_training.server_weights import ServerWeights, weights_of
 from headrace.adapters.keras_training.table_embedding import use_tables
 from headrace.adapters.keras_training.worker_calls import TrainCall, build_model_copy
@@ -64,7 +64,7 @@ class ModelOnServers:
         self.loss_scale = LossScale(None)
         #: The number of the next training step.
         self._next_step = 0
-        self._seed = seed_of_keras()
+        self._seed = draw_keras_seed()
         #: An immutable JAX array, and the number in it.
         self._rate: tuple[Any, float] = (None, 0.0)
 
@@ -84,13 +84,13 @@ class ModelOnServers:
 
     # --- bringing it there ------------------------------------------------------------------------
 
-    def place(self, batch: Any, *, with_loss: bool = True) -> None:
+    def place_variables(self, batch: Any, *, with_loss: bool = True) -> None:
         """Build the model for a batch, and place its variables on the servers."""
         use_tables(self._model, self._strategy)
         build_model(self._model, batch, with_loss=with_loss)
         self._weights = weights_of(self._model, self._strategy)
 
-    def send(self) -> None:
+    def send_to_workers(self) -> None:
         """Send the model to the workers if it has changed since it was last sent."""
         weights, optimizers = self.weights, self._place_optimizer()
         packed = dump_model(self._model)
@@ -125,18 +125,18 @@ class ModelOnServers:
         on_servers = optimizer_on_servers(optimizer, self._strategy, name)
         if on_servers is not self._on_servers:
             self._on_servers = on_servers
-            applies = on_servers.applies
+            applies = on_servers.server_optimizer
             applies.exclude_from_weight_decay(
                 placed
                 for variable, placed in zip(
                     self._model.trainable_variables, self.weights.trainable, strict=True
                 )
-                if not decays(optimizer, variable)
+                if not has_weight_decay(optimizer, variable)
             )
             counts = SGD(1.0, name=f"{self._model.name}/statistics", non_finite="apply")
             self._optimizers = applies, counts
             self.loss_scale = LossScale(optimizer)
-            slots_on_servers(self._model, on_servers, self.weights)
+            move_slots_to_servers(self._model, on_servers, self.weights)
         return self._optimizers
 
     # --- using it ---------------------------------------------------------------------------------
@@ -203,10 +203,10 @@ class ModelOnServers:
         if state["learning_rate"] is not None:
             self._model.optimizer.learning_rate = state["learning_rate"]
         self.loss_scale.set_state(state["loss_scale"])
-        self.weights.outdate()
+        self.weights.mark_outdated()
         if self._on_servers is not None:
-            self._on_servers.counted.note()
-        self.weights.new_version()
+            self._on_servers.step_changes.mark_changed()
+        self.weights.bump_version()
 
 
 class LossScale:

@@ -23,9 +23,9 @@ import keras
 from headrace.adapters.keras_training import graph_internals as internals
 from headrace.adapters.keras_training.keras_internals import all_layers, check_back_end
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.keras_state import LINKED
+from headrace.frameworks.keras_state import LINKED_ATTRIBUTE
 from headrace.parameter_server.pickling import WorkerPickler
-from headrace.plan.serialize import references
+from headrace.plan.serialize import find_references
 from headrace.versions import own_versions, python_mismatch
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 MODEL_FORMAT = 1
 """Number of the format of pickled models."""
 _MAGIC = b"headrace-keras-model "
-_LONGEST_HEADER = 200
+_MAX_HEADER_BYTES = 200
 
 
 def dump_model(model: keras.Model) -> bytes:
@@ -101,7 +101,7 @@ def dump_objects(value: Any, what: str, layer: Any = None) -> bytes:
         try:
             pickler.dump_graph(value)
         except Exception as error:
-            culprit = _culprit(pickler.reduced) or error
+            culprit = _find_unpicklable(pickler.reduced) or error
             raise FailedPreconditionError(
                 f"{what} cannot be sent to another process: {culprit}. Create such things in the "
                 "methods that use them, not in the constructor"
@@ -121,7 +121,7 @@ def load_objects(data: bytes) -> Any:
     """
     check_back_end()
     with io.BytesIO(data) as file:
-        file.seek(_checked_header(data))
+        file.seek(_check_header(data))
         unpickler = pickle.Unpickler(file)
         try:
             loaded = unpickler.load()
@@ -214,7 +214,7 @@ def _reduce_optimizer(optimizer: Any) -> Any:
 
 def _reduce_variable(variable: Any) -> Any:
     state = internals.variable_attributes(variable)
-    kind = getattr(type(variable), LINKED, type(variable))
+    kind = getattr(type(variable), LINKED_ATTRIBUTE, type(variable))
     return _new, (kind,), state, None, None, _set_variable
 
 
@@ -337,9 +337,9 @@ def _header() -> bytes:
     return _MAGIC + " ".join(map(str, words)).encode() + b"\n"
 
 
-def _checked_header(data: bytes) -> int:
+def _check_header(data: bytes) -> int:
     """Return the length of a pickled model's header."""
-    end = data.find(b"\n", 0, _LONGEST_HEADER)
+    end = data.find(b"\n", 0, _MAX_HEADER_BYTES)
     words = data[len(_MAGIC) : end].decode("ascii", "replace").split(" ")
     if not data.startswith(_MAGIC) or end < 0 or words[0] != str(MODEL_FORMAT) or len(words) != 4:
         found = f"format {words[0]:.20}" if data.startswith(_MAGIC) else "no model format at all"
@@ -368,28 +368,31 @@ class _AttributePickler(WorkerPickler):
         return super().reducer_override(value) if reduced is NotImplemented else reduced
 
 
-def _culprit(objects: list[Any]) -> str | None:
+def _find_unpicklable(objects: list[Any]) -> str | None:
     for owner in reversed(objects):
         for name, value in vars(owner).items():
-            if (problem := _problem(value)) is not None:
-                held = _held_by(value)
+            if (problem := _pickling_error(value)) is not None:
+                held = _captured_values(value)
                 inside = f"holds {held}" if held else f"is {problem}"
-                return f"the attribute `{name}` of {_described(owner)} {inside}"
+                return f"the attribute `{name}` of {_describe_owner(owner)} {inside}"
         for kind in type(owner).__mro__:
             for name, value in vars(kind).items():
-                if kind.__module__ == "__main__" and (problem := _held_by(value)) is not None:
-                    return f"the method `{name}` of {_described(owner)} holds {problem}"
+                if (
+                    kind.__module__ == "__main__"
+                    and (problem := _captured_values(value)) is not None
+                ):
+                    return f"the method `{name}` of {_describe_owner(owner)} holds {problem}"
     return None
 
 
-def _held_by(fn: Any) -> str | None:
-    for name, value in references(fn).items():
-        if (problem := _problem(value)) is not None:
+def _captured_values(fn: Any) -> str | None:
+    for name, value in find_references(fn).items():
+        if (problem := _pickling_error(value)) is not None:
             return f"`{name}`, {problem}"
     return None
 
 
-def _problem(value: Any) -> str | None:
+def _pickling_error(value: Any) -> str | None:
     if isinstance(value, internals.GraphObject):
         return None  # its attributes are checked one by one
     try:
@@ -400,7 +403,7 @@ def _problem(value: Any) -> str | None:
     return None
 
 
-def _described(owner: Any) -> str:
+def _describe_owner(owner: Any) -> str:
     kinds = {
         keras.Model: "model",
         keras.Layer: "layer",

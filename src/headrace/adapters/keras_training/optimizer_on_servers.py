@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from headrace.adapters.keras_training.keras_internals import (
-    attached,
+    get_or_attach,
     inner_optimizer,
     learning_rate_variable,
     set_momentum_product,
@@ -23,7 +23,7 @@ from headrace.adapters.keras_training.keras_internals import (
 )
 from headrace.adapters.keras_training.server_optimizers import server_optimizer, settings_of
 from headrace.adapters.keras_training.server_weights import (
-    Changes,
+    ChangeTracker,
     StepCounter,
     VariableOwner,
     link,
@@ -35,8 +35,8 @@ from headrace.parameter_server.rules import AVERAGE, nadam_product, slots_for_ru
 __all__ = [
     "OptimizerOnServers",
     "OptimizerSlots",
+    "move_slots_to_servers",
     "optimizer_on_servers",
-    "slots_on_servers",
 ]
 
 
@@ -49,8 +49,8 @@ class OptimizerOnServers:
         name: The name of its slots on the servers; None for the name of its class and a number.
 
     Attributes:
-        applies: The optimizer on the servers.
-        counted: Whether the count of steps may have changed.
+        server_optimizer: The optimizer on the servers.
+        step_changes: Whether the count of steps may have changed.
         earlier_steps: How many steps the optimizer took before it was placed on the servers.
         slots: Copies its slots between the servers and the optimizer of Keras; None if they are
             on the servers only.
@@ -66,13 +66,15 @@ class OptimizerOnServers:
         if name is not None:
             name = strategy.reserve_name(name)  # models of one name may follow each other
         with strategy.scope():
-            self.applies = server_optimizer(optimizer, name)
-        self.counted = Changes(strategy)
+            self.server_optimizer = server_optimizer(optimizer, name)
+        self.step_changes = ChangeTracker(strategy)
         self._rate: Any = None
         self._variable = learning_rate_variable(inner_optimizer(optimizer))
         iterations = inner_optimizer(optimizer).iterations
         self.earlier_steps = int(value_of(iterations))
-        self._count = StepCounter(iterations, lambda: self.applies.iterations, self.counted.take)
+        self._count = StepCounter(
+            iterations, lambda: self.server_optimizer.iterations, self.step_changes.check_changed
+        )
 
     @property
     def is_current(self) -> bool:
@@ -80,7 +82,7 @@ class OptimizerOnServers:
         is_assigned = self._count.is_assigned or self.is_loaded
         return not is_assigned and self._settings == settings_of(self._optimizer)
 
-    def leave_servers(self) -> None:
+    def pull_slots(self) -> None:
         """Move the slots back to the optimizer of Keras.
 
         Raises:
@@ -99,17 +101,17 @@ class OptimizerOnServers:
     def rate(self) -> Any:
         """The learning rate, a variable on the servers; None if the optimizer has a schedule."""
         if self._variable is not None and self._rate is None:
-            name = self.strategy.unused_name(f"{self.applies.name}/learning_rate")
+            name = self.strategy.unused_name(f"{self.server_optimizer.name}/learning_rate")
             value = value_of(self._variable)
             with self.strategy.scope():
                 self._rate = PlacedVariable(value, name=name, trainable=False)
             if name in self.strategy.existing:
                 self._rate.assign(value)
-            link(self._variable, _Rate(self._rate, self.strategy))
+            link(self._variable, _LearningRateOwner(self._rate, self.strategy))
         return self._rate
 
 
-class _Rate(VariableOwner):
+class _LearningRateOwner(VariableOwner):
     """Writes the learning rate that is set in this process to the servers."""
 
     def __init__(self, placed: Any, strategy: Any) -> None:
@@ -142,10 +144,10 @@ def optimizer_on_servers(
     def make(before: OptimizerOnServers | None) -> OptimizerOnServers:
         if before is None or before.strategy is not strategy:
             return OptimizerOnServers(optimizer, strategy, name)
-        before.leave_servers()
-        return OptimizerOnServers(optimizer, strategy, before.applies.name)
+        before.pull_slots()
+        return OptimizerOnServers(optimizer, strategy, before.server_optimizer.name)
 
-    placed: OptimizerOnServers = attached(
+    placed: OptimizerOnServers = get_or_attach(
         optimizer,
         "placed",
         make,
@@ -157,7 +159,7 @@ def optimizer_on_servers(
 _log = logging.getLogger(__name__)
 
 
-def slots_on_servers(model: Any, placed: Any, weights: Any) -> None:
+def move_slots_to_servers(model: Any, placed: Any, weights: Any) -> None:
     """Move the slots of a model's optimizer to the servers, and save them from there.
 
     Args:
@@ -168,7 +170,7 @@ def slots_on_servers(model: Any, placed: Any, weights: Any) -> None:
     if weights.has_tables:
         return  # their slots would not fit into this process
     cluster = placed.strategy.cluster
-    slots = OptimizerSlots(model, placed.applies, weights.trainable, cluster)
+    slots = OptimizerSlots(model, placed.server_optimizer, weights.trainable, cluster)
     slots.push(placed.earlier_steps)
     placed.slots = slots
     _use_in_files(model.optimizer, placed)

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from headrace.adapters.keras_training.backup import (
-    Backup,
+    TrainingBackup,
     restore_callbacks,
     state_of_callbacks,
     take_backup_callback,
@@ -44,7 +44,7 @@ __all__ = ["ParameterServerTrainer"]
 
 
 @dataclass
-class _Run:
+class _FitRun:
     """One call of `fit`.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Run:
     validation_freq: Any
     epoch: int = 0
     batch: int = 0
-    backup: Backup | None = None
+    backup: TrainingBackup | None = None
 
     def get_state(self) -> dict[str, Any]:
         """Return where the training is: values of JSON and arrays."""
@@ -94,7 +94,7 @@ class ParameterServerTrainer:
 
     def __init__(self, model: Any, strategy: Any) -> None:
         self._model = model
-        self._placed = ModelOnServers(model, strategy)
+        self._model_on_servers = ModelOnServers(model, strategy)
         self._metric_results = MetricResults(model)
 
     # --- fit --------------------------------------------------------------------------------------
@@ -150,10 +150,10 @@ class ParameterServerTrainer:
                 steps_argument="validation_steps",
                 restarts=True,
             )
-        backup: Backup | None = None
+        backup: TrainingBackup | None = None
         try:
             check_labels(model, data.peek(), "fit")
-            self._placed.place(data.peek())
+            self._model_on_servers.place_variables(data.peek())
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
@@ -163,7 +163,7 @@ class ParameterServerTrainer:
                 steps=data.num_batches,
                 model=model,
             )
-            run = _Run(
+            run = _FitRun(
                 data,
                 validation,
                 callbacks,
@@ -172,13 +172,15 @@ class ParameterServerTrainer:
             )
             run.epoch = first_epoch(model, initial_epoch)
             if backup_callback is None:
-                self._placed.send()
+                self._model_on_servers.send_to_workers()
                 self._run_epochs(run, epochs)
             else:
-                run.backup = backup = Backup(backup_callback, self._placed.saved_objects())
+                run.backup = backup = TrainingBackup(
+                    backup_callback, self._model_on_servers.saved_objects()
+                )
                 restored = self._restore(run, backup)
-                self._placed.send()
-                with backup.watching_for_the_end():
+                self._model_on_servers.send_to_workers()
+                with backup.handle_sigterm():
                     self._run_epochs(run, epochs, restored)
                 backup.delete()
         finally:
@@ -190,7 +192,7 @@ class ParameterServerTrainer:
         return model.history
 
     def _run_epochs(
-        self, run: _Run, epochs: int, restored_callbacks: Sequence[Any] | None = None
+        self, run: _FitRun, epochs: int, restored_callbacks: Sequence[Any] | None = None
     ) -> None:
         model, callbacks = self._model, run.callbacks
         model.stop_training = False
@@ -202,7 +204,7 @@ class ParameterServerTrainer:
             epoch = run.epoch
             callbacks.on_epoch_begin(epoch)
             last = self._train_epoch(run)
-            run.totals.show()
+            run.totals.assign_to_metrics()
             logs = pythonify_logs(run.totals.logs(last))
             if run.validation is not None and _is_due(epoch, run.validation_freq):
                 found = self._evaluate(run.validation, callbacks)
@@ -212,15 +214,20 @@ class ParameterServerTrainer:
             run.totals.reset()
             if run.backup is not None and run.backup.every is None:
                 self._save(run, run.backup)
-        self._placed.finish_training()
+        self._model_on_servers.finish_training()
         callbacks.on_train_end(logs)
 
-    def _train_epoch(self, run: _Run) -> dict[str, Any]:
+    def _train_epoch(self, run: _FitRun) -> dict[str, Any]:
         """Train on the rest of an epoch; return the logs of the last step."""
-        model, placed, callbacks, backup = self._model, self._placed, run.callbacks, run.backup
-        placed.weights.new_version()
+        model, placed, callbacks, backup = (
+            self._model,
+            self._model_on_servers,
+            run.callbacks,
+            run.backup,
+        )
+        placed.weights.bump_version()
         has_batch_callbacks = _has_batch_hooks(callbacks)
-        groups = _grouped(run.data.epoch(run.batch), model.steps_per_execution)
+        groups = _group_batches(run.data.epoch(run.batch), model.steps_per_execution)
         round_size = placed.coordinator.strategy.round_size or 1
         begin = run.batch
         has_ended = False
@@ -232,7 +239,7 @@ class ParameterServerTrainer:
                 # SIGTERM waits for the end of a synchronous round, so that no round is divided.
                 is_round_end = number % round_size == 0
                 if backup is not None and (
-                    backup.is_due or (backup.is_asked_to_end and is_round_end)
+                    backup.is_due or (backup.is_terminating and is_round_end)
                 ):
                     return
                 batches = next(groups, None)
@@ -257,24 +264,24 @@ class ParameterServerTrainer:
             return not model.stop_training
 
         while not has_ended and not model.stop_training:
-            run_steps(self._placed.coordinator, steps(), deliver)
+            run_steps(self._model_on_servers.coordinator, steps(), deliver)
             if backup is not None and not has_ended and not model.stop_training:
                 self._save(run, backup)
-                if backup.is_asked_to_end:
-                    backup.is_saved_for_the_end = True
+                if backup.is_terminating:
+                    backup.is_final_save_done = True
                     raise CancelledError("fit received SIGTERM, and saved a backup")
         return last
 
-    def _save(self, run: _Run, backup: Backup) -> None:
-        backup.save({**run.get_state(), **self._placed.get_state()})
+    def _save(self, run: _FitRun, backup: TrainingBackup) -> None:
+        backup.save({**run.get_state(), **self._model_on_servers.get_state()})
 
-    def _restore(self, run: _Run, backup: Backup) -> Sequence[Any] | None:
+    def _restore(self, run: _FitRun, backup: TrainingBackup) -> Sequence[Any] | None:
         """Restore the newest backup; return states of callbacks, or None if there is no backup."""
         found = backup.restore()
         if found is None:
             return None
         run.set_state(found)
-        self._placed.set_state(found)
+        self._model_on_servers.set_state(found)
         states: Sequence[Any] = found["callbacks"]
         return states
 
@@ -296,8 +303,8 @@ class ParameterServerTrainer:
         data = TrainingData("evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps)
         try:
             check_labels(self._model, data.peek(), "evaluate")
-            self._placed.place(data.peek())
-            self._placed.send()
+            self._model_on_servers.place_variables(data.peek())
+            self._model_on_servers.send_to_workers()
             callbacks = self._callbacks(callbacks, verbose, data)
             logs = self._evaluate(data, callbacks)
         finally:
@@ -328,7 +335,7 @@ class ParameterServerTrainer:
 
         callbacks.on_test_begin()
         self._run_reading(data, group_size, callbacks.on_test_batch_begin, test_steps, deliver)
-        totals.show()
+        totals.assign_to_metrics()
         logs: dict[str, Any] = pythonify_logs(totals.logs(last))
         callbacks.on_test_end(logs)
         return logs
@@ -346,8 +353,8 @@ class ParameterServerTrainer:
         data = TrainingData("predict", x, batch_size=batch_size, steps=steps)
         outputs: list[Any] = []
         try:
-            self._placed.place(data.peek(), with_loss=False)
-            self._placed.send()
+            self._model_on_servers.place_variables(data.peek(), with_loss=False)
+            self._model_on_servers.send_to_workers()
             callbacks = self._callbacks(callbacks, verbose, data)
             model.stop_predicting = False
 
@@ -362,7 +369,7 @@ class ParameterServerTrainer:
             callbacks.on_predict_end()
         finally:
             data.close()
-        return _joined(outputs)
+        return _concatenate_outputs(outputs)
 
     def _run_reading(
         self,
@@ -381,17 +388,17 @@ class ParameterServerTrainer:
             function: Of `worker_calls`.
             deliver: As for `run_steps`.
         """
-        version = self._placed.weights.new_version()
+        version = self._model_on_servers.weights.bump_version()
 
         def steps() -> Iterator[RemoteValue]:
             begin = 0
-            for batches in _grouped(data.epoch(), size):
+            for batches in _group_batches(data.epoch(), size):
                 on_begin(begin)
                 begin += len(batches)
-                yield self._placed.schedule(function, version, batches)
+                yield self._model_on_servers.schedule(function, version, batches)
 
-        with self._placed.weights.reading():
-            run_steps(self._placed.coordinator, steps(), deliver)
+        with self._model_on_servers.weights.read_only():
+            run_steps(self._model_on_servers.coordinator, steps(), deliver)
 
     def _callbacks(self, callbacks: Any, verbose: Any, data: TrainingData) -> Any:
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -406,7 +413,7 @@ class ParameterServerTrainer:
         )
 
 
-def _grouped(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:
+def _group_batches(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:
     group: list[Any] = []
     for batch in batches:
         group.append(batch)
@@ -440,5 +447,5 @@ def _has_batch_hooks(callbacks: Any) -> bool:
     )
 
 
-def _joined(outputs: Sequence[Any]) -> Any:
+def _concatenate_outputs(outputs: Sequence[Any]) -> Any:
     return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *outputs)

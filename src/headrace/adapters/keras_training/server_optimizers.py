@@ -25,7 +25,7 @@ __all__ = [
     "SERVER_OPTIMIZERS",
     "WHOLE_VARIABLE_OPTIMIZERS",
     "check_optimizer",
-    "decays",
+    "has_weight_decay",
     "server_optimizer",
     "settings_of",
 ]
@@ -57,7 +57,7 @@ SERVER_OPTIMIZERS = tuple(_ARGUMENTS)
 WHOLE_VARIABLE_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
 """Classes of `keras.optimizers` whose rule needs a whole variable, not a shard of it."""
 
-_REFUSED = {
+_UNSUPPORTED = {
     **dict.fromkeys(
         WHOLE_VARIABLE_OPTIMIZERS,
         "its rule needs a whole variable, and a server may have only a shard of it",
@@ -109,12 +109,12 @@ def server_optimizer(
         ValueError: One of its numbers is out of range.
     """
     kind = check_optimizer(optimizer)
-    inner = _inner(optimizer)
+    inner = _unwrap_optimizer(optimizer)
     converted: optimizers.Optimizer = getattr(optimizers, kind)(
-        learning_rate=_rate(inner),
+        learning_rate=_learning_rate(inner),
         name=name,
         non_finite="apply" if inner is optimizer else "skip",
-        **_numbers(inner, kind),
+        **_common_arguments(inner, kind),
     )
     return converted
 
@@ -124,12 +124,12 @@ def settings_of(optimizer: keras.optimizers.Optimizer) -> tuple[Any, ...]:
 
     Of learning rates, it has schedules and functions only: numbers may change at any time.
     """
-    inner = _inner(optimizer)
+    inner = _unwrap_optimizer(optimizer)
     rate = inner._learning_rate
-    return _numbers(inner, check_optimizer(optimizer)), rate if callable(rate) else None
+    return _common_arguments(inner, check_optimizer(optimizer)), rate if callable(rate) else None
 
 
-def _numbers(inner: Any, kind: str) -> dict[str, Any]:
+def _common_arguments(inner: Any, kind: str) -> dict[str, Any]:
     """Return the arguments that an optimizer on servers has in common with one of Keras."""
     # Keras takes a bound of 0 or less for no bound.
     clips = {
@@ -154,19 +154,19 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> str:
         FailedPreconditionError: They do not; the message names those that they run.
     """
     wrapper = type(optimizer)
-    inner = _inner(optimizer)
+    inner = _unwrap_optimizer(optimizer)
     kind = next(
         (name for each in type(inner).__mro__ if (name := _name_in_keras(each)) is not None), None
     )
     for each in {wrapper, type(inner)}:
-        if method := _overridden(each):
-            raise _refusal(each.__name__, f"it overrides {method}")
+        if method := _find_overridden_method(each):
+            raise _unsupported_error(each.__name__, f"it overrides {method}")
     if kind not in _ARGUMENTS:
-        reason = _REFUSED.get(kind or "", "its rule is not known there")
-        raise _refusal(type(inner).__name__, reason)
+        reason = _UNSUPPORTED.get(kind or "", "its rule is not known there")
+        raise _unsupported_error(type(inner).__name__, reason)
     steps = inner.gradient_accumulation_steps
     if steps:
-        raise _refusal(
+        raise _unsupported_error(
             f"{type(inner).__name__} with gradient_accumulation_steps={steps}",
             "every gradient is applied there; use larger batches, or gradient_accumulation_steps="
             "None",
@@ -174,7 +174,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> str:
     return kind
 
 
-def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+def has_weight_decay(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """Return whether an optimizer of Keras decays a variable.
 
     Args:
@@ -182,11 +182,11 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> b
         variable: One that it trains, not a copy: `exclude_from_weight_decay(var_list)` of Keras
             goes by identity.
     """
-    inner = _inner(optimizer)
+    inner = _unwrap_optimizer(optimizer)
     return inner.weight_decay is not None and bool(inner._use_weight_decay(variable))
 
 
-def _inner(optimizer: Any) -> Any:
+def _unwrap_optimizer(optimizer: Any) -> Any:
     """Return the optimizer inside the wrappers that scale the loss."""
     inner = inner_optimizer(optimizer)
     if not isinstance(inner, keras.optimizers.Optimizer):
@@ -200,11 +200,11 @@ def _inner(optimizer: Any) -> Any:
 def _name_in_keras(kind: type) -> str | None:
     """Return the name that a class has in `keras.optimizers`, if it is one of them."""
     name = kind.__name__
-    is_known = name in _ARGUMENTS or name in _REFUSED
+    is_known = name in _ARGUMENTS or name in _UNSUPPORTED
     return name if is_known and getattr(keras.optimizers, name, None) is kind else None
 
 
-def _overridden(kind: type) -> str | None:
+def _find_overridden_method(kind: type) -> str | None:
     """Return a method by which a class of the user decides what a step does."""
     for method in _RULE_METHODS:
         module = getattr(getattr(kind, method, None), "__module__", None) or "keras"
@@ -213,7 +213,7 @@ def _overridden(kind: type) -> str | None:
     return None
 
 
-def _refusal(what: str, why: str) -> FailedPreconditionError:
+def _unsupported_error(what: str, why: str) -> FailedPreconditionError:
     return FailedPreconditionError(
         f"parameter servers do not run the optimizer {what}: {why}. They run "
         f"{', '.join(SERVER_OPTIMIZERS)} of keras.optimizers, and subclasses that keep their rule"
@@ -224,26 +224,26 @@ def _refusal(what: str, why: str) -> FailedPreconditionError:
 
 
 @dataclass(frozen=True)
-class _CalledWithStep:
+class _StepSchedule:
     """A schedule of the user, or one that Headrace has no formula for."""
 
     schedule: Callable[[Any], Any]
 
     def __call__(self, step: int) -> float:
-        return _number(self.schedule(keras.ops.convert_to_tensor(step, dtype="int32")))
+        return _to_float(self.schedule(keras.ops.convert_to_tensor(step, dtype="int32")))
 
 
 @dataclass(frozen=True)
-class _Called:
+class _RateFunction:
     """A function of the user without arguments, as Keras takes it for a learning rate."""
 
     function: Callable[[], Any]
 
     def __call__(self, step: int) -> float:
-        return _number(self.function())
+        return _to_float(self.function())
 
 
-def _rate(optimizer: Any) -> float | Callable[[int], float]:
+def _learning_rate(optimizer: Any) -> float | Callable[[int], float]:
     """Return a learning rate as servers' optimizers take it: a number, or a function of a step."""
     # The property has the rate of the current step only.
     rate = optimizer._learning_rate
@@ -252,11 +252,11 @@ def _rate(optimizer: Any) -> float | Callable[[int], float]:
         if kind in _SCHEDULES and type(rate) is getattr(keras.optimizers.schedules, kind, None):
             schedule: Callable[[int], float] = getattr(schedules, kind)(**rate.get_config())
             return schedule
-        return _CalledWithStep(rate)
+        return _StepSchedule(rate)
     if callable(rate):
-        return _Called(rate)
-    return _number(rate)
+        return _RateFunction(rate)
+    return _to_float(rate)
 
 
-def _number(value: Any) -> float:
+def _to_float(value: Any) -> float:
     return float(keras.ops.convert_to_tensor(value))

@@ -21,20 +21,20 @@ from numpy.typing import NDArray
 from headrace.adapters.keras_training.embedding_internals import table_of_variable
 from headrace.adapters.keras_training.keras_internals import (
     OWN_ATTRIBUTES,
-    attached,
-    extended,
+    extend_class,
+    get_or_attach,
     in_stateless_scope,
     seed_variables,
     value_of,
 )
-from headrace.coordinator.coordinator import ClusterCoordinator, coordinator_of
+from headrace.coordinator.coordinator import ClusterCoordinator, find_coordinator
 from headrace.distribute.variable import Variable as PlacedVariable
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.frameworks.keras_state import LINKED
+from headrace.frameworks.keras_state import LINKED_ATTRIBUTE
 from headrace.parameter_server.read_cache import read_together
 
 __all__ = [
-    "Changes",
+    "ChangeTracker",
     "ServerVariables",
     "ServerWeights",
     "StepCounter",
@@ -61,8 +61,8 @@ def link(variable: Any, owner: VariableOwner) -> None:
     """Make reads and assignments of a Keras variable call its owner; it stays the same object."""
     variable.__dict__[_OWNER] = owner
     kind = type(variable)
-    if not hasattr(kind, LINKED):
-        variable.__class__ = extended(kind, _ServerBacked, **{LINKED: kind})
+    if not hasattr(kind, LINKED_ATTRIBUTE):
+        variable.__class__ = extend_class(kind, _ServerBackedVariable, **{LINKED_ATTRIBUTE: kind})
 
 
 def owner_of(variable: Any) -> Any:
@@ -73,7 +73,7 @@ def owner_of(variable: Any) -> Any:
 _OWNER = OWN_ATTRIBUTES + "owner"
 
 
-class _ServerBacked:
+class _ServerBackedVariable:
     """A Keras variable whose value is on parameter servers."""
 
     @property
@@ -139,7 +139,7 @@ class ServerVariables(VariableOwner):
         what: Its description in errors.
 
     Attributes:
-        version: Changes with each write from here, and with `new_version`.
+        version: Changes with each write from here, and with `bump_version`.
     """
 
     def __init__(self, strategy: Any, root: Any, what: str) -> None:
@@ -150,13 +150,13 @@ class ServerVariables(VariableOwner):
         self._is_pulling = False
         self._placed: dict[int, tuple[Any, Any]] = {}
         self._tables: dict[int, Any] = {}
-        self._changes = Changes(strategy)
+        self._changes = ChangeTracker(strategy)
         self.version = 0
 
     def place(self, variable: Any, trainable: bool) -> Any:
         """Return a variable on the servers. The first call creates it there."""
         if (table := table_of_variable(variable)) is not None:
-            return self._tables.setdefault(id(variable), table.use_in(self._strategy))
+            return self._tables.setdefault(id(variable), table.table_in(self._strategy))
         found = self._placed.get(id(variable))
         if found is not None:
             return found[1]
@@ -199,26 +199,26 @@ class ServerVariables(VariableOwner):
         """Whether any of them is a table."""
         return bool(self._tables)
 
-    def new_version(self) -> int:
+    def bump_version(self) -> int:
         """Return a new version. Workers read all values again when it changes."""
         self.version += 1
         return self.version
 
-    def outdate(self) -> None:
+    def mark_outdated(self) -> None:
         """Mark the values as outdated, after a change that no scheduled function made."""
-        self._changes.note()
+        self._changes.mark_changed()
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
+    def read_only(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for scheduling functions that change no values, such as evaluation."""
-        return self._changes.none()
+        return self._changes.assume_unchanged()
 
     def pull(self) -> None:
         """Fetch the values, if they may have changed."""
         with self._lock:
-            if self._is_pulling or not self._changes.take():
+            if self._is_pulling or not self._changes.check_changed():
                 return
             if self._strategy.cluster.is_closed:
-                self._changes.note()
+                self._changes.mark_changed()
                 raise FailedPreconditionError(
                     f"the values of {self._what} were not read since functions ran that may have "
                     "changed them, and its strategy is closed: call model.get_weights() or save "
@@ -231,7 +231,7 @@ class ServerVariables(VariableOwner):
                 for (variable, _), value in zip(pairs, values, strict=True):
                     variable.assign(value)
             except BaseException:
-                self._changes.note()
+                self._changes.mark_changed()
                 raise
             finally:
                 self._is_pulling = False
@@ -297,7 +297,7 @@ class ServerWeights(ServerVariables):
             # A variable that no step has changed has none.
             with contextlib.suppress(NotFoundError):
                 placed.assign(placed.read_slot(optimizer, "average").astype(placed.dtype))
-        self.outdate()
+        self.mark_outdated()
         self.version += 1
 
 
@@ -308,12 +308,12 @@ def weights_of(model: Any, strategy: Any) -> ServerWeights:
         model: Built.
         strategy: That of the model.
     """
-    found: ServerWeights = attached(model, "weights", lambda _: ServerWeights(model, strategy))
+    found: ServerWeights = get_or_attach(model, "weights", lambda _: ServerWeights(model, strategy))
     found.place_all()
     return found
 
 
-class Changes:
+class ChangeTracker:
     """Tracks whether scheduled functions may have changed values on the servers.
 
     Args:
@@ -324,38 +324,40 @@ class Changes:
         self._strategy = strategy
         # Also when it is closed, what it ran last may have changed values.
         self._coordinator = ClusterCoordinator(strategy)
-        self._seen = 0, 1
-        self._time = 0.0
-        self._is_noted = False
+        self._last_activity = 0, 1
+        self._last_check = 0.0
+        self._is_marked = False
 
-    def note(self) -> None:
-        """Make the next `take` return True."""
-        self._is_noted = True
+    def mark_changed(self) -> None:
+        """Make the next `check_changed` return True."""
+        self._is_marked = True
 
     @contextlib.contextmanager
-    def none(self) -> Iterator[None]:
+    def assume_unchanged(self) -> Iterator[None]:
         """Within this context, treat scheduled functions as changing no values."""
         before = self._coordinator.activity
-        is_up_to_date = before == self._seen and before[0] < before[1] and not self._is_noted
+        is_up_to_date = (
+            before == self._last_activity and before[0] < before[1] and not self._is_marked
+        )
         yield
         if is_up_to_date:
-            self._seen = self._coordinator.activity
+            self._last_activity = self._coordinator.activity
 
-    def take(self) -> bool:
+    def check_changed(self) -> bool:
         """Return whether they may have changed since this was last asked.
 
         While functions run, it is True at most every 0.1 s, and after each function that ends.
         """
-        found = coordinator_of(self._strategy)
+        found = find_coordinator(self._strategy)
         if found is not None and found is not self._coordinator:
-            self._coordinator, self._is_noted = found, True
+            self._coordinator, self._is_marked = found, True
         last, first = self._coordinator.activity
         now = time.monotonic()
-        is_due = first <= last and now - self._time > _SECONDS
-        if not (is_due or self._is_noted or (last, first) != self._seen):
+        is_due = first <= last and now - self._last_check > _MIN_CHECK_SECONDS
+        if not (is_due or self._is_marked or (last, first) != self._last_activity):
             return False
-        self._seen, self._time, self._is_noted = (last, first), now, False
+        self._last_activity, self._last_check, self._is_marked = (last, first), now, False
         return True
 
 
-_SECONDS = 0.1
+_MIN_CHECK_SECONDS = 0.1

@@ -15,8 +15,8 @@ import keras
 from headrace.adapters.keras_training.embedding_internals import table_of_variable
 from headrace.adapters.keras_training.keras_internals import (
     all_layers,
-    attached,
     excludes_from_decay,
+    get_or_attach,
     models_of,
     seed_variables,
     strategy_of,
@@ -25,8 +25,8 @@ from headrace.adapters.keras_training.keras_internals import (
 from headrace.adapters.keras_training.model_pickling import check_built, dump_objects
 from headrace.adapters.keras_training.optimizer_on_servers import (
     OptimizerOnServers,
+    move_slots_to_servers,
     optimizer_on_servers,
-    slots_on_servers,
 )
 from headrace.adapters.keras_training.server_weights import ServerVariables, owner_of, weights_of
 from headrace.adapters.keras_training.step_results import check_additive
@@ -39,7 +39,7 @@ from headrace.adapters.keras_training.worker_calls import (
     variable_of,
 )
 from headrace.coordinator.coordinator import ClusterCoordinator
-from headrace.coordinator.packing import strategy_of_packing
+from headrace.coordinator.packing import packing_strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.optimizers import SGD
 from headrace.parameter_server.strategy import ParameterServerStrategy
@@ -56,21 +56,21 @@ def reduce_shared(value: Any) -> Any:
     Returns:
         What `__reduce_ex__` may return; None for a model that does not belong to the strategy.
     """
-    strategy = strategy_of_packing()
+    strategy = packing_strategy()
     if not isinstance(strategy, ParameterServerStrategy):
         return None
     if isinstance(value, keras.Model) and strategy_of(value) is not strategy:
         return None
     if isinstance(value, keras.Variable) and (root := _root_of(value, strategy)) is not None:
         return variable_of, (root, _place_of(value, _variables_of(root)))
-    if isinstance(value, keras.Layer) and (model := _outermost(value, strategy)) is not value:
+    if isinstance(value, keras.Layer) and (model := _outermost_model(value, strategy)) is not value:
         return layer_of, (model, _place_of(value, all_layers(model)))
     return _shared_object(value, strategy).resource.__reduce__()
 
 
 def _shared_object(value: Any, strategy: Any) -> SharedObject:
     coordinator = ClusterCoordinator(strategy)
-    shared: SharedObject = attached(
+    shared: SharedObject = get_or_attach(
         value,
         "shared",
         lambda _: SharedObject(value, coordinator),
@@ -100,7 +100,11 @@ class SharedObject:
             check_built(value)
         self._state = _state_of(value)
         self._placed_optimizers: list[tuple[Any, OptimizerOnServers]] = []
-        variables = [] if isinstance(value, keras.optimizers.Optimizer) else self._sent(value, what)
+        variables = (
+            []
+            if isinstance(value, keras.optimizers.Optimizer)
+            else self._place_variables(value, what)
+        )
         optimizers = self._optimizers(value)
         data = dump_objects(
             (value, _variables_of(value), [each for each, _ in optimizers]),
@@ -132,7 +136,7 @@ class SharedObject:
             )
         )
 
-    def _sent(self, value: Any, what: str) -> list[VariableSpec]:
+    def _place_variables(self, value: Any, what: str) -> list[VariableSpec]:
         """Place the variables of an object on the servers, and return their specs."""
         if isinstance(value, keras.Model):
             owner: ServerVariables = weights_of(value, self._strategy)
@@ -181,7 +185,7 @@ class SharedObject:
         models = models_of(self._strategy)
         compiled = [each for each in models if getattr(each, "optimizer", None) is optimizer]
         for model in compiled:
-            slots_on_servers(model, placed, weights_of(model, self._strategy))
+            move_slots_to_servers(model, placed, weights_of(model, self._strategy))
         if placed.earlier_steps and not compiled:
             raise FailedPreconditionError(
                 f"the Keras optimizer {optimizer.name!r} took {placed.earlier_steps} steps, and in "
@@ -189,7 +193,7 @@ class SharedObject:
                 "with it before (model.compile(optimizer)), or use another one"
             )
         self._placed_optimizers.append((optimizer, placed))
-        return [(optimizer, OptimizerSpec(placed.applies, placed.rate))]
+        return [(optimizer, OptimizerSpec(placed.server_optimizer, placed.rate))]
 
 
 def _root_of(variable: Any, strategy: Any) -> Any:
@@ -200,14 +204,14 @@ def _root_of(variable: Any, strategy: Any) -> Any:
         if each.built and any(own is variable for own in _variables_of(each))
     ]
     if models:
-        return _outermost(models[0], strategy)
+        return _outermost_model(models[0], strategy)
     owner = owner_of(variable)
     if isinstance(owner, ServerVariables):
         return None if owner.root is variable else owner.root
     return None
 
 
-def _outermost(layer: Any, strategy: Any) -> Any:
+def _outermost_model(layer: Any, strategy: Any) -> Any:
     """Return the model of a strategy that contains a layer and is in no other, or the layer.
 
     A function that uses a model and a layer of it then has one copy of both.

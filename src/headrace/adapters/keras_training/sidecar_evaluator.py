@@ -27,7 +27,7 @@ from headrace.adapters.keras_training.training_checkpoints import (
     load,
 )
 from headrace.arguments import check_instance, check_int, check_path, check_seconds, check_string
-from headrace.waiting import WaitWarnings
+from headrace.waiting import WaitWarningLimiter
 
 __all__ = [
     "BestModelExporter",
@@ -115,7 +115,7 @@ class BestModelExporter(keras.callbacks.Callback):  # type: ignore[misc]
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_PAUSE = 1.0
+_MAX_PAUSE_SECONDS = 1.0
 _UNCHANGED_SECONDS = 10.0
 """A complete file that cannot be loaded is an error once it has been unchanged for so long."""
 
@@ -187,12 +187,12 @@ class SidecarEvaluator:
         self._model = model
         self._data = data
         self._steps = steps
-        self._most = max_evaluations
+        self._max_evaluations = max_evaluations
         self._timeout = timeout
         self._watch = CheckpointWatch(self._directory)
         self._evaluations = 0
         #: Why checkpoints were not loaded, by path.
-        self._refusals: dict[str, str] = {}
+        self._load_errors: dict[str, str] = {}
 
     def start(self) -> None:
         """Evaluate checkpoints until `max_evaluations` or `timeout`.
@@ -205,26 +205,29 @@ class SidecarEvaluator:
                 "`model` is not built, so nothing can be loaded: give it an Input layer, or call "
                 "model.build(input_shape)"
             )
-        began, warnings, last = time.monotonic(), WaitWarnings(), ""
+        began, warnings, last = time.monotonic(), WaitWarningLimiter(), ""
         with tempfile.TemporaryDirectory(prefix="headrace-sidecar-") as folder:
-            while self._most is None or self._evaluations < self._most:
+            while self._max_evaluations is None or self._evaluations < self._max_evaluations:
                 loaded = self._load_newest(folder)
                 if loaded is not None:
                     found, iterations = loaded
                     self._evaluate(found, iterations)
-                    if self._most is not None and (found.number or 0) >= self._most:
+                    if (
+                        self._max_evaluations is not None
+                        and (found.number or 0) >= self._max_evaluations
+                    ):
                         return
                     began, last = time.monotonic(), os.path.basename(found.path)
                     warnings.reset()
                     continue
                 waited = time.monotonic() - began
                 if self._timeout is not None and waited >= self._timeout:
-                    _log.warning("stopped: %s", self._missing(waited, last))
+                    _log.warning("stopped: %s", self._describe_missing(waited, last))
                     return
-                if warnings.is_due(waited):
-                    _log.warning("waiting: %s", self._missing(waited, last))
-                left = _LONGEST_PAUSE if self._timeout is None else self._timeout - waited
-                time.sleep(max(0.0, min(left, 0.02 + waited / 10, _LONGEST_PAUSE)))
+                if warnings.should_warn(waited):
+                    _log.warning("waiting: %s", self._describe_missing(waited, last))
+                left = _MAX_PAUSE_SECONDS if self._timeout is None else self._timeout - waited
+                time.sleep(max(0.0, min(left, 0.02 + waited / 10, _MAX_PAUSE_SECONDS)))
 
     def _load_newest(self, folder: str) -> tuple[FoundCheckpoint, int | None] | None:
         """Load the newest checkpoint that is complete; None: there is none."""
@@ -239,11 +242,11 @@ class SidecarEvaluator:
                 if not (isinstance(error, IncompleteError) or may_change):
                     error.add_note(f"while loading the checkpoint {found.path}")
                     raise
-                self._refusals[found.path] = str(error)
+                self._load_errors[found.path] = str(error)
                 self._watch.postpone(found)
                 continue
             self._watch.finish(found)
-            self._refusals.clear()
+            self._load_errors.clear()
             return found, iterations
         return None
 
@@ -257,11 +260,11 @@ class SidecarEvaluator:
         words = ", ".join(f"{name}={float(value):g}" for name, value in metrics.items())
         _log.info("evaluated the checkpoint %s, step %d: %s", found.path, step, words)
 
-    def _missing(self, waited: float, last: str) -> str:
+    def _describe_missing(self, waited: float, last: str) -> str:
         """Return what has not come for so long."""
         partial = "; ".join(
             f"{os.path.basename(each.path)} is not complete: "
-            f"{self._refusals.get(each.path, 'it has just changed')}"
+            f"{self._load_errors.get(each.path, 'it has just changed')}"
             for each in self._watch.candidates()
         )
         text = (

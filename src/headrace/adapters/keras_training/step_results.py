@@ -31,7 +31,7 @@ __all__ = [
     "run_steps",
 ]
 
-_MOST_UNDELIVERED = 1000
+_MAX_UNDELIVERED = 1000
 """Most results that may wait for an earlier one, whose worker is slow or was lost."""
 
 
@@ -60,7 +60,7 @@ def run_steps(
         while goes_on and not (has_ended and not pending):
             under_way = [each for each in under_way if not each.is_ready]
             room = coordinator.capacity - len(under_way)
-            while not has_ended and room > 0 and len(pending) < len(under_way) + _MOST_UNDELIVERED:
+            while not has_ended and room > 0 and len(pending) < len(under_way) + _MAX_UNDELIVERED:
                 value = next(steps, None)
                 if value is None:
                     has_ended = True
@@ -92,7 +92,7 @@ class MetricResults:
         self._variables: list[Any] = []
         self._compiled: Callable[[Any], Any] | None = None
 
-    def of(self, values: Sequence[NDArray[Any]]) -> dict[str, Any]:
+    def compute(self, values: Sequence[NDArray[Any]]) -> dict[str, Any]:
         """Return the results of the values that variables of metrics have."""
         variables = list(self._model.metrics_variables)
         # By identity: `compile` makes new ones.
@@ -154,13 +154,13 @@ class MetricTotals:
         Args:
             last: Logs of the last step.
         """
-        results = self._results.of(self._sums)
+        results = self._results.compute(self._sums)
         if not last or set(results) == set(last):
             return results
         # As in Keras, logs of a user's `train_step` take precedence; metrics cover all batches.
         return {name: results.get(name, value) for name, value in last.items()}
 
-    def show(self) -> None:
+    def assign_to_metrics(self) -> None:
         """Assign the sums to the model's metrics, for callbacks and `model.metrics`."""
         for variable, value in zip(self._variables, self._sums, strict=True):
             variable.assign(value)

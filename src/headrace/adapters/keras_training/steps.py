@@ -35,17 +35,17 @@ __all__ = [
     "EmbeddingRows",
     "MissingRows",
     "ModelSteps",
-    "Rows",
+    "SparseRows",
     "TrainOutputs",
     "WholeWeightNeeded",
     "embedding_rows",
-    "merged",
+    "merge_rows",
     "record_gradients",
-    "recorded_gradients",
+    "recording_gradients",
 ]
 
 
-class Rows(NamedTuple):
+class SparseRows(NamedTuple):
     """Rows of a matrix, or gradients of them.
 
     Attributes:
@@ -57,13 +57,13 @@ class Rows(NamedTuple):
     values: NDArray[Any]
 
 
-def merged(first: Rows, second: Rows) -> Rows:
+def merge_rows(first: SparseRows, second: SparseRows) -> SparseRows:
     """Return the rows of two that have no id in common."""
     if not len(second.ids):
         return first
     ids = np.concatenate([first.ids, second.ids])
     order = np.argsort(ids)
-    return Rows(ids[order], np.concatenate([first.values, second.values])[order])
+    return SparseRows(ids[order], np.concatenate([first.values, second.values])[order])
 
 
 class MissingRows(Exception):  # noqa: N818 - a signal, which the caller always handles
@@ -180,8 +180,8 @@ class TrainOutputs(NamedTuple):
     """The result of a training step.
 
     Attributes:
-        gradients: By trainable variable; None where there is none, and `Rows` where rows are looked
-            up.
+        gradients: By trainable variable; None where there is none, and `SparseRows` where rows are
+            looked up.
         state: New values of the non-trainable variables that the step changes, by their index.
         metrics: New values of the variables of metrics.
         logs: What `train_step` returned.
@@ -197,7 +197,7 @@ class ModelSteps:
     """Runs steps of a model on one back end.
 
     Each method may raise `MissingRows`: then call it again with these rows as well. Or it raises
-    `WholeWeightNeeded`: then call it again after `look_up_no_more`.
+    `WholeWeightNeeded`: then call it again after `use_whole_matrices`.
 
     Args:
         model: Built and compiled; its optimizer records gradients.
@@ -230,7 +230,7 @@ class ModelSteps:
         """
         raise NotImplementedError
 
-    def look_up_no_more(self, indices: Sequence[int]) -> None:
+    def use_whole_matrices(self, indices: Sequence[int]) -> None:
         """Take these variables out of `rows`: from now on steps take all of them.
 
         Raises:
@@ -249,7 +249,7 @@ class ModelSteps:
         """Run `train_step` on a batch.
 
         Args:
-            weights: Values of the trainable variables; `Rows` of those in `rows`.
+            weights: Values of the trainable variables; `SparseRows` of those in `rows`.
             state: Values of the non-trainable variables.
             metrics: Values of the variables of metrics.
             scale: By which the loss is multiplied, for gradients in half precision; gradients are
@@ -286,7 +286,7 @@ def record_gradients(optimizer: Any) -> None:
 
 
 @contextlib.contextmanager
-def recorded_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
+def recording_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
     """Make this optimizer record gradients within the context.
 
     It may have slots, which do not change. If it scales the loss, recorded gradients are scaled.

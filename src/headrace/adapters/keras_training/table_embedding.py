@@ -24,8 +24,8 @@ from headrace.adapters.keras_training.embedding_internals import (
 from headrace.adapters.keras_training.embedding_tables import ServerTable, load_table, save_table
 from headrace.adapters.keras_training.keras_internals import all_layers, set_strategy, strategy_of
 from headrace.arguments import check_int
-from headrace.distribute.current import get_strategy
-from headrace.distribute.pooling import COMBINERS
+from headrace.distribute.bag_combiner import COMBINERS
+from headrace.distribute.current_strategy import get_strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server import initializers
 from headrace.parameter_server.strategy import ParameterServerStrategy

@@ -39,7 +39,7 @@ __all__ = [
     "scalar",
 ]
 
-_MOST_IMAGES = 3
+_MAX_IMAGES = 3
 _file_numbers = itertools.count()
 
 
@@ -69,10 +69,10 @@ class EventFile:
             self._path = os.path.join(self._directory, f"events.out.tfevents.{name}.v2")
             events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
         with open(self._path, "ab") as file:
-            file.write(b"".join(_record(event.SerializeToString()) for event in events))
+            file.write(b"".join(_encode_record(event.SerializeToString()) for event in events))
 
 
-def _record(data: bytes) -> bytes:
+def _encode_record(data: bytes) -> bytes:
     """Return a record of a TFRecord file."""
     length = struct.pack("<Q", len(data))
     checks = [struct.pack("<I", masked_crc(part)) for part in (length, data)]
@@ -99,11 +99,11 @@ def images(tag: str, pixels: NDArray[np.uint8]) -> Any:
     """
     _, height, width, channels = pixels.shape
     texts = [str(width).encode(), str(height).encode()]
-    for each in pixels[:_MOST_IMAGES]:
+    for each in pixels[:_MAX_IMAGES]:
         file = io.BytesIO()
         Image.fromarray(each[:, :, 0] if channels == 1 else each).save(file, "PNG")
         texts.append(file.getvalue())
-    return _of_texts(tag, texts, create_summary_metadata(None, None))
+    return _text_summary(tag, texts, create_summary_metadata(None, None))
 
 
 def keras_model(tag: str, config: str) -> Any:
@@ -114,10 +114,10 @@ def keras_model(tag: str, config: str) -> Any:
         config: What `model.to_json()` returns.
     """
     plugin = SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME_KERAS_MODEL, content=b"1")
-    return _of_texts(tag, config.encode(), SummaryMetadata(plugin_data=plugin))
+    return _text_summary(tag, config.encode(), SummaryMetadata(plugin_data=plugin))
 
 
-def _of_texts(tag: str, texts: Any, metadata: Any) -> Any:
+def _text_summary(tag: str, texts: Any, metadata: Any) -> Any:
     tensor = make_tensor_proto(texts)
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
 

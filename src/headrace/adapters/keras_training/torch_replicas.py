@@ -9,14 +9,14 @@ import keras
 import numpy as np
 import torch
 
-from headrace.adapters.keras_training.mirrored_trainer import ReplicaSteps, scaled_sums
-from headrace.adapters.keras_training.steps import recorded_gradients
-from headrace.adapters.keras_training.torch_steps import only_the_optimizer_changes
+from headrace.adapters.keras_training.mirrored_trainer import ReplicaModelSteps, scaled_sums
+from headrace.adapters.keras_training.steps import recording_gradients
+from headrace.adapters.keras_training.torch_steps import check_weights_unchanged
 
 __all__ = ["TorchReplicas"]
 
 
-class TorchReplicas(ReplicaSteps):
+class TorchReplicas(ReplicaModelSteps):
     """Makes `train_function` and `test_function` of a model.
 
     Args:
@@ -27,28 +27,28 @@ class TorchReplicas(ReplicaSteps):
     def __init__(self, model: Any, strategy: Any) -> None:
         super().__init__(model, strategy)
         model.make_train_function(force=True)  # checks steps_per_execution
-        self.train_function = _of_one_batch(self._train)
+        self.train_function = _unwrap_batch_list(self._train)
         if self.has_other_workers:
-            self.test_function = _of_one_batch(self._test)
+            self.test_function = _unwrap_batch_list(self._test)
 
     def _train(self, batch: Any) -> dict[str, Any]:
         model = self._model
-        here, rows_of_all, batch = self._own_part(batch)
+        here, rows_of_all, batch = self._local_part(batch)
         if not rows_of_all:
             return dict(model.get_metrics_result())
         metrics = self._begin_metrics()
         step = _PartialSums(model, self.state, self.seeds)
-        with recorded_gradients(model.optimizer) as recorded:
-            for number, (begin, end) in enumerate(self.parts(_rows(batch))):
+        with recording_gradients(model.optimizer) as recorded:
+            for number, (begin, end) in enumerate(self.split_rows(_num_rows(batch))):
                 share = (end - begin) / rows_of_all
                 step.begin(self.seed_offset(number))
-                unchanged = only_the_optimizer_changes(model, model.trainable_variables)
+                unchanged = check_weights_unchanged(model, model.trainable_variables)
                 with scaled_sums(model, 1 / share), unchanged:
-                    logs = model.train_step(_part(batch, begin, end))
+                    logs = model.train_step(_slice_batch(batch, begin, end))
                 step.end(share, recorded, logs)
                 recorded.clear()
         if self.has_other_workers:
-            step.replace(self._over_workers(step.tensors(), here))
+            step.replace(self._sum_over_workers(step.tensors(), here))
         self._end_metrics(metrics, here)
         step.assign()
         if step.gradients:
@@ -60,22 +60,22 @@ class TorchReplicas(ReplicaSteps):
 
     def _test(self, batch: Any) -> dict[str, Any]:
         model = self._model
-        here, rows_of_all, batch = self._own_part(batch)
+        here, rows_of_all, batch = self._local_part(batch)
         if rows_of_all:
             metrics = self._begin_metrics()
-            with torch.no_grad(), scaled_sums(model, rows_of_all / _rows(batch)):
+            with torch.no_grad(), scaled_sums(model, rows_of_all / _num_rows(batch)):
                 model.test_step(batch)
             self._end_metrics(metrics, here)
         return dict(model.get_metrics_result())
 
-    def _own_part(self, batch: Any) -> tuple[int, int, Any]:
+    def _local_part(self, batch: Any) -> tuple[int, int, Any]:
         """Return the numbers of local rows and of all rows, and the local rows or one of zeros."""
-        here = _rows(batch)
+        here = _num_rows(batch)
         if not here:
             batch = keras.tree.map_structure(
                 lambda leaf: None if leaf is None else leaf.new_zeros((1, *leaf.shape[1:])), batch
             )
-        return here, self.rows_of_all(here), batch
+        return here, self.total_rows(here), batch
 
     def _begin_metrics(self) -> list[Any]:
         """Set metrics to zero where those of other workers are added; return what they were."""
@@ -89,18 +89,18 @@ class TorchReplicas(ReplicaSteps):
         """Add metrics of all workers to what they were."""
         if self.has_other_workers:
             variables = self._model.metrics_variables
-            sums = self._over_workers([each.value for each in variables], here)
+            sums = self._sum_over_workers([each.value for each in variables], here)
             for variable, old, new in zip(variables, before, sums, strict=True):
                 variable.assign(old + new)
 
-    def _over_workers(self, tensors: Sequence[Any], here: int) -> list[Any]:
+    def _sum_over_workers(self, tensors: Sequence[Any], here: int) -> list[Any]:
         """Return sums over all workers. A worker without rows ran a row of zeros for nothing."""
         arrays = [keras.ops.convert_to_numpy(each) for each in tensors]
         if not here:
             arrays = [np.zeros_like(each) for each in arrays]
         return [
             torch.from_numpy(np.array(total)).to(tensor)
-            for total, tensor in zip(self.sums_of_all(arrays), tensors, strict=True)
+            for total, tensor in zip(self.sum_over_workers(arrays), tensors, strict=True)
         ]
 
 
@@ -124,12 +124,12 @@ class _PartialSums:
         self._before = [each.value.detach().clone() for each in self._state]
         #: How each variable of the state changes: the mean over rows of statistics, and the sum of
         #: other counters than those of random numbers.
-        self._changes = [torch.zeros_like(self._summed(each)) for each in self._state]
+        self._changes = [torch.zeros_like(self._is_summed(each)) for each in self._state]
         self._extra: dict[str, Any] = {}
         self._names: list[str] = []
         self.gradients: list[Any] = []
 
-    def _summed(self, variable: Any) -> Any:
+    def _is_summed(self, variable: Any) -> Any:
         value = variable.value.detach()
         return value.float() if id(variable) in self._seeds else value
 
@@ -149,7 +149,7 @@ class _PartialSums:
             parts = [found.get(id(each)) for each in self._model.trainable_variables]
             totals = self.gradients or [None] * len(parts)
             self.gradients = [
-                _plus(old, share, new) for old, new in zip(totals, parts, strict=True)
+                _add_weighted(old, share, new) for old, new in zip(totals, parts, strict=True)
             ]
         for index, variable in enumerate(self._state):
             old, new = self._before[index], variable.value.detach()
@@ -192,20 +192,20 @@ class _PartialSums:
         return {name: known[name] for name in self._names}
 
 
-def _of_one_batch(step: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
+def _unwrap_batch_list(step: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
     """Return a function as Keras calls it, with a list that has a batch."""
     return lambda batches: step(batches[0])
 
 
-def _rows(batch: Any) -> int:
+def _num_rows(batch: Any) -> int:
     return int(next(each.shape[0] for each in keras.tree.flatten(batch) if each is not None))
 
 
-def _part(batch: Any, begin: int, end: int) -> Any:
+def _slice_batch(batch: Any, begin: int, end: int) -> Any:
     return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[begin:end], batch)
 
 
-def _plus(total: Any, share: float, value: Any) -> Any:
+def _add_weighted(total: Any, share: float, value: Any) -> Any:
     if value is None:
         return total
     return share * value if total is None else total + share * value

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from headrace.adapters.keras_training.embedding_internals import (
     note_reads,
-    note_reads_no_more,
     row_values,
+    stop_noting_reads,
 )
 from headrace.adapters.keras_training.steps import (
     Arrays,
     EmbeddingRows,
     MissingRows,
     ModelSteps,
-    Rows,
+    SparseRows,
     TrainOutputs,
     WholeWeightNeeded,
 )
@@ -34,12 +34,12 @@ from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["TorchRows", "TorchSteps", "only_the_optimizer_changes"]
+__all__ = ["TorchEmbeddingRows", "TorchModelSteps", "check_weights_unchanged"]
 
-_NONE = np.zeros(0, np.int64)
+_NO_IDS = np.zeros(0, np.int64)
 
 
-class TorchRows(EmbeddingRows):
+class TorchEmbeddingRows(EmbeddingRows):
     """One layer whose rows are looked up.
 
     Attributes:
@@ -51,20 +51,20 @@ class TorchRows(EmbeddingRows):
         parameter = row_values(self.variable)
         parameter.data = parameter.data.new_zeros((0, self.dim))
         note_reads(parameter, self)
-        self.missing = _NONE
+        self.missing = _NO_IDS
         self._parameter = parameter
-        self._ids = _NONE
+        self._ids = _NO_IDS
         self._calls: list[NDArray[Any]] = []
 
     def restore(self) -> None:
         """Restore the layer's own `call` and its matrix, with zeros."""
         super().restore()
         parameter = self._parameter
-        note_reads_no_more(parameter)
+        stop_noting_reads(parameter)
         parameter.grad = None
         parameter.data = parameter.data.new_zeros((self.count or 0, self.dim))
 
-    def give(self, rows: Rows) -> None:
+    def set_rows(self, rows: SparseRows) -> None:
         """Set the rows of the next step."""
         parameter, self._ids = self._parameter, rows.ids
         parameter.grad = None
@@ -75,7 +75,7 @@ class TorchRows(EmbeddingRows):
 
     def begin(self) -> None:
         """Begin a step."""
-        self.missing, self._calls = _NONE, []
+        self.missing, self._calls = _NO_IDS, []
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids; zeros if any of them is missing."""
@@ -94,14 +94,14 @@ class TorchRows(EmbeddingRows):
         )
         return rows
 
-    def of_used(self, gradients: NDArray[Any]) -> Rows:
+    def select_used(self, gradients: NDArray[Any]) -> SparseRows:
         """Return the gradients of the rows that the step looked up, without unused rows."""
-        used = self.distinct(np.concatenate([_NONE, *(each.ravel() for each in self._calls)]))
+        used = self.distinct(np.concatenate([_NO_IDS, *(each.ravel() for each in self._calls)]))
         if len(used) < len(self._ids):
             gradients = gradients[np.searchsorted(self._ids, used)]
-        return Rows(used, gradients)
+        return SparseRows(used, gradients)
 
-    def sources(self, leaves: Sequence[NDArray[Any]]) -> set[int]:
+    def input_leaf_indices(self, leaves: Sequence[NDArray[Any]]) -> set[int]:
         """Return the numbers of the leaves of a batch that the layer was called with."""
         return {
             number
@@ -112,18 +112,18 @@ class TorchRows(EmbeddingRows):
             and np.array_equal(leaf, called)
         }
 
-    def expected(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+    def likely_ids(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Return the likely ids that are in range, sorted and without duplicates."""
         if self.count is not None:
             ids = ids[(ids >= -self.count) & (ids < self.count)]
         return self.distinct(ids)
 
 
-_generator = threading.Lock()
+_generator_lock = threading.Lock()
 """Workers in one process, as tests have them, share PyTorch's generator."""
 
 
-class TorchSteps(ModelSteps):
+class TorchModelSteps(ModelSteps):
     """Runs `train_step`, `test_step` and `predict_step` of a model, whose variables it sets.
 
     Where rows of `Embedding` layers are looked up, ids are expected to be those parts of the batch
@@ -134,8 +134,8 @@ class TorchSteps(ModelSteps):
         model: Built and compiled; its optimizer records gradients.
     """
 
-    rows: dict[int, TorchRows]  # type: ignore[assignment]
-    rows_kind = TorchRows
+    rows: dict[int, TorchEmbeddingRows]  # type: ignore[assignment]
+    rows_kind = TorchEmbeddingRows
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -156,7 +156,7 @@ class TorchSteps(ModelSteps):
         for index, rows in self.rows.items():
             if chosen := self._sources.get((step, index)):
                 parts = [np.asarray(leaves[each]).ravel() for each in chosen if each < len(leaves)]
-                found[index] = rows.expected(np.concatenate([np.zeros(0, int), *parts]))
+                found[index] = rows.likely_ids(np.concatenate([np.zeros(0, int), *parts]))
         return found
 
     def _call(self, step: str, function: Callable[[Any], Any], batch: Any) -> Any:
@@ -172,7 +172,7 @@ class TorchSteps(ModelSteps):
         if self.rows:
             leaves = [np.asarray(each) for each in flatten(batch)[0]]
             for index, rows in self.rows.items():
-                self._sources[step, index] = rows.sources(leaves)
+                self._sources[step, index] = rows.input_leaf_indices(leaves)
         return outputs
 
     def _check_rows(self) -> None:
@@ -192,7 +192,7 @@ class TorchSteps(ModelSteps):
         self, weights: Arrays, state: Arrays, metrics: Arrays, scale: float | None, batch: Any
     ) -> TrainOutputs:
         """Run `train_step`; see `ModelSteps.train`."""
-        with _generator:
+        with _generator_lock:
             # Dropout of Keras draws from the generator of the process.
             torch.manual_seed(self._seed)
             return self._train(weights, state, metrics, scale, batch)
@@ -208,7 +208,7 @@ class TorchSteps(ModelSteps):
         weights_here = [
             each for index, each in enumerate(model.trainable_variables) if index not in self.rows
         ]
-        with only_the_optimizer_changes(model, weights_here):
+        with check_weights_unchanged(model, weights_here):
             logs = self._call("train", model.train_step, batch)
         recorded = {
             id(variable): gradient
@@ -221,7 +221,7 @@ class TorchSteps(ModelSteps):
         ]
         for index, rows in self.rows.items():
             if gradients[index] is not None:
-                gradients[index] = rows.of_used(gradients[index])
+                gradients[index] = rows.select_used(gradients[index])
         model.optimizer.recorded.clear()
         after = [_array(each.value) for each in model.non_trainable_variables]
         changed = {
@@ -229,7 +229,7 @@ class TorchSteps(ModelSteps):
             for index, (new, old) in enumerate(zip(after, state, strict=True))
             if not np.array_equal(new, old)
         }
-        return TrainOutputs(gradients, changed, self._metrics(), map_leaves(_plain, logs))
+        return TrainOutputs(gradients, changed, self._metrics(), map_leaves(_to_plain, logs))
 
     def test(
         self, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any
@@ -239,7 +239,7 @@ class TorchSteps(ModelSteps):
         self._model.eval()
         with torch.no_grad():
             logs = self._call("test", self._model.test_step, batch)
-        return self._metrics(), map_leaves(_plain, logs)
+        return self._metrics(), map_leaves(_to_plain, logs)
 
     def predict(self, weights: Arrays, state: Arrays, batch: Any) -> Any:
         """Run `predict_step`; see `ModelSteps.predict`."""
@@ -247,27 +247,27 @@ class TorchSteps(ModelSteps):
         self._model.eval()
         with torch.no_grad():
             outputs = self._call("predict", self._model.predict_step, batch)
-            return keras.tree.map_structure(_plain, outputs)
+            return keras.tree.map_structure(_to_plain, outputs)
 
     def _set(self, weights: Arrays, state: Arrays, metrics: Arrays | None) -> None:
         model = self._model
         with torch.no_grad():
             for variable, value in zip(model.trainable_variables, weights, strict=True):
-                if not isinstance(value, Rows):
+                if not isinstance(value, SparseRows):
                     variable.value.copy_(_tensor(value))
             for variable, value in zip(model.non_trainable_variables, state, strict=True):
                 variable.value.copy_(_tensor(value))
             for variable, value in zip(model.metrics_variables, metrics or (), strict=False):
                 variable.value.copy_(_tensor(value))
         for index, rows in self.rows.items():
-            rows.give(weights[index])
+            rows.set_rows(weights[index])
 
     def _metrics(self) -> Arrays:
         return [_array(each.value) for each in self._model.metrics_variables]
 
 
 @contextlib.contextmanager
-def only_the_optimizer_changes(model: Any, weights: Sequence[Any]) -> Iterator[None]:
+def check_weights_unchanged(model: Any, weights: Sequence[Any]) -> Iterator[None]:
     """Check that a step in this context, whose optimizer records gradients, changes no weights.
 
     Raises:
@@ -301,5 +301,5 @@ def _array(tensor: Any) -> Any:
     return keras.ops.convert_to_numpy(tensor).copy()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return _array(value) if isinstance(value, torch.Tensor) else value

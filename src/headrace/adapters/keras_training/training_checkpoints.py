@@ -1,8 +1,8 @@
 """Checkpoints in a directory that another program writes to: finds complete ones, and loads them.
 
     listed      .weights.h5 and .keras files, manifests of hr.Checkpoint
-    due         the file has not changed for `_SETTLE_SECONDS`; after a load that failed, for twice
-                as long as before
+    due         the file has not changed for `_UNCHANGED_SECONDS`; after a load that failed, for
+                twice as long as before
     loaded      by the caller, the newest one first; then it and all that are older are done with
 
 A file that is overwritten is a new checkpoint. Keras writes files in place, so a file may be
@@ -47,7 +47,7 @@ __all__ = [
 
 KERAS_SUFFIXES = (".weights.h5", ".keras")
 _MANIFEST = ".json"
-_SETTLE_SECONDS = 0.5
+_UNCHANGED_SECONDS = 0.5
 _FRACTION = re.compile(r"\d+\.\d+")
 #: Not "50" of "resnet50".
 _NUMBER = re.compile(r"(?:^|[-_. ]|epoch)(\d+)(?=$|[-_. ])")
@@ -117,16 +117,16 @@ class CheckpointWatch:
             FoundCheckpoint(path, version, now - self._first_seen[path, version])
             for path, version in keys - self._done
         ]
-        return sorted(found, key=_age, reverse=True)
+        return sorted(found, key=_seconds_unchanged, reverse=True)
 
     def is_due(self, found: FoundCheckpoint) -> bool:
         """Return whether to load it now. Manifests are written in one step."""
-        first = _SETTLE_SECONDS if found.is_keras_file else 0.0
+        first = _UNCHANGED_SECONDS if found.is_keras_file else 0.0
         return found.unchanged >= self._due_after.get((found.path, found.version), first)
 
     def postpone(self, found: FoundCheckpoint) -> None:
         """Record that the checkpoint could not be loaded, and double the time to the next try."""
-        wait = 2 * max(found.unchanged, _SETTLE_SECONDS)
+        wait = 2 * max(found.unchanged, _UNCHANGED_SECONDS)
         self._due_after[found.path, found.version] = wait
 
     def finish(self, found: FoundCheckpoint) -> None:
@@ -151,7 +151,7 @@ class CheckpointWatch:
                 yield os.path.join(self._directory, name), version
 
 
-def _age(found: FoundCheckpoint) -> tuple[int, int, str]:
+def _seconds_unchanged(found: FoundCheckpoint) -> tuple[int, int, str]:
     return found.version[0], found.number or 0, found.path
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from headrace.adapters.keras_dataset import KerasDataset
-from headrace.adapters.keras_training.keras_internals import data_adapter, seed_of_keras
+from headrace.adapters.keras_training.keras_internals import data_adapter, draw_keras_seed
 from headrace.arguments import check_callable, check_instance
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
@@ -138,7 +138,7 @@ class DatasetCreator(DataAdapter):  # type: ignore[misc]
 
 _log = logging.getLogger(__name__)
 
-_READ_ELSEWHERE = (
+_UNSUPPORTED_INPUTS = (
     DistributedDataset,
     DistributedDatasetsFromFunction,
     DatasetIterator,
@@ -178,13 +178,13 @@ class TrainingData:
         class_weight: Mapping[int, float] | None = None,
         restarts: bool = False,
     ) -> None:
-        if isinstance(x, _READ_ELSEWHERE):
+        if isinstance(x, _UNSUPPORTED_INPUTS):
             raise TypeError(
                 f"{method} got a {type(x).__name__}, whose workers read it: pass the Dataset that "
                 "was given to the strategy; each batch is sent to one worker"
             )
         #: The dataset that this object made and must close; None if the caller made it.
-        self._own: KerasDataset | None = None
+        self._own_dataset: KerasDataset | None = None
         self._class_weight = class_weight
         #: The seed for shuffling arrays; None without shuffling.
         self._seed: int | None = None
@@ -193,14 +193,14 @@ class TrainingData:
             self._arrays = functools.partial(
                 dataset_of_arrays, method, x, y, sample_weight, batch_size or 32, shuffle
             )
-            self._seed = seed_of_keras() if shuffle else None
+            self._seed = draw_keras_seed() if shuffle else None
             x = self._arrays(self._seed)
         if isinstance(x, Dataset):
-            x = self._own = KerasDataset(x, None, class_weight)
+            x = self._own_dataset = KerasDataset(x, None, class_weight)
         elif isinstance(x, DatasetCreator):
-            x = self._own = x.open_data()
+            x = self._own_dataset = x.open_data()
         elif isinstance(x, KerasDataset):
-            x = x if class_weight is None else x.weighted(class_weight)
+            x = x if class_weight is None else x.with_class_weight(class_weight)
         else:
             x = data_adapter(
                 x=x,
@@ -214,13 +214,13 @@ class TrainingData:
         self._adapter = x
         self._steps = steps
         self._restarts = restarts
-        if steps is None and getattr(x, "is_endless", False):
+        if steps is None and getattr(x, "is_infinite", False):
             raise ValueError(
                 f"{method} would never end: the dataset is infinite, and `{steps_argument}` is not "
                 f"given. Say {steps_argument}=n"
             )
         self._iterator: Iterator[Any] | None = None
-        self._first: list[Any] = []
+        self._peeked: list[Any] = []
 
     @property
     def num_batches(self) -> int | None:
@@ -233,12 +233,12 @@ class TrainingData:
         Raises:
             ValueError: There is none.
         """
-        if not self._first:
-            batch = next(self._begun(), None)
+        if not self._peeked:
+            batch = next(self._open_iterator(), None)
             if batch is None:
                 raise ValueError("the dataset has no batches, and Keras needs one at least")
-            self._first.append(batch)
-        return self._first[0]
+            self._peeked.append(batch)
+        return self._peeked[0]
 
     def epoch(self, done: int = 0) -> Iterator[Any]:
         """Yield the batches of an epoch, after those that are done.
@@ -252,7 +252,7 @@ class TrainingData:
         self._adapter.on_epoch_begin()
         count = done
         while self._steps is None or count < self._steps:
-            batch = self._first.pop() if self._first else next(self._begun(), None)
+            batch = self._peeked.pop() if self._peeked else next(self._open_iterator(), None)
             if batch is None:
                 self._iterator = None
                 if self._steps is not None:
@@ -266,10 +266,10 @@ class TrainingData:
             count += 1
             yield batch
         if self._restarts or self._steps is None or self._steps == self._adapter.num_batches:
-            self._end_pass()
+            self._end_iteration()
         self._adapter.on_epoch_end()
 
-    def _begun(self) -> Iterator[Any]:
+    def _open_iterator(self) -> Iterator[Any]:
         if self._iterator is None:
             self._iterator = iter(self._adapter.get_numpy_iterator())
         return self._iterator
@@ -289,28 +289,28 @@ class TrainingData:
             batch: How many batches of the epoch came before it: so many are passed over where the
                 data have no states.
         """
-        self._end_pass()
+        self._end_iteration()
         if self._arrays is not None and state["seed"] != self._seed:
             self.close()
             self._seed = state["seed"]
             dataset = self._arrays(self._seed)
-            self._adapter = self._own = KerasDataset(dataset, None, self._class_weight)
+            self._adapter = self._own_dataset = KerasDataset(dataset, None, self._class_weight)
         if state["position"] is not None and isinstance(self._adapter, KerasDataset):
             self._adapter.set_state(state["position"])
             return
         for _ in range(batch):
-            next(self._begun(), None)
+            next(self._open_iterator(), None)
 
     def close(self) -> None:
         """Release threads and files. May be called twice."""
-        self._end_pass()
-        if self._own is not None:
-            self._own.close()
+        self._end_iteration()
+        if self._own_dataset is not None:
+            self._own_dataset.close()
 
-    def _end_pass(self) -> None:
+    def _end_iteration(self) -> None:
         """End the pass over the data; the next epoch begins with another one."""
         iterator, self._iterator = self._iterator, None
-        self._first.clear()
+        self._peeked.clear()
         close = getattr(iterator, "close", None)
         if close is not None:
             close()
@@ -394,7 +394,7 @@ def dataset_of_arrays(
     leaves, structure = flatten(
         tuple(tuple(each) if isinstance(each, list) else each for each in parts)
     )
-    arrays = [_in_floatx(np.asarray(keras.ops.convert_to_numpy(each))) for each in leaves]
+    arrays = [_to_floatx(np.asarray(keras.ops.convert_to_numpy(each))) for each in leaves]
     sizes = {len(each) for each in arrays}
     if len(sizes) > 1:
         raise ValueError(
@@ -406,5 +406,5 @@ def dataset_of_arrays(
     return dataset.batch(batch_size)
 
 
-def _in_floatx(array: Any) -> Any:
+def _to_floatx(array: Any) -> Any:
     return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array

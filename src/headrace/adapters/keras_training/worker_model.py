@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from headrace.adapters.keras_training.steps import (
     MissingRows,
     ModelSteps,
-    Rows,
+    SparseRows,
     WholeWeightNeeded,
-    merged,
+    merge_rows,
     record_gradients,
 )
 from headrace.adapters.keras_training.worker_calls import StepResult, TrainCall
@@ -31,8 +31,8 @@ __all__ = ["WorkerModel"]
 
 Ids: TypeAlias = dict[int, NDArray[np.int64]]
 """Sorted unique ids of rows, by index of the matrix among the trainable variables."""
-_NONE = np.zeros(0, np.int64)
-_MOST_TRIALS = 8
+_NO_IDS = np.zeros(0, np.int64)
+_MAX_TRIALS = 8
 
 
 class WorkerModel:
@@ -71,7 +71,7 @@ class WorkerModel:
         self._steps = _steps_of(self.model)
         if optimizer is not None and optimizer.rule.ema_momentum is not None:
             # Averages of weights change in each step, also those of rows that it does not look up.
-            self._steps.look_up_no_more(list(self._steps.rows))
+            self._steps.use_whole_matrices(list(self._steps.rows))
         self._zeros = [np.zeros(each.shape, each.dtype) for each in self.model.metrics_variables]
         self._draws: dict[int, int] | None = None
         #: Indices of statistics that a step was seen to change.
@@ -85,7 +85,7 @@ class WorkerModel:
             if isinstance(each, EmbeddingTable)
         }
         #: Rows of tables that the current step has looked up: a second trial looks up only others.
-        self._looked_up: dict[int, Rows] = {}
+        self._looked_up: dict[int, SparseRows] = {}
 
     # --- training -------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class WorkerModel:
             if call.scale is not None:
                 non_finite.append(not all(map(_is_finite, gradients)))
             self._push(call, gradients, state, outputs.state)
-        return StepResult(len(batches), _arrays(metrics), _numbers(logs), non_finite)
+        return StepResult(len(batches), _arrays(metrics), _to_plain_logs(logs), non_finite)
 
     def _train_step(
         self, call: TrainCall, number: int, batch: Any, metrics: Any
@@ -133,25 +133,25 @@ class WorkerModel:
         """
         known: Ids = {}
         self._looked_up = {}
-        for _ in range(_MOST_TRIALS):
+        for _ in range(_MAX_TRIALS):
             try:
                 return step(known)
             except MissingRows as missing:
-                known = _united(known, missing.ids)
+                known = _union_ids(known, missing.ids)
             except WholeWeightNeeded as needed:
-                self._look_up_no_more(needed.indices)
-        self._look_up_no_more(list(self._steps.rows))
+                self._use_whole_matrices(needed.indices)
+        self._use_whole_matrices(list(self._steps.rows))
         return step({})
 
-    def _look_up_no_more(self, indices: Sequence[int]) -> None:
-        self._steps.look_up_no_more(indices)
+    def _use_whole_matrices(self, indices: Sequence[int]) -> None:
+        self._steps.use_whole_matrices(indices)
         self._version = None
 
     def _ids(self, name: str, state: Any, metrics: Any, batch: Any, known: Ids) -> Ids:
         if not self._steps.rows:
             return {}
         likely = self._steps.ids(name, self._all[0], state, metrics, batch)
-        return _united(dict.fromkeys(self._steps.rows, _NONE), _united(likely, known))
+        return _union_ids(dict.fromkeys(self._steps.rows, _NO_IDS), _union_ids(likely, known))
 
     def _refresh(self, version: int) -> bool:
         """Read all values if the version is new; return whether it is."""
@@ -171,29 +171,29 @@ class WorkerModel:
         """
         weights: list[Any] = list(self._all[0])
         state = list(self._all[1])
-        whole = [] if is_fresh else self._whole
+        whole = [] if is_fresh else self._whole_indices
         changing = [] if is_fresh else sorted(self._changing)
         of_variables = {index: each for index, each in ids.items() if index not in self._tables}
-        of_tables = self._not_looked_up(ids)
+        of_tables = self._unread_ids(ids)
         values, rows, table_rows = read_with_rows(
             [*(self._trainable[index] for index in whole), *(self._state[i] for i in changing)],
             [(self._trainable[index], wanted) for index, wanted in of_variables.items()],
-            [self._pull(index, wanted, trains) for index, wanted in of_tables.items()],
+            [self._pull_request(index, wanted, trains) for index, wanted in of_tables.items()],
         )
         for index, value in zip(whole, values, strict=False):
             weights[index] = value
         for index, value in zip(changing, values[len(whole) :], strict=True):
             state[index] = value
         for (index, wanted), value in zip(of_variables.items(), rows, strict=True):
-            weights[index] = Rows(wanted, value)
+            weights[index] = SparseRows(wanted, value)
         for (index, wanted), value in zip(of_tables.items(), table_rows, strict=True):
-            found = Rows(wanted, value)
+            found = SparseRows(wanted, value)
             before = self._looked_up.get(index)
-            self._looked_up[index] = found if before is None else merged(before, found)
+            self._looked_up[index] = found if before is None else merge_rows(before, found)
             weights[index] = self._looked_up[index]
         return weights, state
 
-    def _not_looked_up(self, ids: Ids) -> Ids:
+    def _unread_ids(self, ids: Ids) -> Ids:
         """Return the ids of rows in tables that the current step has not looked up yet."""
         return {
             index: wanted
@@ -203,7 +203,7 @@ class WorkerModel:
             if index in self._tables
         }
 
-    def _pull(self, index: int, ids: NDArray[np.int64], trains: bool) -> TablePull:
+    def _pull_request(self, index: int, ids: NDArray[np.int64], trains: bool) -> TablePull:
         """Return the request for rows of a table.
 
         A table without bounds, of `keras.layers.Embedding`, has first values where there is no row.
@@ -213,13 +213,13 @@ class WorkerModel:
         return TablePull(self._trainable[index], ids, often, initialize=initialize)
 
     @property
-    def _whole(self) -> list[int]:
+    def _whole_indices(self) -> list[int]:
         """Indices of the trainable variables that are read whole."""
         return [each for each in range(len(self._trainable)) if each not in self._steps.rows]
 
     def _read_all(self) -> tuple[list[Any], list[NDArray[Any]]]:
         """Return all values; None for matrices whose rows are looked up."""
-        whole = self._whole
+        whole = self._whole_indices
         on_servers = [index for index, each in enumerate(self._state) if each is not None]
         values, _, _ = read_with_rows(
             [*(self._trainable[i] for i in whole), *(self._state[i] for i in on_servers)], []
@@ -292,7 +292,7 @@ class WorkerModel:
                 return self._steps.test(weights, state, metrics, batch)
 
             metrics, logs = self._with_rows(step)
-        return StepResult(len(batches), _arrays(metrics), _numbers(logs), [])
+        return StepResult(len(batches), _arrays(metrics), _to_plain_logs(logs), [])
 
     def predict(self, version: int, batches: Sequence[Any]) -> list[Any]:
         """Return the outputs of each batch."""
@@ -317,15 +317,15 @@ class WorkerModel:
 
 def _steps_of(model: Any) -> ModelSteps:
     if keras.backend.backend() == "jax":
-        from headrace.adapters.keras_training.jax_steps import JaxSteps  # noqa: PLC0415
+        from headrace.adapters.keras_training.jax_steps import JaxModelSteps  # noqa: PLC0415
 
-        return JaxSteps(model)
-    from headrace.adapters.keras_training.torch_steps import TorchSteps  # noqa: PLC0415
+        return JaxModelSteps(model)
+    from headrace.adapters.keras_training.torch_steps import TorchModelSteps  # noqa: PLC0415
 
-    return TorchSteps(model)
+    return TorchModelSteps(model)
 
 
-def _united(one: Ids, other: Ids) -> Ids:
+def _union_ids(one: Ids, other: Ids) -> Ids:
     """Return all ids of both."""
     return {
         **one,
@@ -335,7 +335,7 @@ def _united(one: Ids, other: Ids) -> Ids:
 
 def _gradient(value: Any) -> NDArray[Any] | IndexedSlices | None:
     """Return a gradient as an optimizer takes it."""
-    if isinstance(value, Rows):
+    if isinstance(value, SparseRows):
         return IndexedSlices(value.values, value.ids) if len(value.ids) else None
     return None if value is None else np.asarray(value)
 
@@ -351,11 +351,11 @@ def _arrays(values: Sequence[Any]) -> list[NDArray[Any]]:
     return [np.asarray(each) for each in values]
 
 
-def _numbers(logs: Any) -> dict[str, Any]:
+def _to_plain_logs(logs: Any) -> dict[str, Any]:
     """Return logs that any process can read."""
     if not isinstance(logs, dict):
         return {}
     return {
-        name: _numbers(value) if isinstance(value, dict) else np.asarray(value)
+        name: _to_plain_logs(value) if isinstance(value, dict) else np.asarray(value)
         for name, value in logs.items()
     }

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.adapters.keras_training.keras_internals import (
-    extended,
+    extend_class,
     learning_rate_variable,
     value_of,
 )
@@ -35,7 +35,7 @@ from headrace.adapters.keras_training.worker_calls import (
     VariableRole,
     VariableSpec,
 )
-from headrace.coordinator.current import get_current_worker_index, running
+from headrace.coordinator.closure_context import current_closure, get_current_worker_index
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import raise_if_tracing
 from headrace.parameter_server.read_cache import read_together
@@ -102,7 +102,7 @@ class WorkerVariables(VariableOwner):
         self._changed: set[int] = set()
         for variable, sent in variables:
             if sent.value is not None:
-                variable.assign(_own_seed(sent.value))
+                variable.assign(_worker_seed(sent.value))
             else:
                 link(variable, self)
 
@@ -112,15 +112,15 @@ class WorkerVariables(VariableOwner):
 
     def pull(self) -> None:
         """Read the values, once per function call."""
-        here = running.get()
-        now = None if here is None else (here, here.steps if self._follows_steps else 0)
+        here = current_closure.get()
+        now = None if here is None else (here, here.optimizer_steps if self._follows_steps else 0)
         if self._is_pulling or (now is not None and now == self._call):
             return
         raise_if_tracing(
             "a variable of Keras",
             "pass the values of its variables to model.stateless_call(weights, state, x)",
         )
-        if here is not None and not here.is_alone:
+        if here is not None and not here.is_only_thread:
             raise FailedPreconditionError(
                 "Keras objects in scheduled functions need workers that run one function at a "
                 "time: ClusterCoordinator(strategy, threads_per_worker=1)"
@@ -158,7 +158,7 @@ class WorkerVariables(VariableOwner):
         if self._is_pulling:
             return
         self._changed.add(id(variable))
-        here = running.get()
+        here = current_closure.get()
         if here is None or here is not self._flushes:
             self._flushes = here
             call_at_closure_end(self.flush)
@@ -185,7 +185,7 @@ class WorkerVariables(VariableOwner):
             self._statistics.apply_gradients(statistics)
 
 
-def _own_seed(seed: NDArray[Any]) -> NDArray[Any]:
+def _worker_seed(seed: NDArray[Any]) -> NDArray[Any]:
     """Return a state of a random generator that differs on each worker."""
     own = seed.copy()
     own[0] = (int(seed[0]) + get_current_worker_index() * 0x9E3779B1) % (1 << 31)
@@ -194,7 +194,7 @@ def _own_seed(seed: NDArray[Any]) -> NDArray[Any]:
 
 # --- optimizers -----------------------------------------------------------------------------------
 
-_SENT = "_headrace_sent"
+_SENT_ATTRIBUTE = "_headrace_sent"
 
 
 def send_gradients(optimizer: Any, sent: OptimizerSpec) -> None:
@@ -203,8 +203,8 @@ def send_gradients(optimizer: Any, sent: OptimizerSpec) -> None:
     if rate is not None:
         WorkerVariables([(rate, VariableSpec(VariableRole.WEIGHT, sent.rate))], None)
     StepCounter(optimizer.iterations, lambda: sent.applies.iterations, lambda: True)
-    object.__setattr__(optimizer, _SENT, sent)
-    optimizer.__class__ = extended(type(optimizer), _SendingMixin)
+    object.__setattr__(optimizer, _SENT_ATTRIBUTE, sent)
+    optimizer.__class__ = extend_class(type(optimizer), _SendingMixin)
 
 
 class _SendingMixin:
@@ -230,14 +230,14 @@ class _SendingMixin:
                 )
             owners[id(owner)] = owner
             pairs.append((gradient, owner.placed(variable)))
-        sent: OptimizerSpec = vars(self)[_SENT]
+        sent: OptimizerSpec = vars(self)[_SENT_ATTRIBUTE]
         if (rate := learning_rate_variable(self)) is not None:
             sent.applies.learning_rate = float(value_of(rate))
         sent.applies.apply_gradients(pairs)
         for owner in owners.values():
             owner.flush()
-        if (here := running.get()) is not None:
-            here.steps += 1  # all copies of these variables read them again
+        if (here := current_closure.get()) is not None:
+            here.optimizer_steps += 1  # all copies of these variables read them again
 
     def apply_gradients(self, grads_and_vars: Any) -> None:
         pairs = list(grads_and_vars)

@@ -1,32 +1,32 @@
-"""The client: reads the tasks of an iteration, and is a Source again.
+"""Client: reads the tasks of an iteration and presents them as a Source.
 
-What is decided, on plain values, without thread, socket or clock:
+Pure logic on plain values, without threads, sockets or clocks:
 
-    reading    one iteration, read from all of its tasks: what its sessions have in common
-    session    what is there is delivered, whichever task it comes from
-    task       one task: what was asked, what arrived, whether its worker answers
-    receipt    which units of a task came whole, and of which anything came
-    settling   what the dispatcher is to hear of lost tasks, and of what was used
-    schedule   how many requests may be under way, and who is first in line
-    contact    when the dispatcher is asked
-    packing_pace    whether answers are to be packed, found out by trying
-    actions    what the shell is to do
-    places     from which unit on a saved place is read, and what is left of it
-    progress   what was given up to each place, where there is no order
-    losses     what is said at the end of a pass that lost something
-    job_use    whether a job was read before, or this reader only comes late
-    failure    an element's error, with the worker that it came from
+    iteration_session   base of the sessions: one iteration, read from all of its tasks
+    read_session        delivers elements in arrival order, from whichever task they come
+    task_reader         one task: its requests, its replies, and whether its worker responds
+    delivery_record     the splits of a task that were received completely or in part
+    loss_reporter       reports to the dispatcher about lost tasks and consumed elements
+    request_scheduler   the number of requests in flight, and the order of tasks
+    heartbeat_schedule  when to call the dispatcher
+    compression_tuner   measures whether compressed replies are faster
+    actions             what the runner must do
+    saved_positions     where reading resumes in a saved state, and what remains of it
+    delivery_progress   which elements were delivered up to each position, without order
+    data_loss           the error or warning at the end of an epoch that lost elements
+    exhausted_jobs      tells a job that was read before from a reader that opened late
+    worker_errors       the error of an element, with the worker that raised it
 
-What does it:
+Input and output:
 
-    options    how a service is read, checked once
-    visits     how often elements are visited: what a plan can do, and its default
-    source     the Source that a plan holds
-    reader     what the consumer takes from an iteration, in pieces of the size that is asked for
-    keeping    what was given, until it cannot be asked for again
-    targets    which tasks are for this client, by where their workers are, and by tags
-    opening    the first call to the dispatcher
-    shell      the session under a lock, and the I/O thread
+    options            reading options, validated once
+    visitation         the delivery guarantees that a plan supports, and the default
+    source             the Source that a plan holds
+    reader             the consumer's iterator, which returns chunks of the requested size
+    replay             elements that may be requested again, until they are no longer needed
+    target_workers     selects this client's tasks by worker location and tags
+    iteration_opening  the first call to the dispatcher
+    reader_runner      the session with its lock and I/O thread
 
-Nothing above the source knows that its elements come from elsewhere.
+No module above the source knows that its elements come from a service.
 """

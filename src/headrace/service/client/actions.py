@@ -1,4 +1,4 @@
-"""What a client's session wants done: requests to workers, calls to the dispatcher, warnings."""
+"""Actions of a client's session: requests to workers, calls to the dispatcher, warnings."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ from typing import Any, NamedTuple
 
 from headrace.element import wire
 from headrace.element.chunk import Chunk
-from headrace.element.packing import unpack
+from headrace.element.frame_compression import decompress_frame
 from headrace.errors import HeadraceError
-from headrace.service.client.failure import came_from
+from headrace.service.client.worker_errors import add_worker_address
 from headrace.service.messages import DispatcherRequest, GetElements, GetElementsReply, TaskAddress
 
-__all__ = ["Actions", "Ask", "Delivery", "content_of"]
+__all__ = ["ClientActions", "ReceivedBatch", "TaskRequest", "decode_batch"]
 
 
-class Ask(NamedTuple):
-    """A request to send to a task's worker."""
+class TaskRequest(NamedTuple):
+    """Request to send to the worker of a task."""
 
     task: TaskAddress
-    number: int
+    request_number: int
     message: GetElements
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """An answer whose turn has come, for the consumer."""
+class ReceivedBatch:
+    """Reply for the consumer, in its turn."""
 
     task: TaskAddress
-    number: int
-    count: int
+    request_number: int
+    num_elements: int
     payload: Any
-    """What the shell gave with the answer, or an error to raise."""
-    answer: GetElementsReply | None = None
-    """What the worker said; None: an error about the request."""
+    """Data that the runner received with the reply, or an error to raise."""
+    reply: GetElementsReply | None = None
+    """The worker's reply; None for an error of the request."""
 
 
 @dataclass
-class Actions:
-    """What is to be done now."""
+class ClientActions:
+    """Actions to execute now."""
 
-    asks: list[Ask] = field(default_factory=list)
+    requests: list[TaskRequest] = field(default_factory=list)
     calls: list[DispatcherRequest] = field(default_factory=list)
-    """Requests to the dispatcher; each may be repeated."""
-    drops: list[int] = field(default_factory=list)
-    """Tasks whose connection is no longer needed."""
+    """Requests to the dispatcher; all are idempotent."""
+    disconnects: list[int] = field(default_factory=list)
+    """Tasks whose connections are no longer needed."""
     warnings: list[str] = field(default_factory=list)
     wake_in: float = math.inf
-    """Seconds after which to act again, if nothing happens before."""
+    """Seconds after which to act again if nothing happens before."""
 
     def wake_within(self, seconds: float) -> None:
-        """Act again after so many seconds, or before."""
+        """Act again within this many seconds."""
         self.wake_in = min(self.wake_in, seconds)
 
 
-# --- what came with an answer: elements, or what went wrong ---------------------------------------
+# --- contents of a reply: elements or an error ----------------------------------------------------
 
 
-def content_of(delivery: Delivery) -> Chunk | Exception:
-    """Return the elements of a delivery, or the error that came in their place."""
+def decode_batch(delivery: ReceivedBatch) -> Chunk | Exception:
+    """Return the elements of a batch, or the error in their place."""
     if isinstance(delivery.payload, Exception):
-        return came_from(delivery.task.worker_address, delivery.payload)
+        return add_worker_address(delivery.task.worker_address, delivery.payload)
     try:
-        return wire.decode(unpack(delivery.payload))
+        return wire.decode(decompress_frame(delivery.payload))
     except HeadraceError as error:
-        return came_from(delivery.task.worker_address, error)
+        return add_worker_address(delivery.task.worker_address, error)

@@ -1,4 +1,4 @@
-"""How a service is read: the arguments of `distribute` and `from_dataset_id`, checked once."""
+"""Reading options: the validated arguments of `distribute` and `from_dataset_id`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.service.config import (
     parse_processing_mode,
     parse_service,
 )
-from headrace.service.modes.ordered.consumers import consumer_of
+from headrace.service.modes.ordered.consumer_options import make_consumer_options
 from headrace.transport.security import Security, check_security
 
-__all__ = ["ReadingOptions", "reading_options"]
+__all__ = ["ReadOptions", "make_read_options"]
 
 _AUTOTUNE = -1
 _TARGETS = ("AUTO", "ANY", "LOCAL")
@@ -25,59 +25,59 @@ _VISITATIONS: dict[ShardingPolicy, tuple[str, ...]] = {
     ShardingPolicy.DYNAMIC: ("exactly_once", "at_most_once"),
     **dict.fromkeys(STATIC_POLICIES, ("at_least_once",)),
 }
-"""For each mode, what `visitation` may be beside None: the default."""
+"""Values of `visitation` that each mode supports, in addition to None, the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingOptions:
-    """How one dataset of a service is read; made by `reading_options`."""
+class ReadOptions:
+    """How a dataset of a service is read; created by `make_read_options`."""
 
     processing_mode: ShardingPolicy
-    """How the workers share it."""
+    """How the workers share the dataset."""
     service: str
-    """The dispatcher's address, "host:port"."""
+    """Address of the dispatcher, "host:port"."""
     job_name: str | None
-    """Readers with the same name share one job; None: nobody else's."""
+    """Name of the job shared with other readers; None for a private job."""
     max_outstanding_requests: int | None
-    """Elements that were asked for and are not used up, over all workers; None: not counted."""
+    """Maximum number of requested and unconsumed elements over all workers; None for no limit."""
     data_transfer_protocol: str | None
-    """None, or one of "local", "shm" and "tcp": the first of these that works, or this one."""
+    """"local", "shm" or "tcp"; None for the first of these that works."""
     target_workers: str
     """One of "AUTO", "ANY" and "LOCAL"."""
     visitation: str | None
-    """None, "exactly_once", "at_most_once" or "at_least_once": one that the mode offers."""
+    """None, "exactly_once", "at_most_once" or "at_least_once", as the mode supports."""
     num_consumers: int | None = None
-    """Rounds are read by so many consumers; None: whoever asks first is served first."""
+    """Number of consumers that read rounds; None for FIFO delivery."""
     consumer_index: int | None = None
-    """Which of them this one is."""
+    """Index of this consumer."""
     trainer_id: str = ""
-    """Not empty: each trainer gets all elements, through a cache on the workers."""
+    """If not empty, each trainer receives all elements, through a cache on the workers."""
     ordered: bool = False
-    """Elements come as one process would yield them."""
+    """Whether elements are delivered in the order of a single process."""
     remainder: str = "drop"
-    """What becomes of elements at the end that do not fill a round."""
+    """Handling of elements at the end that do not fill a round."""
     group: str = ""
-    """Not empty: the job is one of several of this name, which draw from one seed."""
+    """If not empty, the job belongs to a group of jobs of this name, which share one seed."""
     group_terms: str = ""
-    """What all of them must agree on: a line of words, and one for each step of the dataset."""
-    cost: str = ""
+    """What all jobs of the group must agree on: one line in general, and one per dataset step."""
+    cost_fn_id: str = ""
     cost_fn: bytes = b""
-    """What a row costs, and what tells that from other functions; empty: rows stay as they are."""
+    """Identifier and pickled form of the cost function of rows; empty leaves rows unchanged."""
     wait_timeout: float
-    """Seconds without anybody who could deliver, after which reading fails."""
+    """Seconds without a worker that could deliver, after which reading fails."""
     security: Security | None
-    """Keys of this client, for a service that asks for them."""
+    """Keys of this client, for a service that requires them."""
     on_data_loss: str = "error"
-    """Whether elements that are missing at the end are an "error", or a reason to "warn"."""
+    """Whether missing elements at the end are an "error", or only a warning ("warn")."""
 
     @property
     def static_policy(self) -> str:
-        """The name of a static policy whose workers are read as the dispatcher says; or empty."""
+        """Name of a static policy whose workers the dispatcher determines; otherwise empty."""
         is_static = self.target_workers == "AUTO" and self.processing_mode in STATIC_POLICIES
         return self.processing_mode.name if is_static else ""
 
 
-def reading_options(
+def make_read_options(
     *,
     processing_mode: object,
     service: object,
@@ -95,23 +95,23 @@ def reading_options(
     wait_timeout: object = 3600.0,
     security: Security | None = None,
     on_data_loss: object = "error",
-) -> ReadingOptions:
-    """Check the arguments of `distribute` and `from_dataset_id`; they are explained there.
+) -> ReadOptions:
+    """Validate the arguments of `distribute` and `from_dataset_id`, which document them.
 
     Raises:
-        TypeError, ValueError: A value is wrong, or not supported by this version.
+        TypeError, ValueError: If a value is invalid or not supported by this version.
     """
     mode = parse_processing_mode(processing_mode)
     address = parse_service(service)
     _check_job_name(job_name)
-    trainer_id = _checked_trainer(cross_trainer_cache, job_name, num_consumers)
+    trainer_id = _parse_trainer(cross_trainer_cache, job_name, num_consumers)
     if trainer_id and visitation == "exactly_once":
         raise InvalidArgumentError(
             "Cross-trainer caching visits elements at most once for each trainer: visitation="
             '"exactly_once" cannot be had with it; leave it out'
         )
-    target = _checked_target(target_workers)
-    consumer = consumer_of(
+    target = _parse_target_workers(target_workers)
+    consumer = make_consumer_options(
         mode=mode,
         job_name=job_name,
         consumer_index=consumer_index,
@@ -123,28 +123,28 @@ def reading_options(
     check_security(security)
     _check_visitation(mode, visitation)
     _check_ordered(mode, visitation, ordered)
-    if ordered and consumer.cost:
+    if ordered and consumer.cost_fn_id:
         raise ValueError(
             "`cost_fn` deals the rows of a round out anew, and `ordered=True` gives each consumer "
             "the batches of one process; leave out one of them"
         )
-    return ReadingOptions(
+    return ReadOptions(
         processing_mode=mode,
         service=address,
         job_name=job_name,
-        max_outstanding_requests=_checked_credit(max_outstanding_requests),
-        data_transfer_protocol=_checked_protocol(data_transfer_protocol),
+        max_outstanding_requests=_parse_max_outstanding(max_outstanding_requests),
+        data_transfer_protocol=_parse_protocol(data_transfer_protocol),
         target_workers=target,
         visitation="exactly_once" if ordered else visitation,
         ordered=bool(ordered),
         num_consumers=consumer.num_consumers,
         consumer_index=consumer.consumer_index,
         remainder=consumer.remainder,
-        cost=consumer.cost,
+        cost_fn_id=consumer.cost_fn_id,
         cost_fn=consumer.cost_fn,
-        wait_timeout=_checked_timeout(wait_timeout),
+        wait_timeout=_parse_wait_timeout(wait_timeout),
         security=security,
-        on_data_loss=_checked_loss(on_data_loss),
+        on_data_loss=_parse_on_data_loss(on_data_loss),
         trainer_id=trainer_id,
     )
 
@@ -159,8 +159,8 @@ def _check_job_name(job_name: object) -> None:
         raise ValueError("`job_name` must not be empty")
 
 
-def _checked_trainer(cache: object, job_name: object, num_consumers: object) -> str:
-    """Return for which trainer to read; empty: trainers share nothing."""
+def _parse_trainer(cache: object, job_name: object, num_consumers: object) -> str:
+    """Return the trainer to read for; empty without a cross-trainer cache."""
     if cache is None:
         return ""
     if not isinstance(cache, CrossTrainerCache):
@@ -204,7 +204,7 @@ def _check_ordered(mode: ShardingPolicy, visitation: object, ordered: object) ->
         )
 
 
-def _checked_credit(max_outstanding_requests: object) -> int | None:
+def _parse_max_outstanding(max_outstanding_requests: object) -> int | None:
     if max_outstanding_requests is None or max_outstanding_requests == _AUTOTUNE:
         return None
     if isinstance(max_outstanding_requests, bool) or not isinstance(max_outstanding_requests, int):
@@ -220,7 +220,7 @@ def _checked_credit(max_outstanding_requests: object) -> int | None:
     return max_outstanding_requests
 
 
-def _checked_protocol(protocol: object) -> str | None:
+def _parse_protocol(protocol: object) -> str | None:
     if protocol is not None and protocol not in TRANSFER_PROTOCOLS:
         raise ValueError(
             f"`data_transfer_protocol` must be None or one of {list(TRANSFER_PROTOCOLS)}, but got "
@@ -229,13 +229,13 @@ def _checked_protocol(protocol: object) -> str | None:
     return None if protocol is None else str(protocol)
 
 
-def _checked_loss(on_data_loss: object) -> str:
+def _parse_on_data_loss(on_data_loss: object) -> str:
     if on_data_loss not in ("error", "warn"):
         raise ValueError(f'`on_data_loss` must be "error" or "warn", but got {on_data_loss!r}')
     return str(on_data_loss)
 
 
-def _checked_target(target_workers: object) -> str:
+def _parse_target_workers(target_workers: object) -> str:
     if not isinstance(target_workers, str) or (target_workers.upper() or "AUTO") not in _TARGETS:
         raise ValueError(
             f"Unrecognized target workers: {target_workers!r}. Must be one of {list(_TARGETS)}."
@@ -243,7 +243,7 @@ def _checked_target(target_workers: object) -> str:
     return target_workers.upper() or "AUTO"
 
 
-def _checked_timeout(wait_timeout: object) -> float:
+def _parse_wait_timeout(wait_timeout: object) -> float:
     if isinstance(wait_timeout, bool) or not isinstance(wait_timeout, int | float):
         raise TypeError(f"`wait_timeout` must be a number of seconds, but got {wait_timeout!r}")
     if not wait_timeout > 0:

@@ -1,8 +1,8 @@
-"""The reader: what the consumer takes from an iteration, in pieces of the size that is asked for.
+"""Reader: returns the elements of an iteration to the consumer, in chunks of the requested size.
 
-Elements are used up, and acknowledged, when the consumer asks for those after them. They are kept
-here until they cannot be asked for again (`keeping`). An interruption may come at any instruction
-of the consumer's: `read` may be left anywhere, and `go_back` finds its way from there.
+Elements are consumed, and acknowledged, when the consumer requests the next ones. They are retained
+until they cannot be requested again (`replay`). The consumer may be interrupted at any instruction:
+`read` may stop anywhere, and `rewind` recovers from there.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ import os
 import time
 from collections.abc import Callable
 
-from headrace.counts import count_delivered
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
-from headrace.execution.delivered import Delivered
+from headrace.execution.delivered_elements import DeliveredElements
 from headrace.plan.source import Position
-from headrace.service.client.actions import Delivery, content_of
-from headrace.service.client.job_use import JobUse
-from headrace.service.client.keeping import Given, Keeper, Kept
-from headrace.service.client.losses import report_loss
-from headrace.service.client.opening import GATHER_SECONDS, gathered, open_iteration
-from headrace.service.client.progress import Progress
-from headrace.service.client.schedule import MOST_REQUESTS
-from headrace.service.client.session import Session
-from headrace.service.client.shell import Shell
-from headrace.service.client.targets import Target
+from headrace.process_metrics import count_delivered
+from headrace.service.client.actions import ReceivedBatch, decode_batch
+from headrace.service.client.data_loss import report_loss
+from headrace.service.client.delivery_progress import DeliveryProgress
+from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
+from headrace.service.client.iteration_opening import (
+    GATHER_SECONDS,
+    gather_positions,
+    open_iteration,
+)
+from headrace.service.client.read_session import ReadSession
+from headrace.service.client.reader_runner import ReaderRunner
+from headrace.service.client.replay import ReplayBuffer, ReplayEntry, ReplayRegistry
+from headrace.service.client.request_scheduler import MAX_REQUESTS
+from headrace.service.client.target_workers import TargetWorkers
 from headrace.service.config import STATIC_POLICIES, ShardingPolicy
 from headrace.service.messages import LostSplits, OpenIteration, TaskAddress
-from headrace.service.modes.coordinated_reads.session import RoundSession
+from headrace.service.modes.coordinated_reads.coordinated_session import CoordinatedReadSession
 from headrace.service.stub import DispatcherStub
 from headrace.transport import address as addresses
 from headrace.transport.channel import Channel
@@ -40,26 +44,27 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteReader:
-    """Reads one iteration over the data service (`plan.source.Reader`).
+    """Reads one iteration of the data service (`plan.source.Reader`).
 
     Args:
-        opening: What to open, when the first element is asked for.
-        dispatcher: The dispatcher's address, for messages.
+        opening: Request to open the iteration when the first element is requested.
+        dispatcher: Address of the dispatcher, for messages.
         dial: Opens a connection to the dispatcher, for one call at a time.
         connect_dispatcher: Opens a channel to the dispatcher.
-        connect: Opens a channel to the worker that has a task.
-        max_outstanding_requests: Elements that may be outstanding: asked for, under way, or not
-            used up; None: as many as a few requests to each worker bring.
-        wait_timeout: Seconds without anybody who could deliver, after which reading fails.
-        target: Chooses what to read; None: everything.
-        keeper: Knows the readers that may be opened again after an interruption.
-        trainer_id: For whom to read, where trainers share what workers make.
-        cost_fn: The plan of the job's cost function; empty: it has none.
-        codec: What answers may be packed with where the wire is slow; empty: they are not.
-        base: What was delivered before, where places mean something to others; None: they do not.
-        use: Notes whether the job is used up; None: nobody asks.
-        lose: Takes the error about elements that are missing at the end; None: that is logged.
-        earlier_loss: What an earlier pass of the same iterator lost, to be raised first.
+        connect: Opens a channel to the worker of a task.
+        max_outstanding_requests: Maximum number of elements that are requested, in flight or not
+            consumed; None sends a few requests to each worker without counting elements.
+        wait_timeout: Seconds without a worker that could deliver, after which reading fails.
+        target: Selects the tasks to read; None selects all.
+        replay_registry: Registry of readers that may be reopened after an interrupt.
+        trainer_id: Trainer that this client reads for, with a cross-trainer cache.
+        cost_fn: Pickled plan of the job's cost function; empty if there is none.
+        codec: Codec for compressed replies over slow networks; empty disables compression.
+        base: Elements delivered before, if positions are portable; None if they are not.
+        job_check: Records whether the job is exhausted; None disables the check.
+        on_loss: Receives the error about missing elements at the end; None logs a warning.
+        earlier_loss: Error about elements lost in an earlier epoch of the same iterator, raised
+            first.
     """
 
     def __init__(
@@ -72,108 +77,109 @@ class RemoteReader:
         connect: Callable[[TaskAddress], Channel],
         max_outstanding_requests: int | None,
         wait_timeout: float = 3600.0,
-        target: Target | None = None,
-        keeper: Keeper | None = None,
+        target: TargetWorkers | None = None,
+        replay_registry: ReplayRegistry | None = None,
         trainer_id: str = "",
         cost_fn: bytes = b"",
         codec: str = "",
-        base: Delivered | None = None,
-        use: JobUse | None = None,
-        lose: Callable[[Exception], None] | None = None,
+        base: DeliveredElements | None = None,
+        job_check: ExhaustedJobCheck | None = None,
+        on_loss: Callable[[Exception], None] | None = None,
         earlier_loss: Exception | None = None,
     ) -> None:
-        self._lose, self._earlier_loss = lose, earlier_loss
-        self._use = use or JobUse()
+        self._on_loss, self._earlier_loss = on_loss, earlier_loss
+        self._job_check = job_check or ExhaustedJobCheck()
         self._opening = opening
         self._cost_fn = cost_fn
         self._dispatcher = dispatcher
         self._dial = dial
         self._wait_timeout = wait_timeout
-        self._target = target or Target()
+        self._target = target or TargetWorkers()
         self._pid = os.getpid()
-        session = _session(
+        session = _create_session(
             opening, dispatcher, max_outstanding_requests, wait_timeout, trainer_id, codec
         )
-        self._shell = Shell(
+        self._runner = ReaderRunner(
             session,
             dispatcher=dispatcher,
             connect_dispatcher=connect_dispatcher,
             connect=connect,
-            settles=opening.job_name is not None and not trainer_id,
+            reports_consumption=opening.job_name is not None and not trainer_id,
             target=self._target,
         )
-        self.name, self.pass_number = opening.client_id, opening.epoch
-        #: Whether the dispatcher may know this client, and whether it said what there is to read.
+        self.name, self.epoch = opening.client_id, opening.epoch
+        #: Whether the dispatcher may know this client, and whether it has sent the tasks.
         self._is_joining = self._is_open = False
         self._is_at_end = False
         self._reported_lost = False
-        self._keeper = keeper
-        self._keeps = keeper is not None and keeper.is_watched
-        #: What is said of places; None: they are of this reader alone.
-        self._progress = None if base is None or not self._keeps else Progress(base)
+        self._replay_registry = replay_registry
+        self._is_replayable = replay_registry is not None and replay_registry.has_iterators
+        #: Delivered elements by position; None if positions are valid for this reader only.
+        self._progress = None if base is None or not self._is_replayable else DeliveryProgress(base)
         self._has_base = bool(base)
         self._seed = opening.seed
-        self._kept = Kept()
-        #: What is to be given again.
-        self._again: list[Given] = []
-        #: What is being given.
-        self._current: Given | None = None
-        #: Elements and errors that were given, and the most that ever were.
-        self._received = self._counted = 0
-        #: Where the consumer closed, which may not have used all that was given; None: not yet.
-        self._stop_at: int | None = None
-        self._delivered: dict[str, int] = {}
-        if keeper is not None:
-            keeper.add(self)
+        self._replay_buffer = ReplayBuffer()
+        #: Batches to replay.
+        self._replay_entries: list[ReplayEntry] = []
+        #: The batch being delivered.
+        self._current: ReplayEntry | None = None
+        #: Number of elements and errors delivered; and its maximum, which a rewind does not reduce.
+        self._received_count = self._counted_to = 0
+        #: Position at which the consumer stopped, maybe before the last delivered element; None
+        #: while open.
+        self._consumed_to: int | None = None
+        self._elements_by_worker: dict[str, int] = {}
+        if replay_registry is not None:
+            replay_registry.add(self)
 
-    # --- reading --------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def read(self, limit: int) -> Chunk | None:
-        """Return at most `limit` of the next elements; None at the end (`plan.source.Reader`).
+        """Return at most `limit` of the next elements, or None at the end (`plan.source.Reader`).
 
         Raises:
-            FailedPreconditionError: There is no worker in this process, and it is to read no other;
-                or this client counts as gone.
-            UnavailableError: The dispatcher did not answer for a minute, or nobody could deliver
-                for `wait_timeout`.
+            FailedPreconditionError: If only local workers may be read and there are none; or if the
+                lease of this client has expired.
+            UnavailableError: If the dispatcher did not reply, or no worker could deliver, for
+                `wait_timeout`.
         """
         self._check_process()
         earlier, self._earlier_loss = self._earlier_loss, None
         if earlier is not None:
             raise earlier
-        if not self._is_open and not self._shell.is_closing:
-            self._join()
-        self._shell.begin(self._in_hand)
+        if not self._is_open and not self._runner.is_closing:
+            self._open_iteration()
+        self._runner.start(self._partly_used)
         while True:
             given = self._current
             if given is not None:
-                if self._received < given.stop:
-                    if not self._shell.renew_lease():
-                        self._end()
-                    return self._give(given, limit)
-                self._shell.use_up(given.delivery)
+                if self._received_count < given.stop:
+                    if not self._runner.renew_lease():
+                        self._report_end()
+                    return self._take_chunk(given, limit)
+                self._runner.consume(given.batch)
                 self._current = None
-            given = self._next_given()
+            given = self._next_entry()
             if given is None:
-                self._end()
-                self._use.ended()
+                self._report_end()
+                self._job_check.iteration_ended()
                 self._is_at_end = True
                 return None
-            self._use.received()
+            self._job_check.element_received()
             self._current = given
 
     @property
-    def arrived(self) -> int:
-        """How many of the next elements are here, in one piece (`ElementIterator.arrived`)."""
+    def available_elements(self) -> int:
+        """Number of buffered elements (`ElementIterator.available_elements`)."""
         given = self._current
-        if given is not None and self._received < given.stop:
-            return given.stop - self._received
-        if self._again:
-            return self._again[0].size
-        return self._shell.arrived
+        if given is not None and self._received_count < given.stop:
+            return given.stop - self._received_count
+        if self._replay_entries:
+            return self._replay_entries[0].size
+        return self._runner.available_elements
 
-    def _join(self) -> None:
-        """Open the iteration: here, so that after an interruption it is the same client again."""
+    def _open_iteration(self) -> None:
+        """Open the iteration. A repetition after an interrupt uses the same client ID."""
         self._is_joining = True
         opened = open_iteration(
             self._opening,
@@ -181,8 +187,8 @@ class RemoteReader:
             dispatcher=self._dispatcher,
             wait_timeout=self._wait_timeout,
             target=self._target,
-            keep=self._shell.line.keep,
-            use=self._use,
+            keep_channel=self._runner.channel_handover.put,
+            job_check=self._job_check,
             cost_fn=self._cost_fn,
         )
         if (
@@ -195,65 +201,69 @@ class RemoteReader:
                 "the state; choose another job_name"
             )
         self._seed = opened.seed
-        self._shell.opened(opened)
+        self._runner.iteration_opened(opened)
         self._is_open = True
 
-    def _next_given(self) -> Given | None:
-        """Return what comes next: again, after an interruption, or for the first time."""
-        if self._again:
-            return self._again.pop(0)
-        delivery = self._shell.first()
+    def _next_entry(self) -> ReplayEntry | None:
+        """Return the next batch, either replayed or new."""
+        if self._replay_entries:
+            return self._replay_entries.pop(0)
+        delivery = self._runner.wait_for_batch()
         if delivery is None:
             return None
-        content = content_of(delivery)
+        content = decode_batch(delivery)
         size = 1 if isinstance(content, Exception) else content.size
-        given = Given(delivery, content, self._received, size, _bytes_of(delivery))
-        if not self._keeps:
-            self._kept.forget(self._received)
-        if self._progress is not None and delivery.answer is not None:
-            self._progress.add(delivery.task.task_id, delivery.answer, self._received, size)
-        # Kept first, so that an interruption here loses nothing: `go_back` sees that it is there.
-        self._kept.add(given)
-        self._shell.take(delivery)
+        given = ReplayEntry(delivery, content, self._received_count, size, _count_bytes(delivery))
+        if not self._is_replayable:
+            self._replay_buffer.forget(self._received_count)
+        if self._progress is not None and delivery.reply is not None:
+            self._progress.add(delivery.task.task_id, delivery.reply, self._received_count, size)
+        # Retained before it is taken, so that an interrupt loses nothing: `rewind` finds it.
+        self._replay_buffer.add(given)
+        self._runner.take(delivery)
         return given
 
-    def _give(self, given: Given, limit: int) -> Chunk:
+    def _take_chunk(self, given: ReplayEntry, limit: int) -> Chunk:
         if isinstance(given.content, Exception):
-            self._received = given.stop
+            self._received_count = given.stop
             raise given.content.with_traceback(None)
-        start = self._received - given.start
+        start = self._received_count - given.start
         part = given.content.slice(start, start + limit)
-        self._received += part.size
-        new = self._received - max(self._counted, self._received - part.size)
+        self._received_count += part.size
+        new = self._received_count - max(self._counted_to, self._received_count - part.size)
         if new > 0:
-            self._counted = self._received
+            self._counted_to = self._received_count
             count_delivered(new)
-            address = given.delivery.task.worker_address
-            self._delivered[address] = self._delivered.get(address, 0) + new
+            address = given.batch.task.worker_address
+            self._elements_by_worker[address] = self._elements_by_worker.get(address, 0) + new
         if self._progress is None:
             return part
-        before = self._received - part.size
-        return part.with_states(lambda index: self._place(before + index))
+        before = self._received_count - part.size
+        return part.with_states(lambda index: self._position(before + index))
 
-    def _in_hand(self) -> tuple[Delivery, int] | None:
-        """Return what the consumer has begun to use, and how many elements of it."""
+    def _partly_used(self) -> tuple[ReceivedBatch, int] | None:
+        """Return the batch that is partly consumed, and the number of its consumed elements."""
         current = self._current
         if current is None:
             return None
-        stop = self._received if self._stop_at is None else min(self._stop_at, self._received)
-        return current.delivery, max(0, stop - current.start)
+        stop = (
+            self._received_count
+            if self._consumed_to is None
+            else min(self._consumed_to, self._received_count)
+        )
+        return current.batch, max(0, stop - current.start)
 
-    def _end(self) -> None:
-        """Say what was lost, at the end; or raise why there is no going on."""
-        failure = self._shell.failure
+    def _report_end(self) -> None:
+        """Report losses at the end, or raise the error that ended the reading."""
+        failure = self._runner.failure
         if failure is not None:
-            # Nothing more can come. Closed here, for the consumer may keep the error, and the
-            # error keeps the consumer's frames and with them the iterator.
+            # No more elements can arrive. The reader is closed here, because the consumer may keep
+            # the error, whose traceback keeps the iterator alive.
             self.close()
             raise failure.with_traceback(None)
         if not self._reported_lost:
             self._reported_lost = True
-            report_loss(self._shell.lost, self._lose)
+            report_loss(self._runner.losses, self._on_loss)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -262,35 +272,35 @@ class RemoteReader:
                 "over the dataset in the forked process (or start it with the spawn method)"
             )
 
-    # --- going back -----------------------------------------------------------------------------
+    # --- positions --------------------------------------------------------------------------------
 
     def get_position(self) -> Position:
-        """Return where this reader stands, for `go_back` in this process."""
-        return self._place(self._received)
+        """Return the position of this reader, for `rewind` in this process."""
+        return self._position(self._received_count)
 
-    def _place(self, received: int) -> Position:
+    def _position(self, received: int) -> Position:
         return {
             "pass": list(self._opening.epoch),
             "received": received,
             "reader": self.name,
         }
 
-    def said(self, place: int) -> Position:
-        """Return a place so that others can go on from there; None: it is the beginning.
+    def portable_position(self, received: int) -> Position:
+        """Return a position that other processes can resume; None is the start.
 
         Raises:
-            FailedPreconditionError: It is not known any more.
+            FailedPreconditionError: If the position is no longer known.
         """
         if self._progress is None:
             raise FailedPreconditionError(
                 "the reader has no places that mean something to others: take states from the "
                 "iterator over the dataset"
             )
-        if not (place or self._has_base or (self._opening.job_name and self._is_open)):
+        if not (received or self._has_base or (self._opening.job_name and self._is_open)):
             return None
-        delivered = self._progress.until(place)
+        delivered = self._progress.delivered_before(received)
         if self._opening.job_name is not None and self._is_open:
-            delivered = gathered(
+            delivered = gather_positions(
                 delivered,
                 self.name,
                 self._dial,
@@ -301,87 +311,91 @@ class RemoteReader:
 
     @property
     def is_full(self) -> bool:
-        """Whether much is kept that may be asked for again."""
-        return self._keeps and self._kept.is_full
+        """Whether the replay buffer is full."""
+        return self._is_replayable and self._replay_buffer.is_full
 
     def forget(self, before: int) -> None:
-        """Forget what was given before so many elements and errors."""
-        self._kept.forget(before)
+        """Discard what was delivered before a position."""
+        self._replay_buffer.forget(before)
         if self._progress is not None:
             self._progress.forget(before)
 
-    def stop_at(self, place: int) -> None:
-        """Take note that of what was given, nothing after `place` is used."""
-        self._stop_at = place
+    def stop_at(self, position: int) -> None:
+        """Record that no element after `position` was consumed."""
+        self._consumed_to = position
 
-    def go_back(self, place: int) -> bool:
-        """Give again what came after `place`; False: it is closed, or that was forgotten."""
-        may = self._is_at_end or not self._shell.is_closing
-        since = self._kept.since(place) if may else None
-        last = self._kept.last
-        if since is None or (last is None and place != self._received):
+    def rewind(self, received: int) -> bool:
+        """Replay the elements after `received`; return False if closed or discarded."""
+        may = self._is_at_end or not self._runner.is_closing
+        since = self._replay_buffer.entries_since(received) if may else None
+        last = self._replay_buffer.last
+        if since is None or (last is None and received != self._received_count):
             return False
         if last is not None:
-            self._shell.take(last.delivery)
+            self._runner.take(last.batch)
         if self._current is not None:
-            # It is acknowledged, and kept here.
-            self._shell.use_up(self._current.delivery)
+            # The batch is acknowledged, and retained here.
+            self._runner.consume(self._current.batch)
             self._current = None
-        self._again, self._received = since, place
+        self._replay_entries, self._received_count = since, received
         return True
 
-    # --- reports --------------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------
 
     def elements_by_worker(self) -> dict[str, int]:
-        """Return how many elements each worker, by address, has delivered so far."""
-        return dict(self._delivered)
+        """Return the number of elements delivered so far by each worker, by address."""
+        return dict(self._elements_by_worker)
 
     @property
     def skipped(self) -> int:
-        """Elements that were gone when this reader, of a trainer that others share with, came."""
-        return self._shell.skipped
+        """Number of elements that left the cache window before this client read them."""
+        return self._runner.skipped
 
     @property
-    def lost(self) -> tuple[LostSplits, ...]:
-        """What was lost with workers; known at the end of the iteration."""
-        return self._shell.lost
+    def losses(self) -> tuple[LostSplits, ...]:
+        """Losses with workers; known at the end of the iteration."""
+        return self._runner.losses
 
-    # --- the end --------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close; while the keeper holds it, it may be opened again where it was."""
+        """Close, unless the registry retains the reader so that it can be reopened."""
         if self._pid != os.getpid():
-            return  # the parent's, before a fork
-        if self._is_at_end and self._keeps and self._keeper is not None:
-            # The steps above may not have got to its end.
-            self._keeper.remember(self)
-        elif not self._shell.is_closing and self._keeper is not None and self._keeper.leave(self):
-            # It may be opened again where it was. Who waits here now, on a thread of the steps
-            # above, is not who reads on.
-            self._shell.send_away()
+            return  # it belongs to the parent process, before a fork
+        if self._is_at_end and self._is_replayable and self._replay_registry is not None:
+            # The steps above may not have reached its end.
+            self._replay_registry.add_ended(self)
+        elif (
+            not self._runner.is_closing
+            and self._replay_registry is not None
+            and self._replay_registry.retain(self)
+        ):
+            # It may be reopened at its position. A thread of the steps above that waits here now is
+            # not the one that will continue reading.
+            self._runner.interrupt_waiters()
             return
-        self.end()
+        self.close_for_good()
 
-    def end(self) -> None:
-        """Close, though it might be opened again."""
-        self._shell.close(self._in_hand, is_known=self._is_joining)
+    def close_for_good(self) -> None:
+        """Close, even if the reader could be reopened."""
+        self._runner.close(self._partly_used, is_known=self._is_joining)
         self._current = None
-        self._again = []
+        self._replay_entries = []
 
 
-def _session(
+def _create_session(
     opening: OpenIteration,
     dispatcher: str,
     most: int | None,
     wait_timeout: float,
     trainer_id: str,
     codec: str,
-) -> Session | RoundSession:
-    """Return the session of somebody who reads alone, or as one of several consumers."""
+) -> ReadSession | CoordinatedReadSession:
+    """Return the session of a client, or of one of several consumers."""
     client_id, now = opening.client_id, time.monotonic()
-    max_outstanding = most or MOST_REQUESTS
+    max_outstanding = most or MAX_REQUESTS
     if opening.options.num_consumers is None or opening.consumer_index is None:
-        return Session(
+        return ReadSession(
             client_id,
             dispatcher,
             max_outstanding,
@@ -390,22 +404,22 @@ def _session(
             wait_timeout=wait_timeout,
             trainer_id=trainer_id,
             codec=codec,
-            is_far=lambda address: not addresses.is_local_host(addresses.split(address)[0]),
-            has_shares=opening.options.processing_mode in STATIC_POLICIES,
-            deals=opening.options.processing_mode == ShardingPolicy.DYNAMIC,
+            is_remote=lambda address: not addresses.is_local_host(addresses.split(address)[0]),
+            has_shards=opening.options.processing_mode in STATIC_POLICIES,
+            assigns_splits=opening.options.processing_mode == ShardingPolicy.DYNAMIC,
         )
-    return RoundSession(
+    return CoordinatedReadSession(
         client_id,
         dispatcher,
         max_outstanding,
         now,
         consumer=opening.consumer_index,
-        consumers=opening.options.num_consumers,
+        num_consumers=opening.options.num_consumers,
         wait_timeout=wait_timeout,
     )
 
 
-def _bytes_of(delivery: Delivery) -> int:
+def _count_bytes(delivery: ReceivedBatch) -> int:
     if isinstance(delivery.payload, Exception):
         return 0
     return sum([memoryview(buffer).nbytes for buffer in delivery.payload])

@@ -1,4 +1,4 @@
-"""The remote source: a dataset on the service, as a plan sees it."""
+"""Remote source: a registered dataset of a service as a plan sees it."""
 
 from __future__ import annotations
 
@@ -14,33 +14,37 @@ from typing import Any, cast
 
 import msgspec
 
-from headrace.data.at_exit import close_iterators_first
-from headrace.element.packing import codecs
+from headrace.data.iterator_cleanup import register_close_iterators
+from headrace.element.frame_compression import available_codecs
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
-from headrace.execution.build import start_above
-from headrace.execution.delivered import NO_ORDER, Delivered
+from headrace.execution.build import build_client_stage
+from headrace.execution.delivered_elements import UNORDERED_STATE_MESSAGE, DeliveredElements
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.determinism import with_fixed_seeds
 from headrace.plan.elements import FromSource
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
+from headrace.plan.partition_nodes import ReadSplits
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import transform
-from headrace.plan.units import Units
-from headrace.rewrites.cut import Half, cut_as
 from headrace.rewrites.optimize import prepare
-from headrace.service.client.job_use import JobUse
-from headrace.service.client.keeping import Keeper
-from headrace.service.client.losses import report_loss
-from headrace.service.client.opening import open_iteration
-from headrace.service.client.options import ReadingOptions
-from headrace.service.client.places import going_on, named_place, units_read
+from headrace.rewrites.partition import PartitionMode, partition_with_mode
+from headrace.service.client.data_loss import report_loss
+from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
+from headrace.service.client.iteration_opening import open_iteration
+from headrace.service.client.options import ReadOptions
+from headrace.service.client.read_session import ReadSession
 from headrace.service.client.reader import RemoteReader
-from headrace.service.client.session import Session
-from headrace.service.client.shell import Shell
-from headrace.service.client.targets import Target
-from headrace.service.client.visits import account_of, cannot_begin
+from headrace.service.client.reader_runner import ReaderRunner
+from headrace.service.client.replay import ReplayRegistry
+from headrace.service.client.saved_positions import (
+    find_read_splits,
+    position_digest,
+    resume_iteration,
+)
+from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.visitation import describe_partition, why_not_resumable
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     DispatcherReply,
@@ -51,18 +55,23 @@ from headrace.service.messages import (
     TaskAddress,
     WorkerReply,
 )
-from headrace.service.modes.ordered.plan_cut import InOrder
-from headrace.service.modes.ordered.reader import NO_UNITS, ArrivingUnits, UpperReader, new_session
+from headrace.service.modes.ordered.client_stage import (
+    NO_SPLITS,
+    ArrivingSplits,
+    ClientStageReader,
+    create_ordered_session,
+)
+from headrace.service.modes.ordered.ordered_partition import OrderedPartition
 from headrace.service.stub import DispatcherStub
-from headrace.service.worker.here import was_here
+from headrace.service.worker.local_workers import is_local_worker
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel
 
 __all__ = ["RemoteSource"]
 
-#: The goodbye goes over the network, which is here by now.
-close_iterators_first()
+#: Leaving an iteration needs the network, which is imported by now.
+register_close_iterators()
 
 
 _CANNOT_RESTORE = (
@@ -75,71 +84,73 @@ _FORKED = (
     "an iterator over the data service does not survive a fork: this process was forked from the "
     "one that reads with it. Make a new iterator in the child, with iter(dataset)"
 )
-_MOST_REPETITIONS = 1
-"""Of one dataset whose elements trainers share: it has no end to come to."""
+_MAX_EPOCH = 1
+"""Maximum epoch of a dataset that trainers share, because it must be infinite."""
 
 
 class _Latest:
-    """The latest reader of a source in this process, for reports."""
+    """Latest reader of a source in this process, for reports."""
 
     def __init__(self) -> None:
-        self.reader: RemoteReader | ArrivingUnits | None = None
+        self.reader: RemoteReader | ArrivingSplits | None = None
 
     def __reduce__(self) -> tuple[type[_Latest], tuple[()]]:
-        # Another process reads on its own account.
+        # Each process has its own readers.
         return _Latest, ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RemoteSource(Source):
-    """What the workers of a service make of a registered dataset (`plan.source.Source`).
+    """Elements of a registered dataset, produced by the workers (`plan.source.Source`).
 
-    Each opening joins the job's iteration for the pass over the data that it is opened for.
+    Each opening joins the job's iteration of the given epoch.
 
     Attributes:
-        options: How the service is read.
-        dataset_id: What to read.
+        options: Reading options.
+        dataset_id: ID of the dataset.
         cardinality: Number of elements, INFINITE or UNKNOWN.
-        job_name: Whose iterations to share, as the dispatcher knows it; None: nobody's.
+        job_name: Job whose iterations to share, as the dispatcher knows it; None for a private job.
         spec: Spec of one element, or None.
-        compression: "AUTO": what comes through a slow wire may be packed; None: it is not.
-        half: How the plan is cut in two, where workers run the lower half alone (`rewrites.cut`).
-            In order, `in_order` says how it is read from the start.
-        units: Units that the lower half is dealt in.
-        whole_stream: What in the upper half is about the whole stream, so that no other client may
-            read the same; "": nothing.
-        written: The plan, where its upper half is run here; None: what comes is what there is.
-        in_order: How it is cut in order; None: there is no `written`.
+        compression: "AUTO" allows compressed replies over slow networks; None disables them.
+        partition_mode: Mode of the partition, if workers run only the worker stage
+            (`rewrites.partition`). In ordered reading, `ordered_partition` has the mode for
+            reading from the start.
+        num_splits: Number of splits of the worker stage.
+        exclusive_reason: Part of the client stage that depends on the whole stream, so that no
+            other client may read the job; "" if there is none.
+        remote_plan: The plan, if its client stage runs here; None if elements are used as they
+            arrive.
+        ordered_partition: Partition for ordered reading; None without `remote_plan`.
         fixed_seeds: See `plan.source.Source`.
     """
 
-    options: ReadingOptions
+    options: ReadOptions
     dataset_id: str
     cardinality: int
     job_name: str | None = None
     spec: Spec | None = None
     compression: str | None = None
-    half: str = ""
-    units: int | None = None
-    whole_stream: str = ""
-    written: Node | None = None
-    in_order: InOrder | None = field(default=None, repr=False)
+    partition_mode: str = ""
+    num_splits: int | None = None
+    exclusive_reason: str = ""
+    remote_plan: Node | None = None
+    ordered_partition: OrderedPartition | None = field(default=None, repr=False)
     fixed_seeds: tuple[int, ...] = ()
     _counter: IterationCounter | None = field(default=None, repr=False)
     _occurrence: int = field(default=0, repr=False)
-    _use: JobUse = field(default_factory=JobUse, repr=False)
+    _job_check: ExhaustedJobCheck = field(default_factory=ExhaustedJobCheck, repr=False)
     _seed: int | None = field(default=None, repr=False)
-    _keeper: Keeper = field(default_factory=Keeper, repr=False)
+    _replay_registry: ReplayRegistry = field(default_factory=ReplayRegistry, repr=False)
     _latest: _Latest = field(default_factory=_Latest, repr=False)
 
     @property
     def element_spec(self) -> Spec | None:
-        """Spec of one element, or None when only reading can tell."""
+        """Spec of one element, or None if only reading can tell."""
         return self.spec
 
     @property
     def size(self) -> int:
-        """One index that holds everything; none, or no end, where that is known."""
+        """One index for the whole dataset; 0 or INFINITE if the cardinality is."""
         return self.cardinality if self.cardinality in (0, INFINITE) else 1
 
     @property
@@ -147,19 +158,19 @@ class RemoteSource(Source):
         return 1 if self.cardinality == INFINITE else None
 
     @property
-    def half_in_order(self) -> str:
-        if not self.has_halves:
+    def ordered_partition_mode(self) -> str:
+        if not self.has_ordered_partition:
             return ""
-        assert self.in_order is not None
-        return self.in_order.half
+        assert self.ordered_partition is not None
+        return self.ordered_partition.mode
 
     @property
-    def has_halves(self) -> bool:
-        return self._is_in_order or self.has_positions
+    def has_ordered_partition(self) -> bool:
+        return self._is_ordered or self.has_positions
 
     @property
-    def _is_in_order(self) -> bool:
-        return self.half.startswith("in order")
+    def _is_ordered(self) -> bool:
+        return self.partition_mode.startswith("ordered")
 
     @property
     def has_order(self) -> bool:
@@ -167,11 +178,11 @@ class RemoteSource(Source):
 
     @property
     def has_positions(self) -> bool:
-        """Whether places say which elements were delivered, in no order."""
+        """Whether unordered positions record which elements were delivered."""
         options = self.options
         is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC
         is_exact = is_dealt and options.visitation == "exactly_once"
-        return is_exact and self.written is not None and not self.half
+        return is_exact and self.remote_plan is not None and not self.partition_mode
 
     @property
     def _lacks_plan(self) -> bool:
@@ -179,21 +190,26 @@ class RemoteSource(Source):
         is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC and not options.trainer_id
         is_exact = is_dealt and options.visitation == "exactly_once"
         is_alone = options.num_consumers is None
-        return is_exact and is_alone and self.written is None and not self.keeper.is_holding
+        return (
+            is_exact
+            and is_alone
+            and self.remote_plan is None
+            and not self.replay_buffers.can_reopen
+        )
 
     @property
-    def account(self) -> str:
-        if self.written is None:
+    def explanation(self) -> str:
+        if self.remote_plan is None:
             return ""
-        if not self._is_in_order:
-            return account_of(self.written, self.options)
-        assert self.in_order is not None
-        return self.in_order.account()
+        if not self._is_ordered:
+            return describe_partition(self.remote_plan, self.options)
+        assert self.ordered_partition is not None
+        return self.ordered_partition.explain()
 
-    def seeded(self, seed: int) -> Source:
-        return dataclasses.replace(self, _seed=seed) if self.written is not None else self
+    def with_seed(self, seed: int) -> Source:
+        return dataclasses.replace(self, _seed=seed) if self.remote_plan is not None else self
 
-    def apart(self) -> RemoteSource:
+    def detach(self) -> RemoteSource:
         alone = dataclasses.replace(
             self.options,
             job_name=None,
@@ -203,7 +219,7 @@ class RemoteSource(Source):
             trainer_id="",
             group="",
             group_terms="",
-            cost="",
+            cost_fn_id="",
             cost_fn=b"",
         )
         return dataclasses.replace(
@@ -211,17 +227,19 @@ class RemoteSource(Source):
             options=alone,
             job_name=None,
             _counter=None,
-            _use=JobUse(),
-            _keeper=Keeper(),
+            _job_check=ExhaustedJobCheck(),
+            _replay_registry=ReplayRegistry(),
             _latest=_Latest(),
         )
 
-    def at_occurrence(self, occurrence: int) -> RemoteSource:
+    def with_occurrence(self, occurrence: int) -> RemoteSource:
         return dataclasses.replace(self, _occurrence=occurrence)
 
-    def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
-        assert self.written is not None
-        return cannot_begin(self.written, cast(Half, half), is_of_one_process=is_of_one_process)
+    def explain_unusable_position(self, mode: str, *, is_single_process: bool) -> str:
+        assert self.remote_plan is not None
+        return why_not_resumable(
+            self.remote_plan, cast(PartitionMode, mode), is_of_one_process=is_single_process
+        )
 
     def with_fixed_seeds(self, seeds: tuple[int, ...]) -> RemoteSource:
         return dataclasses.replace(self, fixed_seeds=seeds)
@@ -232,7 +250,7 @@ class RemoteSource(Source):
         return self.cardinality if known else None
 
     @property
-    def meets_in(self) -> str:
+    def coordinated_job(self) -> str:
         return self.job_name or "" if self.options.num_consumers is not None else ""
 
     @property
@@ -240,17 +258,18 @@ class RemoteSource(Source):
         return False
 
     @property
-    def keeper(self) -> Keeper:
-        """Keeps what the readers gave, so that an interrupted iterator goes on."""
-        return self._keeper
+    def replay_buffers(self) -> ReplayRegistry:
+        """Registry of the readers, which replay elements after an interrupt."""
+        return self._replay_registry
 
     @property
-    def cannot_restore(self) -> str:
-        if self.has_halves:
+    def restore_obstacle(self) -> str:
+        if self.has_ordered_partition:
             return ""
-        if self.whole_stream and self.written is not None:
+        if self.exclusive_reason and self.remote_plan is not None:
             return (
-                f"{self.whole_stream} needs the whole stream, and runs in this process over what "
+                f"{self.exclusive_reason} needs the whole stream, and runs in this process over "
+                "what "
                 "workers send in no order: read with `ordered=True`, or put that step after "
                 "`distribute`"
             )
@@ -260,8 +279,8 @@ class RemoteSource(Source):
                 "the plan that it would be a place in is not here: read with `ordered=True`, or "
                 "use `distribute`"
             )
-        # After an interruption a reader that is still open goes back.
-        return "" if self.keeper.is_holding else _CANNOT_RESTORE
+        # After an interrupt, a reader that is still open is rewound.
+        return "" if self.replay_buffers.can_reopen else _CANNOT_RESTORE
 
     def open(
         self,
@@ -272,23 +291,23 @@ class RemoteSource(Source):
         pass_number: tuple[int, ...] = (),
     ) -> Reader:
         number = tuple((position or {}).get("iteration", pass_number)) or (0,)
-        if self.counter is not None:  # of a place in a dataset that a function opened
+        if self.counter is not None:  # set by a position in a dataset that a function opened
             self.counter.advance(number[0])
-        if self.written is not None and (self.half or "units" in (position or ())):
-            return self._upper(self.written, position, number)
-        if self.keeper.is_holding:
-            kept = self.keeper.take(position, number)
+        if self.remote_plan is not None and (self.partition_mode or "units" in (position or ())):
+            return self._client_stage_reader(self.remote_plan, position, number)
+        if self.replay_buffers.can_reopen:
+            kept = self.replay_buffers.reopen(position, number)
             if kept is not None:
                 return cast(RemoteReader, kept)
-        opening, base = self._opening(number), None
+        opening, base = self._make_open_request(number), None
         if self.has_positions:
-            base = Delivered()
+            base = DeliveredElements()
         if position is not None:
             if base is None or "positions" not in position:
-                forked = not position.get("reader", _names_here()).startswith(_names_here())
+                forked = not position.get("reader", _process_prefix()).startswith(_process_prefix())
                 raise FailedPreconditionError(_FORKED if forked else _CANNOT_RESTORE)
-            opening, base = going_on(opening, position)
-        if self.options.trainer_id and max(number) > _MOST_REPETITIONS:
+            opening, base = resume_iteration(opening, position)
+        if self.options.trainer_id and max(number) > _MAX_EPOCH:
             raise InvalidArgumentError(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
                 f"repetitions of the same dataset. Got repetition {max(number)}. Keep one "
@@ -303,37 +322,37 @@ class RemoteSource(Source):
             target=self._target(),
             max_outstanding_requests=self.options.max_outstanding_requests,
             wait_timeout=self.options.wait_timeout,
-            keeper=self.keeper,
+            replay_registry=self.replay_buffers,
             trainer_id=self.options.trainer_id,
             cost_fn=self.options.cost_fn,
-            codec=codecs()[0] if self.compression == "AUTO" else "",
+            codec=available_codecs()[0] if self.compression == "AUTO" else "",
             base=base,
-            use=self._use,
-            lose=self._lose,
-            earlier_loss=self.keeper.take_loss(),
+            job_check=self._job_check,
+            on_loss=self._on_loss,
+            earlier_loss=self.replay_buffers.take_loss_error(),
         )
         self._latest.reader = reader
         return reader
 
-    def _target(self) -> Target:
-        return Target(
+    def _target(self) -> TargetWorkers:
+        return TargetWorkers(
             self.options.target_workers,
             static_policy=self.options.static_policy,
-            heeds_tags=self.options.num_consumers is None,
+            uses_tags=self.options.num_consumers is None,
             is_copy=self.options.processing_mode == ShardingPolicy.OFF,
         )
 
-    def _opening(self, pass_number: tuple[int, ...]) -> OpenIteration:
+    def _make_open_request(self, epoch: tuple[int, ...]) -> OpenIteration:
         return OpenIteration(
-            client_id=f"{_names_here()}{uuid.uuid4().hex}",
+            client_id=f"{_process_prefix()}{uuid.uuid4().hex}",
             dataset_id=self.dataset_id,
             job_name=self.job_name,
-            epoch=pass_number,
+            epoch=epoch,
             seed=secrets.randbits(52) if self._seed is None else self._seed,
             fixed_seeds=self.fixed_seeds,
             options=self._terms(),
             consumer_index=self.options.consumer_index,
-            exclusive_reason=self.whole_stream,
+            exclusive_reason=self.exclusive_reason,
         )
 
     def _terms(self) -> JobOptions:
@@ -344,126 +363,130 @@ class RemoteSource(Source):
             num_consumers=options.num_consumers,
             cross_trainer_cache=bool(options.trainer_id),
             visitation=options.visitation,
-            ordered=self._is_in_order,
+            ordered=self._is_ordered,
             remainder=options.remainder,
-            cost_fn_id=options.cost,
+            cost_fn_id=options.cost_fn_id,
             cost_fn_digest=hashlib.sha256(options.cost_fn).digest() if options.cost_fn else b"",
-            partition_mode=self.half,
-            num_splits=self.units,
+            partition_mode=self.partition_mode,
+            num_splits=self.num_splits,
             group=options.group,
             group_options=options.group_terms,
         )
 
-    # --- the upper half -------------------------------------------------------------------------
+    # --- client stage -----------------------------------------------------------------------------
 
-    def _upper(
-        self, written: Node, position: Position, pass_number: tuple[int, ...]
-    ) -> UpperReader:
-        """Return a reader of the upper half.
+    def _client_stage_reader(
+        self, written: Node, position: Position, epoch: tuple[int, ...]
+    ) -> ClientStageReader:
+        """Return a reader of the client stage.
 
         Args:
             written: The plan.
-            position: Where to begin: a place in a half, which may be another one.
-            pass_number: The pass.
+            position: Position to start from, which may be of another partition mode.
+            epoch: The epoch.
         """
         if "positions" in (position or ()):
-            raise FailedPreconditionError(NO_ORDER)
+            raise FailedPreconditionError(UNORDERED_STATE_MESSAGE)
         place = {"seed": self._seed, **(position or {})}
-        made = cut_as(
-            prepare(with_fixed_seeds(written, self.fixed_seeds)), self._half_at(position or {})
+        made = partition_with_mode(
+            prepare(with_fixed_seeds(written, self.fixed_seeds)),
+            self._partition_mode_at(position or {}),
         )
         at, own = place.get("units"), made.options.seed
-        opening = self._opening(pass_number)
+        opening = self._make_open_request(epoch)
         if not made.is_ordered:
             arriving = FromSource(
-                source=dataclasses.replace(self, written=None, spec=None, _counter=None)
+                source=dataclasses.replace(self, remote_plan=None, spec=None, _counter=None)
             )
             above = transform(
-                made.above, lambda node: arriving if isinstance(node, Units) else node
+                made.client_stage, lambda node: arriving if isinstance(node, ReadSplits) else node
             )
             seed = opening.seed if own is None else own
-            over = dataclasses.replace(made, above=above)
-            return UpperReader(
-                lambda: start_above(over, NO_UNITS, seed=seed, pass_number=pass_number),
+            over = dataclasses.replace(made, client_stage=above)
+            return ClientStageReader(
+                lambda: build_client_stage(over, NO_SPLITS, seed=seed, epoch=epoch),
                 position,
             )
-        first, read = units_read(made, at)
+        first, read = find_read_splits(made, at)
         opening = msgspec.structs.replace(
             opening,
             options=msgspec.structs.replace(
-                opening.options, partition_mode=made.told, num_splits=made.units, ordered=True
+                opening.options,
+                partition_mode=made.worker_mode,
+                num_splits=made.num_splits,
+                ordered=True,
             ),
-            exclusive_reason=self.whole_stream or "reading in order",
+            exclusive_reason=self.exclusive_reason or "reading in order",
             first_split=first,
             delivered=read,
             seed=opening.seed if place["seed"] is None else place["seed"],
             start_position_id=""
             if position is None
-            else named_place([at, made.half, place["seed"]]),
+            else position_digest([at, made.mode, place["seed"]]),
         )
-        session = new_session(
+        session = create_ordered_session(
             opening.client_id,
             self.options.service,
             self.options.max_outstanding_requests,
             self.options.wait_timeout,
-            codec=codecs()[0] if self.compression == "AUTO" else "",
+            codec=available_codecs()[0] if self.compression == "AUTO" else "",
         )
         target = self._target()
-        left = made.units - first - sum(stop - start for start, stop in read)
-        units = ArrivingUnits(
+        left = made.num_splits - first - sum(stop - start for start, stop in read)
+        units = ArrivingSplits(
             session,
-            lambda session: self._shell(session, target),
-            lambda shell: self._join(opening, shell, target, left),
+            lambda session: self._create_runner(session, target),
+            lambda shell: self._open_iteration(opening, shell, target, left),
             left,
         )
         self._latest.reader = units
-        named: dict[str, Any] = {"half": made.half, "seed": opening.seed}
+        named: dict[str, Any] = {"half": made.mode, "seed": opening.seed}
         if self.counter is not None:
-            named["iteration"] = list(pass_number)
+            named["iteration"] = list(epoch)
 
         def begin() -> ElementIterator:
-            opened = units.join()
+            opened = units.open_iteration()
             if position is not None and opened.seed != opening.seed:
                 raise FailedPreconditionError(
                     f"job {opened.job_name!r} reads this pass already, from another seed than that "
                     "of the state; choose another job_name"
                 )
             named["seed"] = seed = opened.seed if own is None else own
-            return start_above(made, units, seed=seed, pass_number=pass_number)
+            return build_client_stage(made, units, seed=seed, epoch=epoch)
 
-        return UpperReader(
+        return ClientStageReader(
             begin,
             at,
             units.close,
             named,
-            lambda: report_loss(units.lost, self._lose),
-            self.keeper.take_loss(),
+            lambda: report_loss(units.losses, self._on_loss),
+            self.replay_buffers.take_loss_error(),
         )
 
-    def _half_at(self, position: dict[str, Any]) -> Half:
-        """Return how the plan is cut for reading from a place on; {}: from the start."""
-        half = cast(Half, position.get("half", self.half))
-        if not half.startswith("in order"):
+    def _partition_mode_at(self, position: dict[str, Any]) -> PartitionMode:
+        """Return the partition mode for reading from a position; {} is the start."""
+        half = cast(PartitionMode, position.get("half", self.partition_mode))
+        if not half.startswith("ordered"):
             return half
-        assert self.in_order is not None
+        assert self.ordered_partition is not None
         if "half" not in position:
-            return self.in_order.half
+            return self.ordered_partition.mode
         if self.job_name is not None:
-            self.in_order.keep(half)  # All passes of a job are cut alike.
+            self.ordered_partition.fix_mode(half)  # all epochs of a job have the same partition
         return half
 
-    def _shell(self, session: Session, target: Target) -> Shell:
-        return Shell(
+    def _create_runner(self, session: ReadSession, target: TargetWorkers) -> ReaderRunner:
+        return ReaderRunner(
             session,
             dispatcher=self.options.service,
             connect_dispatcher=self._connect_dispatcher,
             connect=self._connect,
             target=target,
-            settles=False,
+            reports_consumption=False,
         )
 
-    def _join(
-        self, opening: OpenIteration, shell: Shell, target: Target, left: int
+    def _open_iteration(
+        self, opening: OpenIteration, shell: ReaderRunner, target: TargetWorkers, splits_left: int
     ) -> OpenIterationReply:
         opened = open_iteration(
             opening,
@@ -471,41 +494,45 @@ class RemoteSource(Source):
             dispatcher=self.options.service,
             wait_timeout=self.options.wait_timeout,
             target=target,
-            keep=shell.line.keep,
-            use=self._use,
+            keep_channel=shell.channel_handover.put,
+            job_check=self._job_check,
             cost_fn=self.options.cost_fn,
         )
-        shell.opened(opened)
-        if not opened.finished:  # nobody else is let in before it is
-            self._use.received()
+        shell.iteration_opened(opened)
+        if not opened.finished:  # no other client may join before the end
+            self._job_check.element_received()
         return opened
 
     @property
-    def _lose(self) -> Callable[[Exception], None] | None:
-        """How an error about missing elements is raised; None: they are only logged."""
+    def _on_loss(self) -> Callable[[Exception], None] | None:
+        """Receiver of the error about missing elements; None if they are only logged."""
         options = self.options
         is_promised = options.visitation == "exactly_once" and options.num_consumers is None
-        return self.keeper.lose if is_promised and options.on_data_loss == "error" else None
+        return (
+            self.replay_buffers.report_loss
+            if is_promised and options.on_data_loss == "error"
+            else None
+        )
 
-    # --- reports --------------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------
 
-    def used_up(self, number: int) -> str:
-        return self._use.used_up(number)
+    def explain_exhausted(self, number: int) -> str:
+        return self._job_check.exhausted_message(number)
 
     def elements_by_worker(self) -> dict[str, int]:
-        """Return how many elements each worker, by address, delivered in the latest iteration."""
+        """Return the elements delivered by each worker address in the latest iteration."""
         reader = self._latest.reader
         return {} if reader is None else reader.elements_by_worker()
 
     def skipped(self) -> int:
-        """Return how many elements the latest iteration did not get: its trainer fell behind."""
+        """Return the number of elements skipped in the latest iteration by a slow trainer."""
         reader = self._latest.reader
         return 0 if reader is None else reader.skipped
 
-    def lost_units(self) -> tuple[LostSplits, ...]:
-        """Return what the latest iteration lost with workers; known at its end."""
+    def losses(self) -> tuple[LostSplits, ...]:
+        """Return the losses of the latest iteration; known at its end."""
         reader = self._latest.reader
-        return () if reader is None else reader.lost
+        return () if reader is None else reader.losses
 
     def _dial(self) -> DispatcherStub:
         return DispatcherStub(self.options.service, security=self.options.security)
@@ -524,7 +551,7 @@ class RemoteSource(Source):
         if protocol in (None, "local"):
             if inprocess.is_in_process(address):
                 return inprocess.connect(address)
-            if protocol == "local" and was_here(task.worker_id):
+            if protocol == "local" and is_local_worker(task.worker_id):
                 raise UnavailableError(f"the worker at {address}, of this process, has stopped")
             if protocol == "local":
                 raise FailedPreconditionError(
@@ -545,6 +572,6 @@ class RemoteSource(Source):
         )
 
 
-def _names_here() -> str:
-    """Return how the names of readers of this process begin."""
+def _process_prefix() -> str:
+    """Return the prefix of the names of this process's readers."""
     return f"{socket.gethostname()}-{os.getpid()}-"

@@ -1,60 +1,60 @@
-"""The dispatcher: it knows datasets, workers, jobs and tasks, and never sees an element.
+"""The dispatcher: it knows datasets, workers, jobs and tasks, and never receives an element.
 
-What it remembers, as facts that add up to a state:
+State, as the result of journaled events:
 
-    event          the base class of facts
-    events         facts, in the past tense
+    event          base class of events
+    events         events, in the past tense
     mode_state     base classes of what a reading mode adds to the state
-    state          what they add up to, with its invariants
+    state          the result of all events, with its invariants
     apply          the only code that changes a state
-    apply_splits   its part about units: dealt, returned, missing
-    apply_reports  its part about what clients have of a task
-    invalid_event  a fact that does not fit, with the story of what it names
-    invariants     checks a state, for tests
+    apply_splits   events about splits: assigned, returned, missing
+    apply_reports  events about what clients received of a task
+    invalid_event  errors about events that contradict the state
+    invariants     checks of a state, for tests
 
 How workers share an iteration:
 
-    assignment     who gets which task, and what follows from facts, whatever the mode
-    policy_selection  which policy a processing mode has (the policies are in `service.modes`)
-    unsupported_modes  what another version began, and this one does not offer
-    policy         what there is to say of a mode
+    assignment     creation of tasks and consequences of events, in all modes
+    policy_selection  the policy of a processing mode (policies are in `service.modes`)
+    unsupported_modes  iterations of other versions in unsupported modes
+    policy         interface of policies
     python_versions  which workers can run the functions of which datasets
 
-What one run of the process knows beside that:
+In-memory state of one process:
 
-    limits         how long what is waited for
-    rate_history   how much of something there was in each of the last intervals
-    worker_connections  whether the processes of workers run, by their connections
-    activity       what is done for tasks, as heartbeats say
-    soft_state     who was heard from when, and what else is not journaled
-    checkpoint_contributions  what clients said of where they stand
-    reachability   which clients cannot reach which tasks, and since when
-    idle_times     when what is idle was last used
+    limits         timeouts, intervals and sizes
+    rate_history   rates in the most recent intervals
+    worker_connections  connections of workers, which show whether their processes run
+    activity       activity of tasks, as reported in heartbeats
+    soft_state     times of heartbeats, and what else is not journaled
+    checkpoint_contributions  iterator positions contributed by clients
+    reachability   clients that cannot reach tasks
+    idle_times     times of last use
 
-Who decides; each reads, and never writes:
+Deciders, which only read the state:
 
-    decision       what a decider is given, and what it gives back
-    slots          which worker takes which slot of a fixed list
-    registration   datasets and workers become known
-    plans          plans arrive and leave, in parts
-    jobs           jobs and their iterations begin
-    start_positions  at which place an iteration begins
-    checkpoint_barrier  at which place the clients of an iteration stand together
-    clients        clients read, settle what was lost, and leave
-    departed_clients  what becomes of elements that were sent to clients which are gone
-    tasks          what a task is about, and how it ends
-    splits         tasks ask for units, and hand them back
-    liveness       who is alive, who leaves, who is gone
-    garbage_collection  what is forgotten, so that it stays small
-    status         who is there, and what is going on
-    losses         what an iteration has lost in the end
+    decision       inputs and results of deciders
+    slots          the fixed list of workers
+    registration   register datasets and workers
+    plans          receive and send plans in parts
+    jobs           create jobs and their iterations
+    start_positions  start positions of iterations
+    checkpoint_barrier  common iterator position of an iteration's clients
+    clients        heartbeats, delivery reports and departure of clients
+    departed_clients  recover elements that were sent to departed clients
+    tasks          definition and end of tasks
+    splits         assign splits and take them back
+    liveness       heartbeats, draining, departure and loss of workers
+    garbage_collection  remove what is no longer needed
+    status         status of the service
+    losses         what a finished iteration has lost
 
-What runs it:
+Runtime:
 
-    dispatcher     request -> decider, as a table, round one state
-    event_report   what became of a task or a job, in plain sentences
-    core           what `serving.core` runs
-    authorization  who may ask what
-    metrics        what Prometheus is told
-    server         the shell: port and threads
+    dispatcher     state machine: a table from requests to deciders, and one state
+    event_report   reports of what happened to a task or a job
+    core           the state machine with journal and clock
+    authorization  authorization of requests by key
+    metrics        Prometheus metrics
+    server         port and threads
 """

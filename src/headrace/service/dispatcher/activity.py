@@ -1,11 +1,11 @@
-"""Activity: what is done for iterations, as workers and clients say in their heartbeats.
+"""Activity of iterations, as reported in the heartbeats of workers and clients.
 
-Rule 1. Nothing of this is journaled: it begins again with each run of the process.
-Rule 2. A heartbeat costs what it says: nobody else's numbers are looked at. Sums are kept as the
-        reports come, each as the difference to the one before.
-        Of tasks and clients from before, the first report is of all that they ever did: it counts,
-        and has no part in rates.
-Rule 3. Whatever is forgotten elsewhere is forgotten here; what a job has done stays as long as it.
+Rule 1. Activity is not journaled: it starts at zero with each process.
+Rule 2. The cost of a heartbeat depends only on its own contents. Sums are updated as the reports
+        arrive, each by the difference to the previous one. The first report of a task or client
+        from an earlier process covers all that it ever did: it counts in sums, but not in rates.
+Rule 3. Records that the dispatcher forgets are forgotten here too; the counters of a job stay as
+        long as the job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.rate_history import RateHistory
 from headrace.service.dispatcher.state import DispatcherState, JobIteration
 from headrace.service.modes.distributed_save.records import SaveClosed
-from headrace.service.ranges import count
+from headrace.service.ranges import total_length
 from headrace.serving.rates import Rate
 
 __all__ = [
@@ -38,20 +38,20 @@ _MAX_WORKER_LOSSES = 20
 _MAX_STEPS = 64
 _OTHER_STEPS = "other steps"
 _MAX_INCREASE = 1 << 62
-"""No sum grows by more between two heartbeats."""
+"""Exclusive bound of a sum's growth between two heartbeats."""
 
 N = TypeVar("N", int, float)
 
 
 class ProductionCounters:
-    """Elements and bytes, with their rates."""
+    """Numbers of elements and bytes, with their rates."""
 
     def __init__(self, now: float) -> None:
         self.elements = self.bytes = 0
         self.element_rate, self.byte_rate = Rate(now), Rate(now)
 
     def add(self, elements: int, size: int, now: float, is_recent: bool = True) -> None:
-        """Count elements of so many bytes; those that are not recent have no part in the rates."""
+        """Count elements with a total size in bytes; only recent ones affect the rates."""
         self.elements += elements
         self.bytes += size
         if is_recent:
@@ -60,7 +60,7 @@ class ProductionCounters:
 
 
 class TaskCounters(ProductionCounters):
-    """What was done for one task."""
+    """Counters of one task."""
 
     def __init__(self, task_id: int, now: float) -> None:
         super().__init__(now)
@@ -70,7 +70,7 @@ class TaskCounters(ProductionCounters):
 
 
 class DataWorkerCounters(ProductionCounters):
-    """What a worker has made, and what it holds ready."""
+    """Counters of what a worker produced and has buffered."""
 
     def __init__(self, now: float) -> None:
         super().__init__(now)
@@ -78,7 +78,7 @@ class DataWorkerCounters(ProductionCounters):
 
 
 class StepCounters:
-    """One step of a dataset."""
+    """Time spent in one step of a dataset."""
 
     def __init__(self, now: float) -> None:
         self.seconds = 0.0
@@ -86,32 +86,32 @@ class StepCounters:
 
 
 class IterationCounters(ProductionCounters):
-    """What was done for one iteration."""
+    """Counters of one iteration."""
 
     def __init__(self, now: float, initially_done: int = 0) -> None:
         super().__init__(now)
         self.history = RateHistory(now)
         self.started_at = now
-        #: Units that were done before.
+        #: Number of splits that were done before.
         self.initially_done = initially_done
         self.wait_seconds = 0.0
         self.steps: dict[str, StepCounters] = {}
 
     def add(self, elements: int, size: int, now: float, is_recent: bool = True) -> None:
-        """Count elements of so many bytes."""
+        """Count elements with a total size in bytes."""
         super().add(elements, size, now, is_recent)
         if is_recent:
             self.history.add(elements, now)
 
     def step(self, name: str, now: float) -> StepCounters:
-        """Return a step by name; of very many, the later ones are one."""
+        """Return the counters of a step; after `_MAX_STEPS` steps, the others share one."""
         if name not in self.steps and len(self.steps) >= _MAX_STEPS:
             name = _OTHER_STEPS
         return self.steps.setdefault(name, StepCounters(now))
 
 
 class ClientCounters(ProductionCounters):
-    """What a client has received, and how long it waited."""
+    """Counters of what a client received, and how long it waited."""
 
     def __init__(self, now: float) -> None:
         super().__init__(now)
@@ -122,7 +122,7 @@ class ClientCounters(ProductionCounters):
 
 @dataclass
 class JobCounters:
-    """What was done for all passes of a job."""
+    """Counters of all epochs of a job."""
 
     elements: int = 0
     bytes: int = 0
@@ -139,7 +139,7 @@ class WorkerLoss(NamedTuple):
 
 @dataclass
 class ServiceActivity:
-    """What is done, for tasks, workers, clients, iterations and jobs."""
+    """Activity of tasks, workers, clients, iterations and jobs."""
 
     started_at: float = 0.0
     tasks: dict[int, TaskCounters] = field(default_factory=dict)
@@ -152,15 +152,15 @@ class ServiceActivity:
     )
     num_workers_lost: int = 0
     total: JobCounters = field(default_factory=JobCounters)
-    """Of all jobs, those that are forgotten too."""
+    """Totals of all jobs, including forgotten ones."""
     unreported: set[int | str] = field(default_factory=set)
-    """Tasks and clients from before this run of the process that have not reported in it."""
+    """Tasks and clients from an earlier process that have not reported yet."""
     count_refused_connections: Callable[[], int] = int
-    """Says how many connections ended before they began."""
+    """Returns the number of connections that were refused."""
 
     @classmethod
     def from_state(cls, state: DispatcherState, now: float) -> ServiceActivity:
-        """Begin with what there is."""
+        """Create the counters for a state."""
         iterations = {
             number: IterationCounters(now, count_done_splits(state, iteration))
             for number, iteration in state.iterations.items()
@@ -172,7 +172,7 @@ class ServiceActivity:
     def record_heartbeat(
         self, state: DispatcherState, request: messages.DispatcherRequest, now: float
     ) -> None:
-        """Take what a heartbeat says of somebody who is known."""
+        """Record the activity in a heartbeat of a known client or worker."""
         if isinstance(request, messages.ClientHeartbeat):
             self._record_client(state, request, now)
         elif isinstance(request, messages.WorkerHeartbeat) and request.activity:
@@ -255,10 +255,12 @@ class ServiceActivity:
                     stage.rate.add(spent, now)
 
     def _is_recent(self, reporter: int | str) -> bool:
-        """Return whether a report is of what was done since the last one, or since its beginning.
+        """Return whether a report covers only work of this process.
+
+        That is False for the first report of a task or client from an earlier process.
 
         Args:
-            reporter: A task or a client that reports now.
+            reporter: Task or client that sent the report.
         """
         if reporter not in self.unreported:
             return True
@@ -268,16 +270,16 @@ class ServiceActivity:
     def _job(self, state: DispatcherState, iteration_id: int) -> JobCounters:
         return self.jobs.setdefault(state.iterations[iteration_id].job_id, JobCounters())
 
-    # --- facts ----------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------
 
     def observe(self, event: AnyEvent, state: DispatcherState, now: float) -> None:
-        """Follow a fact that is about to be applied to `state`."""
+        """Follow an event that is about to be applied to `state`."""
         follow = _OBSERVE.get(type(event))
         if follow is not None:
             follow(self, event, state, now)
 
     def forget_tasks(self, task_ids: list[int] | tuple[int, ...], state: DispatcherState) -> None:
-        """Forget tasks, and what is in their buffers."""
+        """Forget tasks and the contents of their buffers."""
         for task_id in task_ids:
             self.unreported.discard(task_id)
             work = self.tasks.pop(task_id, None)
@@ -289,15 +291,15 @@ class ServiceActivity:
 
 
 def increase(after: N, before: N) -> N:
-    """Return by how much a sum has grown; 0 for what cannot be, whoever says it."""
+    """Return by how much a sum has grown; 0 for an impossible value."""
     growth = after - before
     return growth if 0 < growth < _MAX_INCREASE else type(after)()
 
 
 def count_done_splits(state: DispatcherState, iteration: JobIteration) -> int:
-    """Return how many units of an iteration are done, as far as is known."""
+    """Return the number of splits of an iteration that are known to be done."""
     gone = sum(
-        count(iteration.recoverable_splits(task))
+        total_length(iteration.recoverable_splits(task))
         for task in state.tasks_of(iteration)
         if task.is_unavailable
     )
@@ -307,15 +309,15 @@ def count_done_splits(state: DispatcherState, iteration: JobIteration) -> int:
 def _iteration_created(
     activity: ServiceActivity, event: events.IterationCreated, state: DispatcherState, now: float
 ) -> None:
-    # Where it begins at a place, what is before that was done by others.
-    before = event.first_split + count(event.delivered)
+    # Everything before a start position was read by others.
+    before = event.first_split + total_length(event.delivered)
     activity.iterations[event.iteration_id] = IterationCounters(now, before)
 
 
 def _save_closed(
     activity: ServiceActivity, event: SaveClosed, state: DispatcherState, now: float
 ) -> None:
-    # Its tasks are forgotten next, before heartbeats have said all that they wrote.
+    # Its tasks are forgotten next, before heartbeats have reported everything that they wrote.
     save = state.saves[event.save_id]
     work = activity.jobs.get(save.job_id) or JobCounters()
     activity.total.elements += max(0, save.num_elements - work.elements)

@@ -1,8 +1,7 @@
-"""Applies facts: the only code that changes a state. It never decides.
+"""Application of events: the only code that changes a state. It makes no decisions.
 
-Rule. A fact that the state contradicts is an error of the dispatcher's own. It is reported with
-      what the state says of everything that the fact names; the state is then no longer to be
-      used, and whoever holds the journal reads it again.
+Rule. An event that contradicts the state is a bug of the dispatcher. The error describes everything
+that the event names; the state must not be used afterwards, and the journal's owner reads it again.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ from headrace.service.dispatcher.state import (
 )
 from headrace.service.modes.coordinated_reads import apply as apply_rounds
 from headrace.service.modes.distributed_save import apply as apply_saves
-from headrace.service.ranges import united
+from headrace.service.ranges import union
 
 __all__ = ["InvalidEventError", "apply"]
 
 
 def apply(state: DispatcherState, event: AnyEvent) -> None:
-    """Change the state by one fact.
+    """Change the state by one event.
 
     Raises:
-        InvalidEventError: The state contradicts the fact. It may be half changed.
+        InvalidEventError: If the event contradicts the state, which may be half changed.
     """
     try:
         _APPLY[type(event)](state, event)
@@ -144,7 +143,7 @@ def _worker_removed(state: DispatcherState, event: events.WorkerLost | events.Wo
         mark_unavailable(state, state.tasks[task_id])
     for task in state.tasks.values():
         if task.worker_id == event.worker_id and task.phase is TaskPhase.FAILED:
-            # Its clients no longer get the last answers from there
+            # Its clients can no longer request the last result batches there
             # (`IterationPolicy.is_redeliverable`).
             state.iterations[task.iteration_id].version += 1
     del state.workers[event.worker_id], state.workers_by_address[worker.address]
@@ -239,7 +238,7 @@ def _iteration_forgotten(state: DispatcherState, event: events.IterationForgotte
         if oldest:
             last = oldest[-1]
             before = job.older_finished_epochs.get(oldest[:-1], ())
-            job.older_finished_epochs[oldest[:-1]] = united((*before, (last, last + 1)))
+            job.older_finished_epochs[oldest[:-1]] = union((*before, (last, last + 1)))
 
 
 def _remove_iteration(state: DispatcherState, iteration_id: int) -> JobIteration:
@@ -284,7 +283,7 @@ def _task_finished(state: DispatcherState, event: events.TaskFinished) -> None:
     task.cut_short = event.cut_short
     drop_done_splits(task, event.num_done)
     worker, iteration = state.workers[task.worker_id], state.iterations[task.iteration_id]
-    # Where consumers read together, all must know that it gave none.
+    # With coordinated reads, all clients must learn that it delivered nothing.
     if (
         task.assigned.num_assigned
         or not iteration.assigns_splits
@@ -333,14 +332,14 @@ def _client_left(state: DispatcherState, event: events.ClientLeft) -> None:
     if iteration.mode_state is not None:
         iteration.mode_state.client_left(iteration, tasks, event.client_id)
     iteration.version += 1
-    # Workers keep for each trainer what it has not read.
+    # Workers keep what each trainer has not read.
     is_read_by_all = state.jobs[iteration.job_id].options.cross_trainer_cache
     for task in tasks:
         splits = task.assigned
         if splits.unacknowledged:
             return_unacknowledged(iteration, task, event.client_id)
         if event.client_id in task.awaiting_reports:
-            # What it received of this, nobody will know.
+            # It can no longer report what it received of this task.
             task.awaiting_reports.discard(event.client_id)
             mark_prefix_partially_delivered(iteration, task, splits.num_assigned)
         elif not task.is_unavailable and (iteration.assigns_splits or is_read_by_all):

@@ -1,7 +1,6 @@
-"""Applies facts about what clients have of a task. A part of `apply`, which says how.
+"""Functions that apply clients' reports about tasks. Part of `apply`.
 
-How exactly that is known depends on how the iteration is read: in units, or in elements that each
-come once; or as its mode says.
+Depending on the iteration, reports name splits, elements (exactly-once delivery) or rounds.
 """
 
 from __future__ import annotations
@@ -15,45 +14,48 @@ from headrace.service.dispatcher.apply_splits import (
     remove_ordinals,
 )
 from headrace.service.dispatcher.state import DispatcherState, DispatcherTask
-from headrace.service.ranges import Ranges, subtracted, united
-from headrace.service.rows import EVERYTHING, Parts, outside
+from headrace.service.element_sets import ALL_ORDINALS, PartialSplits, exclude_splits
+from headrace.service.ranges import Ranges, subtract, union
 
 __all__ = ["clear_awaited_report", "delivery_reported", "elements_consumed", "elements_received"]
 
 
 def delivery_reported(state: DispatcherState, event: events.DeliveryReported) -> None:
-    """Note what a client received of a task."""
+    """Record what a client received of a task."""
     task = clear_awaited_report(state, event.task_id, event.client_id)
     mark_delivered(task, event.delivered)
     mark_partially_delivered(task, (*event.delivered, *event.partially_delivered))
 
 
 def elements_received(state: DispatcherState, event: events.ElementsReceived) -> None:
-    """Note which elements a client has; of a task that is gone, also for the case that it goes."""
+    """Record which elements a client received.
+
+    For an unavailable task they are remembered, in case the client departs.
+    """
     task = clear_awaited_report(state, event.task_id, event.client_id)
     if task.is_unavailable:
         units, parts = task.assigned.unacknowledged.get(event.client_id, ((), ()))
         has = dict(parts)
         for unit, rows in event.partial_splits:
-            has[unit] = united((*has.get(unit, ()), *rows))
+            has[unit] = union((*has.get(unit, ()), *rows))
         _set_unacknowledged(
-            task, event.client_id, united((*units, *event.splits)), tuple(sorted(has.items()))
+            task, event.client_id, union((*units, *event.splits)), tuple(sorted(has.items()))
         )
     _remove_delivered(task, event.splits, event.partial_splits)
 
 
 def elements_consumed(state: DispatcherState, event: events.ElementsConsumed) -> None:
-    """Note which elements a client used; what else it has it keeps."""
+    """Record which elements a client consumed; the others that it received are unchanged."""
     task = clear_awaited_report(state, event.task_id, event.client_id)
     if task.is_unavailable:
         units, parts = task.assigned.unacknowledged.get(event.client_id, ((), ()))
         said = dict(event.partial_splits)
         begun = tuple((unit, unit + 1) for unit in said)
-        parts += tuple((unit, EVERYTHING) for unit in said if contains(unit, units))
-        units = subtracted(subtracted(units, event.splits), begun)
+        parts += tuple((unit, ALL_ORDINALS) for unit in said if contains(unit, units))
+        units = subtract(subtract(units, event.splits), begun)
         left = (
-            (unit, subtracted(rows, said.get(unit, ())))
-            for unit, rows in outside(parts, event.splits)
+            (unit, subtract(rows, said.get(unit, ())))
+            for unit, rows in exclude_splits(parts, event.splits)
         )
         _set_unacknowledged(
             task, event.client_id, units, tuple((unit, rows) for unit, rows in left if rows)
@@ -62,22 +64,24 @@ def elements_consumed(state: DispatcherState, event: events.ElementsConsumed) ->
 
 
 def clear_awaited_report(state: DispatcherState, task_id: int, client_id: str) -> DispatcherTask:
-    """Return the task, for whose client nobody waits any more."""
+    """Stop waiting for a client's report about a task; return the task."""
     task = state.tasks[task_id]
     task.awaiting_reports.discard(client_id)
     state.iterations[task.iteration_id].version += 1
     return task
 
 
-def _set_unacknowledged(task: DispatcherTask, client_id: str, units: Ranges, parts: Parts) -> None:
-    """Remember what a client has and has not used, in place of what was known of that."""
+def _set_unacknowledged(
+    task: DispatcherTask, client_id: str, units: Ranges, parts: PartialSplits
+) -> None:
+    """Replace the record of what a client has received and not consumed."""
     task.assigned.unacknowledged.pop(client_id, None)
     if units or parts:
         task.assigned.unacknowledged[client_id] = units, parts
 
 
-def _remove_delivered(task: DispatcherTask, units: Ranges, parts: Parts) -> None:
-    """Take note that elements are no longer the task's to give."""
+def _remove_delivered(task: DispatcherTask, units: Ranges, parts: PartialSplits) -> None:
+    """Remove delivered elements from those that a task must deliver."""
     mark_delivered(task, units)
     mark_partially_delivered(task, units)
     for unit, rows in parts:

@@ -1,9 +1,9 @@
-"""Who works on what: the one place that gives tasks to workers, and sees when none is to come.
+"""Assignment of tasks to workers, and the end of iterations, for all modes.
 
-An iteration is one pass of a job, shared by all its clients. How its workers share it, its policy
-says (`modes`): which tasks there are to be, when it is over, what becomes of units before that.
-Here is what holds for each of them: after every fact that may end an iteration or leave a worker
-without a task, the policy is asked, in the same order. A worker that is leaving gets no more tasks.
+An iteration is one epoch of a job, shared by all its clients. Its policy (`modes`) decides how
+workers share it: which tasks exist, when it is complete, and how splits are recovered before that.
+After every event that may end an iteration or leave a worker without a task, this module asks the
+policy in a fixed order. A draining worker gets no new tasks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from headrace.service.dispatcher import events
 from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.policy_selection import policy_of
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.modes.coordinated_reads.records import RoundsSettled
+from headrace.service.modes.coordinated_reads.events import RoundsReported
 from headrace.service.modes.distributed_save.records import SaveDirectoryCreated, SaveFailed
 
 __all__ = ["affected_iterations", "derive_events"]
 
 
 def affected_iterations(state: DispatcherState, event: AnyEvent) -> tuple[int, ...]:
-    """Return the iterations that a fact, which is about to be applied, may begin, end or change."""
+    """Return the iterations that an event may start, end or change when it is applied."""
     find = _AFFECTED.get(type(event))
     return () if find is None else tuple(find(state, event))
 
@@ -32,14 +32,14 @@ def affected_iterations(state: DispatcherState, event: AnyEvent) -> tuple[int, .
 def derive_events(
     state: DispatcherState, iteration_id: int, is_unheard: Callable[[str, int], bool]
 ) -> list[AnyEvent]:
-    """Return what follows for an iteration that was struck by a fact, which is applied by now.
+    """Return the events that follow for an affected iteration after an event was applied.
 
-    Some of these facts strike it again.
+    Some of these events affect it again.
 
     Args:
-        state: With the fact.
-        iteration_id: What was struck.
-        is_unheard: Whether a client was not heard of since a task of an iteration ended.
+        state: State after the event.
+        iteration_id: Affected iteration.
+        is_unheard: Returns whether a client has sent nothing since a task of an iteration ended.
     """
     iteration = state.iterations[iteration_id]
     policy = policy_of(state, iteration)
@@ -102,7 +102,7 @@ _AFFECTED: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
     events.TaskFailed: _task_iterations,
     events.TaskLost: _task_iterations,
     events.DeliveryReported: _task_iterations,
-    RoundsSettled: _task_iterations,
+    RoundsReported: _task_iterations,
     events.ElementsReceived: _task_iterations,
     events.ElementsConsumed: _task_iterations,
     events.ClientLeft: _client_iteration,

@@ -1,7 +1,8 @@
-"""Who may ask what: with keys, a client cannot do what is for workers.
+"""Authorization of requests by key: clients may not send the requests of workers.
 
-A key enters as a worker's or as a client's (`transport.security`). Without keys there are no roles,
-and everybody may ask everything. Workers may ask what clients may: their functions read services.
+A key belongs to a worker or a client (`transport.security`). Without keys there are no roles, and
+every request is allowed. Workers may send the requests of clients: their functions may read
+services.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _WORKER_REQUESTS = frozenset(
 
 
 def filter_authorized(requests: Sequence[Request]) -> list[Request]:
-    """Return the requests that their senders may send; refuse the others."""
+    """Return the requests that their senders may send; reject the others."""
     allowed = []
     for request in requests:
         if request.role == "client" and type(request.message) in _WORKER_REQUESTS:

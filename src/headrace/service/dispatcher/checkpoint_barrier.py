@@ -1,4 +1,4 @@
-"""Decider: the clients of an iteration find the place at which all of them stand together."""
+"""Decider that determines the common iterator position of an iteration's clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.service.dispatcher.checkpoint_contributions import (
 from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
 from headrace.service.dispatcher.start_positions import check_delivered
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.passes import pass_in_words
+from headrace.service.epochs import format_epoch
 
 __all__ = ["contribute_checkpoint"]
 
@@ -21,12 +21,12 @@ __all__ = ["contribute_checkpoint"]
 def contribute_checkpoint(
     state: DispatcherState, request: messages.ContributeCheckpoint, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say where all clients of an iteration stand, when each of them has said where it does.
+    """Return the common position of an iteration's clients once each has contributed its own.
 
     Raises:
-        NotFoundError: The client reads no iteration.
-        ValueError: What it says makes no sense.
-        FailedPreconditionError: Somebody who read it is gone: what that used is not known.
+        NotFoundError: If the client reads no iteration.
+        ValueError: If the contributed position is invalid.
+        FailedPreconditionError: If a client has left: what it consumed is not known.
     """
     gathered = context.soft_state.checkpoint_contributions
     known = gathered.result(request.token)
@@ -39,7 +39,7 @@ def contribute_checkpoint(
         raise FailedPreconditionError(
             f"{readers.num_clients - len(iteration.clients)} of {readers.num_clients} clients that "
             "read "
-            f"{pass_in_words(iteration.epoch)} have left, and what they used is not "
+            f"{format_epoch(iteration.epoch)} have left, and what they used is not "
             "known, so that the place of all has no state. Take states while all clients read"
         )
     said = CheckpointContribution(

@@ -1,12 +1,12 @@
-"""What clients said of where they stand: kept by one run of the process, until all have said it."""
+"""Iterator positions of clients, kept in memory until all clients have contributed theirs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.service.ranges import Ranges, united
-from headrace.service.rows import EVERYTHING, Parts, outside
+from headrace.service.element_sets import ALL_ORDINALS, PartialSplits, exclude_splits
+from headrace.service.ranges import Ranges, union
 
 __all__ = [
     "CheckpointCompleted",
@@ -17,20 +17,20 @@ __all__ = [
 ]
 
 _TIMEOUT_SECONDS = 5.0
-"""Seconds after which a client that does not ask again waits no more."""
+"""Seconds after which a client that does not request again is assumed to have given up."""
 _MAX_RESULTS = 64
-"""Answers that are kept for clients that have not asked again."""
+"""Number of results kept for clients that have not requested again."""
 
 
 class DeliveredSet(NamedTuple):
-    """Elements that were delivered."""
+    """Delivered elements."""
 
     splits: Ranges
-    partial_splits: Parts
+    partial_splits: PartialSplits
 
 
 class CheckpointContribution(NamedTuple):
-    """A client said where it stands, and waits for the others."""
+    """A client contributed its position and waits for the others."""
 
     iteration_id: int
     client_id: str
@@ -39,7 +39,7 @@ class CheckpointContribution(NamedTuple):
 
 
 class CheckpointCompleted(NamedTuple):
-    """All clients of an iteration said where they stand: the answer to each of these questions."""
+    """All clients of an iteration contributed: the result of each of their requests."""
 
     iteration_id: int
     tokens: tuple[str, ...]
@@ -48,33 +48,33 @@ class CheckpointCompleted(NamedTuple):
 
 @dataclass
 class CheckpointContributions:
-    """Who waits, and what those are to hear that have not asked since."""
+    """Pending contributions, and results that clients have not requested yet."""
 
     _pending: dict[int, dict[str, tuple[CheckpointContribution, float]]] = field(
         default_factory=dict
     )
     _results: dict[str, DeliveredSet] = field(default_factory=dict)
-    #: The questions of each answer: those of one answer are forgotten together.
+    #: Request tokens of each result, which are forgotten together.
     _completed_tokens: list[tuple[str, ...]] = field(default_factory=list)
 
     def pending(self, iteration_id: int, now: float) -> dict[str, CheckpointContribution]:
-        """Return what clients of an iteration said that still wait."""
+        """Return the pending contributions of an iteration's clients."""
         said = self._pending.get(iteration_id, {})
         return {each: what for each, (what, at) in said.items() if now - at < _TIMEOUT_SECONDS}
 
     def result(self, token: str) -> DeliveredSet | None:
-        """Return the answer to a question, if it is known."""
+        """Return the result of a request, if it is known."""
         return self._results.get(token)
 
     def add(self, contribution: CheckpointContribution, now: float) -> None:
-        """Take note of what a client said."""
+        """Add a client's contribution."""
         self._pending.setdefault(contribution.iteration_id, {})[contribution.client_id] = (
             contribution,
             now,
         )
 
     def complete(self, completed: CheckpointCompleted) -> None:
-        """Take note of an answer."""
+        """Store a result."""
         self._pending.pop(completed.iteration_id, None)
         self._results.update(dict.fromkeys(completed.tokens, completed.delivered))
         self._completed_tokens.append(completed.tokens)
@@ -88,12 +88,12 @@ class CheckpointContributions:
 
 
 def merge_delivered(places: list[DeliveredSet]) -> DeliveredSet:
-    """Return what was delivered to one or another."""
+    """Return the union of what was delivered to the clients."""
     rows: dict[int, Ranges] = {}
     for place in places:
         for unit, some in place.partial_splits:
-            rows[unit] = united((*rows.get(unit, ()), *some))
+            rows[unit] = union((*rows.get(unit, ()), *some))
     whole = [each for place in places for each in place.splits]
-    whole += [(unit, unit + 1) for unit, some in rows.items() if some == EVERYTHING]
-    units = united(whole)
-    return DeliveredSet(units, outside(tuple(sorted(rows.items())), units))
+    whole += [(unit, unit + 1) for unit, some in rows.items() if some == ALL_ORDINALS]
+    units = union(whole)
+    return DeliveredSet(units, exclude_splits(tuple(sorted(rows.items())), units))

@@ -1,9 +1,9 @@
-"""Deciders: clients read, settle what was lost, and leave.
+"""Deciders for clients: heartbeats, delivery reports and departure.
 
-A client hears of the end of an iteration once every task that was lost while it read is settled; so
-nobody counts as lost, or is dealt again, what somebody received. A client that hangs is settled for
-after a while, as if it had received something of everything; one that reads alone holds nobody up,
-and is waited for as long as it counts as alive.
+A client learns that an iteration is finished once every task that was lost while it read is
+reported on, so that no received element counts as lost or is assigned again. The dispatcher stops
+waiting for the report of a client that hangs after a while, as if it had received something of
+every split; a client that reads alone delays no other, and keeps its whole lease.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from headrace.service.dispatcher.policy_selection import policy_of
 from headrace.service.dispatcher.python_versions import check_iteration_can_run
 from headrace.service.dispatcher.splits import validate_partial_splits, validate_splits
 from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, TaskPhase, Worker
-from headrace.service.modes.coordinated_reads.records import RoundsSettled
-from headrace.service.ranges import Ranges, at_least, common, subtracted, united
-from headrace.service.rows import EVERYTHING, Parts, outside
+from headrace.service.element_sets import ALL_ORDINALS, PartialSplits, exclude_splits
+from headrace.service.modes.coordinated_reads.events import RoundsReported
+from headrace.service.ranges import Ranges, drop_below, intersect, subtract, union
 
 __all__ = [
     "client_heartbeat",
@@ -38,7 +38,7 @@ __all__ = [
 def task_addresses(
     tasks: Iterable[DispatcherTask], workers: Mapping[str, Worker]
 ) -> tuple[messages.TaskAddress, ...]:
-    """Return where an iteration with these tasks can be read, whose workers are these."""
+    """Return the addresses of the running tasks, given the workers they run on."""
     found = []
     for task in tasks:
         if task.phase is TaskPhase.RUNNING:
@@ -59,7 +59,7 @@ def task_addresses(
 def client_heartbeat(
     state: DispatcherState, request: messages.ClientHeartbeat, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say what there is to read and to settle, and in the end what was lost."""
+    """Return the tasks to read and to report on, and the losses of a finished iteration."""
     client_id = request.client_id
     iteration = state.client_iteration(client_id)
     policy = policy_of(state, iteration)
@@ -107,12 +107,12 @@ def _full_reply(
     unreachable_tasks: set[int],
     interval: float,
 ) -> messages.ClientHeartbeatReply:
-    """Return all that a client should hear.
+    """Return a complete update for a client.
 
     Args:
-        state: What is known.
-        client_id: Which client.
-        awaited_clients: Others that keep its iteration from its end.
+        state: State of the dispatcher.
+        client_id: Client that receives the update.
+        awaited_clients: Other clients that keep its iteration from finishing.
         unreachable_tasks: Tasks whose worker it could not reach for long.
         interval: Seconds until its next heartbeat.
     """
@@ -143,11 +143,11 @@ def _full_reply(
 def report_delivery(
     state: DispatcherState, request: messages.ReportDelivery, context: DecisionContext
 ) -> DispatcherDecision:
-    """Note what a client received of a task.
+    """Record what a client received of a task.
 
     Raises:
-        NotFoundError: The client does not read the task's iteration.
-        ValueError: The task was not dealt these units.
+        NotFoundError: If the client does not read the task's iteration.
+        ValueError: If the splits were not assigned to the task.
     """
     iteration = state.client_iteration(request.client_id)
     pool = iteration.pool
@@ -161,18 +161,18 @@ def report_delivery(
     num_consumers = state.jobs[iteration.job_id].options.num_consumers
     if (request.rounds is None) != (num_consumers is None):
         raise ValueError(f"rounds={request.rounds} does not go with {num_consumers=}")
-    received = at_least(validate_splits(task, request.delivered), splits.num_done)
-    touched = at_least(validate_splits(task, request.partially_delivered), splits.num_done)
+    received = drop_below(validate_splits(task, request.delivered), splits.num_done)
+    touched = drop_below(validate_splits(task, request.partially_delivered), splits.num_done)
     if pool.exactly_once:
-        touched = ()  # what came, `parts` says
+        touched = ()  # `partial_splits` says what was received
     parts = validate_partial_splits(task, request.partial_splits) if pool.exactly_once else ()
     is_known = (
         not (request.consumed and request.client_id in splits.unacknowledged)
-        and not subtracted(received, splits.delivered)
-        and not subtracted(touched, splits.partially_delivered)
+        and not subtract(received, splits.delivered)
+        and not subtract(touched, splits.partially_delivered)
         and not any(
-            common(rows, splits.remaining_ordinals.get(unit, EVERYTHING))
-            for unit, rows in outside(parts, united((*splits.delivered, *splits.returned)))
+            intersect(rows, splits.remaining_ordinals.get(unit, ALL_ORDINALS))
+            for unit, rows in exclude_splits(parts, union((*splits.delivered, *splits.returned)))
         )
     )
     if request.client_id not in task.awaiting_reports and (is_known or request.rounds is not None):
@@ -180,7 +180,7 @@ def report_delivery(
     whose = task.task_id, request.client_id
     settled: AnyEvent
     if request.rounds is not None:
-        settled = RoundsSettled(*whose, request.rounds, received, touched)
+        settled = RoundsReported(*whose, request.rounds, received, touched)
     elif request.consumed and pool.exactly_once:
         settled = events.ElementsConsumed(*whose, received, parts)
     elif pool.exactly_once:
@@ -190,27 +190,29 @@ def report_delivery(
     return DispatcherDecision(events=(settled,))
 
 
-def _newly_delivered(task: DispatcherTask, units: Ranges, parts: Parts) -> tuple[Ranges, Parts]:
-    """Return what a task had still to give of what a client says that it received of it.
+def _newly_delivered(
+    task: DispatcherTask, units: Ranges, parts: PartialSplits
+) -> tuple[Ranges, PartialSplits]:
+    """Return the part of a client's report that the task was responsible for.
 
-    Of a unit that the task was dealt in part, this is the part: others have the rest.
+    Of a split that the task was assigned in part, this is that part: other tasks have the rest.
     """
     splits = task.assigned
-    units = subtracted(units, united((*splits.delivered, *splits.returned)))
-    in_part = common(units, united((unit, unit + 1) for unit in splits.remaining_ordinals))
-    came = {unit: EVERYTHING for start, stop in in_part for unit in range(start, stop)}
-    came.update(outside(parts, united((*splits.delivered, *splits.returned, *units))))
+    units = subtract(units, union((*splits.delivered, *splits.returned)))
+    in_part = intersect(units, union((unit, unit + 1) for unit in splits.remaining_ordinals))
+    came = {unit: ALL_ORDINALS for start, stop in in_part for unit in range(start, stop)}
+    came.update(exclude_splits(parts, union((*splits.delivered, *splits.returned, *units))))
     given = (
-        (unit, common(rows, splits.remaining_ordinals.get(unit, EVERYTHING)))
+        (unit, intersect(rows, splits.remaining_ordinals.get(unit, ALL_ORDINALS)))
         for unit, rows in sorted(came.items())
     )
-    return subtracted(units, in_part), tuple((unit, rows) for unit, rows in given if rows)
+    return subtract(units, in_part), tuple((unit, rows) for unit, rows in given if rows)
 
 
 def expire_reports(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
-    """Wait no longer for clients that do not settle.
+    """Stop waiting for clients that do not report.
 
-    Consumers that read in rounds wait for each other in any case.
+    Consumers of coordinated reads always wait for each other.
     """
     patience = context.limits.report_timeout
     return [
@@ -233,17 +235,17 @@ def expire_reports(state: DispatcherState, context: DecisionContext) -> list[Any
 def close_iteration(
     state: DispatcherState, request: messages.CloseIteration, context: DecisionContext
 ) -> DispatcherDecision:
-    """Let a client go; one that is not known has gone already."""
+    """Remove a client; an unknown client has already left."""
     if request.client_id not in state.clients:
         return DispatcherDecision()
     return DispatcherDecision(events=tuple(remove_client(state, request.client_id)))
 
 
 def remove_client(state: DispatcherState, client_id: str) -> list[AnyEvent]:
-    """Return the facts that follow when a client is gone.
+    """Return the events that remove a client.
 
-    A job of the client's own goes with it, since nobody else can join; its `JobForgotten` comes
-    last.
+    A job of the client's own is removed with it, since no other client can join; its `JobForgotten`
+    comes last.
     """
     iteration = state.iterations[state.clients[client_id]]
     job = state.jobs[iteration.job_id]
@@ -256,7 +258,7 @@ def remove_client(state: DispatcherState, client_id: str) -> list[AnyEvent]:
 
 
 def expire_clients(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
-    """Let go of clients that were silent for too long."""
+    """Remove clients that were silent for too long."""
     silent = [
         client_id
         for client_id, heard in context.soft_state.client_heartbeats.items()

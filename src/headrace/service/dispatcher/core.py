@@ -1,4 +1,4 @@
-"""The dispatcher with its journal and its clock: what `serving.core` leaves open."""
+"""The dispatcher with its journal and clock, on top of `serving.journaled_core`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.counts import count_split_granted
+from headrace.process_metrics import count_split_assigned
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.decision import DispatcherDecision
@@ -25,25 +25,25 @@ from headrace.service.dispatcher.slots import check_slots_may_change
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.worker_connections import WorkerConnections
 from headrace.service.messages import ClientHeartbeatReply, DispatcherStatus
-from headrace.serving.core import JournaledCore
-from headrace.serving.journal import Format, Journal, MemoryJournal
+from headrace.serving.journal import Journal, JournalFormat, MemoryJournal
+from headrace.serving.journaled_core import JournaledCore
 from headrace.serving.sqlite_journal import SqliteJournal
 
 __all__ = ["FORMAT", "DispatcherCore", "open_journal"]
 
 
 class DispatcherCore(JournaledCore[AnyEvent, DispatcherState, DispatcherDecision]):
-    """Decides requests to a dispatcher, keeps what follows, then answers.
+    """Decides requests to a dispatcher, makes the events durable, then replies.
 
     Args:
-        journal: Where facts are kept; closed by `close`.
-        limits: How long what is waited for.
-        worker_addresses: The slots of workers (`slots`).
-        clock: Tells the time, in seconds that ascend steadily.
-        random_bytes: Returns so many bytes that nobody can guess.
-        on_durable: Called with facts when they are kept, while nothing else is decided.
-        count_refused_connections: Says how many connections ended before they began.
-        connections: Knows the connections of workers.
+        journal: Journal for the events; closed by `close`.
+        limits: Timeouts, intervals and sizes.
+        worker_addresses: Slots of workers (`slots`).
+        clock: Returns the time in seconds of a monotonic clock.
+        random_bytes: Returns this number of unpredictable bytes.
+        on_durable: Called with events once they are durable, while nothing else is decided.
+        count_refused_connections: Returns the number of connections that were refused.
+        connections: Connections of workers.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DispatcherCore(JournaledCore[AnyEvent, DispatcherState, DispatcherDecision
             dispatcher.soft_state.connections = connections
             return dispatcher, [*facts, *dispatcher.end_unsupported_iterations(now)]
 
-        super().__init__(journal, begin, owner="dispatcher", clock=clock, kept=kept)
+        super().__init__(journal, begin, owner="dispatcher", clock=clock, on_journaled=kept)
 
     def num_workers(self) -> int:
         """Return the number of workers that are registered and not lost."""
@@ -95,10 +95,10 @@ class DispatcherCore(JournaledCore[AnyEvent, DispatcherState, DispatcherDecision
         return answer
 
     def describe(self) -> DispatcherStatus:
-        """Return who is there, and what is going on.
+        """Return the status of the service.
 
         Raises:
-            UnavailableError: The journal cannot be used.
+            UnavailableError: If the journal cannot be used.
         """
         with self._lock:
             decider = self._open()
@@ -109,29 +109,29 @@ class DispatcherCore(JournaledCore[AnyEvent, DispatcherState, DispatcherDecision
 def _count_assignments(events: Sequence[AnyEvent]) -> None:
     for fact in events:
         if isinstance(fact, SplitsAssigned):
-            count_split_granted()
+            count_split_assigned()
 
 
-# --- what the dispatcher's journal holds: its facts, its state, and plans -------------------------
+# --- the dispatcher's journal: its events, its state, and plans ----------------------------------
 
-FORMAT = Format(
+FORMAT = JournalFormat(
     number=3,
     file_name="dispatcher.sqlite",
     owner="dispatcher",
     fresh_start="start with an empty work_dir and register everything again",
-    decode_facts=msgspec.msgpack.Decoder(list[AnyEvent]).decode,
+    decode_events=msgspec.msgpack.Decoder(list[AnyEvent]).decode,
     decode_state=msgspec.msgpack.Decoder(DispatcherState).decode,
-    first_state=DispatcherState,
+    initial_state=DispatcherState,
     apply=apply,
 )
 
 
 def open_journal(config: DispatcherConfig) -> Journal[AnyEvent, DispatcherState]:
-    """Open the journal that a configuration asks for.
+    """Open the journal for a configuration.
 
     Raises:
-        FailedPreconditionError: Another dispatcher uses the work directory.
-        DataLossError: The file is damaged.
+        FailedPreconditionError: If another dispatcher uses the work directory.
+        DataLossError: If the file is damaged.
     """
     if config.fault_tolerant_mode and config.work_dir is not None:
         return SqliteJournal(Path(config.work_dir), FORMAT)

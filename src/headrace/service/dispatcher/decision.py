@@ -1,11 +1,11 @@
-"""What a decider is given, and what it gives back.
+"""Inputs and results of deciders.
 
-    decider(state, request, moment) -> Decision
+    decider(state, request, context) -> DispatcherDecision
 
-A decider reads and never writes, raises an error of `headrace.errors` (or ValueError) to refuse,
-and for a request that it has decided before finds the same reply without new facts. It need not
-foresee what its facts lead to: a reply that depends on that is made of the state after them
-(`DispatcherDecision.compose_reply`).
+A decider only reads the state, raises an error of `headrace.errors` (or ValueError) to reject a
+request, and returns the same reply without new events for a request that was decided before. It
+need not foresee the consequences of its events: a reply that depends on them is made from the state
+after them (`DispatcherDecision.compose_reply`).
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.service.dispatcher.soft_state import SoftEvent, SoftState
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.serving.blobs import BlobPart, BlobPlace
+from headrace.serving.blobs import BlobPart, BlobPosition
 
 __all__ = ["DecisionContext", "DispatcherDecision", "PlanChunk", "PlanOffset"]
 
 _HEARTBEAT_ALIGNMENT_SECONDS = 0.05
-"""Seconds of which the heartbeats of many peers come at a time."""
+"""Grid, in seconds, that aligns the heartbeats of many peers."""
 
 PlanChunk: TypeAlias = BlobPart
-"""Bytes of a plan; its key is the digest of the whole."""
-PlanOffset: TypeAlias = BlobPlace
-"""A place in a stored plan."""
+"""Bytes of a plan; the key is the digest of the whole plan."""
+PlanOffset: TypeAlias = BlobPosition
+"""Offset in a stored plan."""
 
 
 @dataclass(frozen=True)
 class DecisionContext:
-    """When a decision is made, and under what circumstances."""
+    """Time, soft state and limits for a decision."""
 
     now: float
     soft_state: SoftState
     limits: DispatcherLimits
 
     def next_heartbeat(self, interval: float, shortest: float) -> float:
-        """Return the seconds until a peer is to speak again.
+        """Return the seconds until a peer must send its next heartbeat.
 
-        Where peers are many, some are asked for the same moment: of a heartbeat that comes by
-        itself, most of the cost is that somebody has to wake up for it.
+        With many peers, heartbeats are aligned to common times: most of the cost of a single one is
+        waking up the process.
 
         Args:
-            interval: How long after this one.
-            shortest: The same where peers are few.
+            interval: Seconds between two heartbeats.
+            shortest: The same if there are few peers.
         """
         if interval <= shortest:
             return interval
@@ -62,39 +62,39 @@ class DecisionContext:
         )
 
     def is_unheard(self, client_id: str, iteration_id: int) -> bool:
-        """Whether a client was not heard of since a task of its iteration ended: it may be gone."""
+        """Return whether a client has sent nothing since a task of its iteration ended."""
         ended = self.soft_state.last_task_ends[iteration_id]
         return self.soft_state.client_heartbeats.get(client_id, ended) < ended
 
 
 @dataclass(kw_only=True)
 class DispatcherDecision:
-    """What follows from a request."""
+    """Result of a request."""
 
     events: tuple[AnyEvent, ...] = ()
-    """Facts, in order: durable before anyone hears of them."""
+    """Events, in order; made durable before any reply is sent."""
     reply: messages.DispatcherReply = field(default_factory=messages.Done)
-    """The answer. A `GetPlanReply` leaves here empty: plans are kept beside the state, and
-    `plan_to_send` says from where."""
+    """Reply to the request. The chunk of a `GetPlanReply` is empty here: plans are stored outside
+    the state, and `plan_to_send` locates the chunk."""
     compose_reply: Callable[[DispatcherState], messages.DispatcherReply] | None = None
-    """Makes the answer of the state after the facts, and after what followed from them."""
+    """Makes the reply from the state after the events and their consequences."""
     plan_to_store: PlanChunk | None = None
     plan_to_send: PlanOffset | None = None
     soft_events: tuple[SoftEvent, ...] = ()
-    """What is kept in mind beside the facts, and lost with this run of the process."""
+    """Changes of the soft state, which are not journaled."""
 
     def finish_reply(self, state: DispatcherState) -> None:
-        """Make the reply, where it waits for the state after the facts."""
+        """Make the reply if it depends on the state after the events."""
         if self.compose_reply is not None:
             self.reply, self.compose_reply = self.compose_reply(state), None
 
     @property
     def blobs(self) -> Sequence[PlanChunk]:
-        """What is to be kept beside the facts."""
+        """Bytes to store beside the events."""
         return () if self.plan_to_store is None else (self.plan_to_store,)
 
     def answer(self, read_blob: Callable[[PlanOffset], bytes]) -> msgspec.Struct:
-        """Return the reply, with what is read from a stored plan, if anything is."""
+        """Return the reply, with the chunk of a stored plan if there is one."""
         if self.plan_to_send is None:
             return self.reply
         return msgspec.structs.replace(self.reply, chunk=read_blob(self.plan_to_send))

@@ -1,9 +1,10 @@
-"""Deciders: what becomes of elements that were sent to clients which are gone.
+"""Deciders that recover elements that were sent to departed clients.
 
-A worker that had a task while a client left is asked, in the reply to its heartbeats, what that
-client was sent and had not acknowledged. Units that went to it alone are dealt again, except for
-those that it said it used, before it left; the others are missing, and said to be. At most once the
-worker also says what was acknowledged: should it be lost, a client that is gone cannot say it.
+A worker that had a task while a client left is asked, in the replies to its heartbeats, what that
+client was sent and had not acknowledged. Splits that were sent only to that client are assigned
+again, except those that it reported as consumed before it left; the others are reported as missing.
+Without exactly-once delivery the worker also reports what was acknowledged: if it is lost, the
+departed client can no longer report it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from headrace.service.dispatcher.decision import DecisionContext, DispatcherDeci
 from headrace.service.dispatcher.splits import validate_partial_splits, validate_splits
 from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, JobIteration
 from headrace.service.dispatcher.tasks import get_worker_task
-from headrace.service.ranges import Ranges, at_least, common, subtracted, united
-from headrace.service.rows import EVERYTHING, outside
+from headrace.service.element_sets import ALL_ORDINALS, exclude_splits
+from headrace.service.ranges import Ranges, drop_below, intersect, subtract, union
 
 __all__ = ["departed_clients_of", "finish_event", "report_departed_client"]
 
@@ -24,7 +25,7 @@ _MAX_PAIRS = 1000
 
 
 def departed_clients_of(state: DispatcherState, worker_id: str) -> tuple[tuple[int, str], ...]:
-    """Return tasks of a worker with clients that are gone, of which it has still to speak."""
+    """Return (task, departed client) pairs that a worker must still report on."""
     worker = state.workers[worker_id]
     pairs = (
         (task_id, client_id)
@@ -37,10 +38,10 @@ def departed_clients_of(state: DispatcherState, worker_id: str) -> tuple[tuple[i
 def report_departed_client(
     state: DispatcherState, request: messages.ReportDepartedClient, context: DecisionContext
 ) -> DispatcherDecision:
-    """Take back what a client that is gone had not acknowledged, as far as nobody has any of it.
+    """Take back what a departed client had not acknowledged and no other client received.
 
     Raises:
-        ValueError: The task was not dealt these units.
+        ValueError: If the splits were not assigned to the task.
     """
     task = get_worker_task(state, request)
     splits = task.assigned
@@ -51,11 +52,11 @@ def report_departed_client(
     if state.iterations[task.iteration_id].pool.exactly_once:
         return _report_exactly_once(state.iterations[task.iteration_id], task, request, units)
     settled = _new_delivery_report(task, request)
-    returned = subtracted(units, splits.partially_delivered)
-    lost = subtracted(united((*lost, *common(units, splits.partially_delivered))), splits.delivered)
+    returned = subtract(units, splits.partially_delivered)
+    lost = subtract(union((*lost, *intersect(units, splits.partially_delivered))), splits.delivered)
     if state.iterations[task.iteration_id].finished:
-        returned, lost = (), united((*returned, *lost))
-    lost = subtracted(lost, returned)
+        returned, lost = (), union((*returned, *lost))
+    lost = subtract(lost, returned)
     dropped = events.DepartedClientReported(
         task_id=task.task_id, client_id=request.client_id, returned=returned, lost=lost
     )
@@ -65,14 +66,14 @@ def report_departed_client(
 def _new_delivery_report(
     task: DispatcherTask, request: messages.ReportDepartedClient
 ) -> tuple[events.DeliveryReported, ...]:
-    """Return what is new of what clients acknowledged."""
+    """Return the acknowledged splits in a report that were not known before."""
     received, touched = (
         _held_splits(task, request.delivered),
         _held_splits(task, request.partially_delivered),
     )
     if not (
-        subtracted(received, task.assigned.delivered)
-        or subtracted(touched, task.assigned.partially_delivered)
+        subtract(received, task.assigned.delivered)
+        or subtract(touched, task.assigned.partially_delivered)
     ):
         return ()
     return (
@@ -88,17 +89,19 @@ def _report_exactly_once(
     request: messages.ReportDepartedClient,
     units: Ranges,
 ) -> DispatcherDecision:
-    """Take back, by its ordinals, what a client that is gone had not acknowledged."""
+    """Take back, by ordinals, what a departed client had not acknowledged."""
     splits = task.assigned
-    returned = () if iteration.finished else subtracted(units, splits.delivered)
-    elsewhere = united((*splits.delivered, *splits.returned, *returned))
-    used = dict(outside(validate_partial_splits(task, request.partially_acknowledged), elsewhere))
+    returned = () if iteration.finished else subtract(units, splits.delivered)
+    elsewhere = union((*splits.delivered, *splits.returned, *returned))
+    used = dict(
+        exclude_splits(validate_partial_splits(task, request.partially_acknowledged), elsewhere)
+    )
     parts = []
-    for unit, rows in outside(
+    for unit, rows in exclude_splits(
         validate_partial_splits(task, request.partially_unacknowledged), elsewhere
     ):
-        wanted = subtracted(splits.remaining_ordinals.get(unit, EVERYTHING), used.get(unit, ()))
-        if rows := common(rows, wanted):
+        wanted = subtract(splits.remaining_ordinals.get(unit, ALL_ORDINALS), used.get(unit, ()))
+        if rows := intersect(rows, wanted):
             parts.append((unit, rows))
     dropped = events.DepartedClientReported(
         task_id=task.task_id,
@@ -112,15 +115,15 @@ def _report_exactly_once(
 
 
 def _held_splits(task: DispatcherTask, units: Ranges) -> Ranges:
-    return subtracted(
-        at_least(validate_splits(task, units), task.assigned.num_done), task.assigned.returned
+    return subtract(
+        drop_below(validate_splits(task, units), task.assigned.num_done), task.assigned.returned
     )
 
 
 def finish_event(
     state: DispatcherState, iteration: JobIteration, context: DecisionContext
 ) -> events.IterationFinished | None:
-    """Return the end of an iteration that waited for a client, which was heard by now."""
+    """Return the end of an iteration that waited for a client's heartbeat, if it is due."""
     if iteration.finished or iteration.num_active_tasks or iteration.num_draining_tasks:
         return None
     follows = derive_events(state, iteration.iteration_id, context.is_unheard)

@@ -1,9 +1,9 @@
-"""The dispatcher without its shell: one state, and a table from requests to deciders.
+"""The dispatcher as a state machine: one state, and a table from requests to deciders.
 
-    request -> decide(state, request, moment) -> facts -> apply, with what follows -> reply
+    request -> decide(state, request, context) -> events -> apply, with consequences -> reply
 
-It has no lock, clock, thread or file: `core` brings those, and makes facts durable before it sends
-the replies.
+It has no lock, clock, thread or file: `core` supplies them, and makes events durable before it
+sends the replies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headrace.service.dispatcher.soft_state import SoftState
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.unsupported_modes import UnsupportedMode
 from headrace.service.modes.distributed_save import requests
-from headrace.serving.presence import Pulse
+from headrace.serving.heartbeats import PauseDetector
 
 __all__ = ["Dispatcher"]
 
@@ -74,7 +74,7 @@ _DECIDERS: dict[type, Callable[[DispatcherState, Any, DecisionContext], Dispatch
     requests.ReportDirectory: requests.report_directory,
 }
 
-#: In this order: each sees what the one before it did.
+#: In this order: each function sees the changes of the previous ones.
 _MAINTENANCE: tuple[Callable[[DispatcherState, DecisionContext], list[AnyEvent]], ...] = (
     liveness.expire_workers,
     liveness.give_up_unreachable,
@@ -88,35 +88,35 @@ _MAINTENANCE: tuple[Callable[[DispatcherState, DecisionContext], list[AnyEvent]]
 
 
 class Dispatcher:
-    """Feed it requests, take its decisions; times are in seconds of any steady clock."""
+    """State machine that decides requests; times are in seconds of any monotonic clock."""
 
     def __init__(self, state: DispatcherState, limits: DispatcherLimits, now: float) -> None:
         self.state = state
         self.soft_state = SoftState.from_state(state, now)
         self.limits = limits
-        self._pulse = Pulse(limits.tick_interval, now)
+        self._pulse = PauseDetector(limits.tick_interval, now)
 
     @property
     def blobs(self) -> Collection[bytes]:
-        """Digests of the plans that are here, or arriving."""
+        """Digests of the plans that are stored or being received."""
         return self.state.plan_sizes.keys() | self.soft_state.uploads.keys()
 
     def handle(
         self, request: messages.DispatcherRequest, now: float
     ) -> tuple[DispatcherDecision, list[AnyEvent]]:
-        """Decide a request and apply what follows; return all the facts beside the decision.
+        """Decide a request and apply its events; return the decision and all applied events.
 
         Raises:
-            HeadraceError: The request is refused; nothing changed.
+            HeadraceError: If the request is rejected; nothing changed.
         """
         decision = self.decide(request, now)
         return decision, self.apply(decision, now)
 
     def decide(self, request: messages.DispatcherRequest, now: float) -> DispatcherDecision:
-        """Say what follows from a request; that its sender is alive is all that is noted.
+        """Decide a request; only its sender's liveness and activity are recorded.
 
         Raises:
-            HeadraceError: The request is refused.
+            HeadraceError: If the request is rejected.
         """
         self.soft_state.record_contact(request, now)
         self.soft_state.activity.record_heartbeat(self.state, request, now)
@@ -124,12 +124,12 @@ class Dispatcher:
         return _DECIDERS[type(request)](self.state, request, moment)
 
     def apply(self, decision: DispatcherDecision, now: float) -> list[AnyEvent]:
-        """Apply what `decide` found, before anything else happens; return all facts of it.
+        """Apply a decision before anything else changes; return all applied events.
 
-        The decision has its reply then, if it had none before.
+        The decision then has its reply.
 
         Raises:
-            InvalidEventError: It contradicts the state, which may be half changed.
+            InvalidEventError: If an event contradicts the state, which may be half changed.
         """
         for note in decision.soft_events:
             self.soft_state.apply(note, now)
@@ -138,16 +138,16 @@ class Dispatcher:
         return facts
 
     def tick(self, now: float) -> list[AnyEvent]:
-        """Do what time alone asks for; return the facts, which are applied already.
+        """Do the maintenance that depends on time; return the events, which are already applied.
 
-        To be called every `limits.tick_interval` seconds. When a call is late, this process was
-        paused, and nobody could be heard meanwhile: the pause is nobody's silence, and what was
-        sent during it is heard before anybody is declared gone.
+        Must be called every `limits.tick_interval` seconds. A late call means that this process was
+        paused and received nothing: the pause does not count as silence, and requests sent during
+        it are handled before any peer is declared lost.
 
         Raises:
-            InvalidEventError: A fact contradicts the state, which may be half changed.
+            InvalidEventError: If an event contradicts the state, which may be half changed.
         """
-        pause = self._pulse.beat(now)
+        pause = self._pulse.measure_pause(now)
         if pause:
             self.soft_state.exclude_pause(pause, now)
             return []
@@ -161,9 +161,10 @@ class Dispatcher:
         return facts
 
     def end_unsupported_iterations(self, now: float) -> list[AnyEvent]:
-        """Give up iterations that another version began and this one does not offer.
+        """Abandon iterations whose mode this version does not support.
 
-        Returns the facts, which are applied already.
+        Returns:
+            The events, which are already applied.
         """
         facts: list[AnyEvent] = []
         for iteration_id, iteration in [*self.state.iterations.items()]:
@@ -173,7 +174,7 @@ class Dispatcher:
         return facts
 
     def describe(self, now: float) -> messages.DispatcherStatus:
-        """Return who is there, and what is going on."""
+        """Return the status of the service."""
         return status.describe(self.state, self._context(now))
 
     def _context(self, now: float) -> DecisionContext:

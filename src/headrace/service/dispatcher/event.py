@@ -1,11 +1,11 @@
-"""The base class of facts: everything that the dispatcher must remember, in the past tense.
+"""Base class of events: everything that the dispatcher must remember, in the past tense.
 
-Rule 1. A fact is complete: applying it needs the state before it and nothing else, no clock and no
-        chance, so the same facts always add up to the same state.
-Rule 2. A fact that was ever written to a journal keeps its name and its fields; new fields have
-        defaults. What a fact means never changes.
+Rule 1. An event is complete: applying it needs only the state before it, no clock and no
+        randomness, so that the same events always produce the same state.
+Rule 2. The name and fields of an event that was ever journaled never change; new fields have
+        defaults. The meaning of an event never changes.
 
-Facts that all modes share are in `updates`; those of one mode in its `records`.
+Events that all modes share are in `events`; those of one mode in its `events` or `records`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["Event", "require"]
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
-    """One thing that happened; its class name is kept as its tag."""
+    """Base class of events; the class name is journaled as the tag."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError with what contradicts a fact, unless it holds."""
+    """Raise ValueError with a message about an invalid event, unless the condition holds."""
     if not condition:
         raise ValueError(message)

@@ -1,7 +1,7 @@
-"""The story of a task, or of a job, in plain sentences: what its facts say, one after another.
+"""Reports of what happened to a task or a job, as sentences made from its events.
 
-Facts have no times: a record of the journal is a step, and its number stands before each sentence.
-What each fact means, `sentences` says; of what happens again and again, one sentence is enough.
+Events have no times: each sentence is numbered with its journal record. The tables of descriptions
+define what each event means; frequent events are combined into one sentence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from headrace.service.dispatcher.state import (
     JobIteration,
     TaskPhase,
 )
-from headrace.service.modes.coordinated_reads.records import RoundsOpened, RoundsSettled, TaskRounds
+from headrace.service.element_sets import PartialSplits
+from headrace.service.epochs import format_epoch
+from headrace.service.modes.coordinated_reads.events import (
+    CoordinatedTask,
+    HorizonAdvanced,
+    RoundsReported,
+)
 from headrace.service.modes.distributed_save.records import (
     FilesCommitted,
     SaveClosed,
@@ -30,9 +36,7 @@ from headrace.service.modes.distributed_save.records import (
     SaveStarted,
 )
 from headrace.service.modes.static.records import shard_of
-from headrace.service.passes import pass_in_words
-from headrace.service.ranges import Ranges, common, count, subtracted, united
-from headrace.service.rows import Parts
+from headrace.service.ranges import Ranges, intersect, subtract, total_length, union
 
 __all__ = [
     "ITERATION_DESCRIPTIONS",
@@ -53,10 +57,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ReportLine:
-    """One thing that happened."""
+    """One sentence of a report."""
 
     record: int
-    """Of the journal."""
+    """Number of the journal record."""
     text: str
 
     def __str__(self) -> str:
@@ -69,13 +73,13 @@ EventRecords = Iterable[tuple[int, list[AnyEvent]]]
 def report_task(
     number: int, state: DispatcherState, records: EventRecords, task_id: int
 ) -> list[ReportLine]:
-    """Return what happened to a task; nothing where it never was.
+    """Return what happened to a task; empty if it never existed.
 
     Args:
-        number: The record that `state` is of.
-        state: What was the case before the records; it follows them.
-        records: Facts, with the numbers of their records.
-        task_id: Whose story.
+        number: Record number of `state`.
+        state: State before the records; updated as they are applied.
+        records: Events, with the numbers of their records.
+        task_id: Task to report on.
     """
     found, often = [], _RepeatedEvents("It was dealt", "It saved")
     if task_id in state.tasks:
@@ -83,7 +87,7 @@ def report_task(
             ReportLine(number, f"so far, {_describe_task_state(state, state.tasks[task_id])}")
         )
     for record, fact in _flatten(records):
-        # Some can be told before they are applied, and a beginning only after.
+        # Most events are described before they are applied, a creation only afterwards.
         task = state.tasks.get(task_id)
         words = None if task is None else _describe_for_task(state, fact, task)
         is_often = words is not None and often.add(state, record, fact)
@@ -98,7 +102,10 @@ def report_task(
 def report_job(
     number: int, state: DispatcherState, records: EventRecords, name: str
 ) -> list[ReportLine]:
-    """Return what happened to a job by its name, or to saves into a directory (`report_task`)."""
+    """Return what happened to the job of this name, or to saves into this directory.
+
+    Arguments as in `report_task`.
+    """
     found, often = [], _RepeatedEvents("Its tasks were dealt", "They saved")
     job_id = _find_job(state, name)
     if job_id is not None:
@@ -127,7 +134,7 @@ def report_job(
 
 
 def summarize(state: DispatcherState, records: EventRecords) -> list[str]:
-    """Return what there is to ask about: jobs, their passes and tasks, at the end."""
+    """Return the jobs, epochs and tasks in the state after all records."""
     for _, fact in _flatten(records):
         apply(state, fact)
     lines = [
@@ -151,7 +158,7 @@ def summarize(state: DispatcherState, records: EventRecords) -> list[str]:
                 for task in state.tasks_of(iteration)
             )
             end = "over" if iteration.finished else "open"
-            lines.append(f"  {pass_in_words(iteration.epoch)} ({end}): tasks {tasks or 'none'}")
+            lines.append(f"  {format_epoch(iteration.epoch)} ({end}): tasks {tasks or 'none'}")
     return lines
 
 
@@ -177,11 +184,11 @@ def _save_path(state: DispatcherState, save: str) -> str:
 
 
 class _RepeatedEvents:
-    """Facts that follow each other again and again, of each kind of which one sentence is enough.
+    """Collector that combines frequent events of each kind into one sentence.
 
     Args:
-        assigned_prefix: How the sentence of units that are dealt begins.
-        committed_prefix: How the one of files begins.
+        assigned_prefix: Start of the sentence about assigned splits.
+        committed_prefix: Start of the sentence about saved files.
     """
 
     def __init__(self, assigned_prefix: str, committed_prefix: str) -> None:
@@ -189,14 +196,14 @@ class _RepeatedEvents:
         self._reset()
 
     def _reset(self) -> None:
-        #: The first record of each kind; and what the facts say together.
+        #: First record of each kind, and the totals of the collected events.
         self._records: dict[type, int] = {}
         self._assignments: list[tuple[int, int]] = []
         self._tasks: set[int] = set()
         self._files = self._elements = self._until = 0
 
     def add(self, state: DispatcherState, record: int, event: AnyEvent) -> bool:
-        """Take note of a fact that is about to be applied, if it is one of these."""
+        """Collect an event that is about to be applied; return False if it is of another kind."""
         if isinstance(event, events.SplitsAssigned):
             iteration = state.iterations[state.tasks[event.task_id].iteration_id]
             if event.start in iteration.pool.partial_splits:
@@ -206,28 +213,30 @@ class _RepeatedEvents:
         elif isinstance(event, FilesCommitted):
             self._files += len(event.files)
             self._elements += sum(file.elements for file in event.files)
-        elif isinstance(event, RoundsOpened):
-            self._until = event.until
+        elif isinstance(event, HorizonAdvanced):
+            self._until = event.horizon
         else:
             return False
         self._records.setdefault(type(event), record)
         return True
 
     def flush(self) -> list[ReportLine]:
-        """Return a sentence of each kind that there was, and begin again."""
+        """Return one sentence for each kind collected, and reset."""
         words: dict[type, Callable[[], str]] = {
             events.SplitsAssigned: self._describe_assignments,
             FilesCommitted: self._describe_files,
-            RoundsOpened: self._describe_rounds,
+            HorizonAdvanced: self._describe_rounds,
         }
         found = [ReportLine(record, words[kind]()) for kind, record in self._records.items()]
         self._reset()
         return found
 
     def _describe_assignments(self) -> str:
-        units, number, tasks = united(self._assignments), len(self._assignments), len(self._tasks)
+        units, number, tasks = union(self._assignments), len(self._assignments), len(self._tasks)
         words = f"{self._assigned_prefix} {describe_splits(units)}"
-        words += f", {pluralize(count(units), 'unit')} in {number} grants" if number > 1 else ""
+        words += (
+            f", {pluralize(total_length(units), 'unit')} in {number} grants" if number > 1 else ""
+        )
         words += f", to {pluralize(tasks, 'task')}" if tasks > 1 else ""
         return f"{words}."
 
@@ -239,12 +248,12 @@ class _RepeatedEvents:
         return f"Consumers could go on up to round {self._until}."
 
 
-# --- beginnings ----------------------------------------------------------------------------------
+# --- creation -----------------------------------------------------------------------------------
 
 
 def _describe_job_created(state: DispatcherState, event: events.JobCreated) -> str | None:
     if event.save_id:
-        return None  # the save's beginning was told
+        return None  # the start of the save is reported by its own event
     mode = ShardingPolicy(event.options.processing_mode).name
     return f"Job {event.name!r} began, over dataset {event.dataset_id}, with policy {mode}."
 
@@ -253,7 +262,7 @@ def _describe_task_created(state: DispatcherState, task: DispatcherTask) -> str:
     reading = describe_iteration(state, state.iterations[task.iteration_id])
     shard, rounds = shard_of(task.mode_state), task.mode_state
     share = "" if shard is None else f", for share {shard.index} of {shard.num_shards}"
-    joined = rounds.first if isinstance(rounds, TaskRounds) else 0
+    joined = rounds.starting_round if isinstance(rounds, CoordinatedTask) else 0
     first = f", from round {joined} on" if joined else ""
     again = f" It was retry {task.attempt} after losses." if task.attempt else ""
     return (
@@ -280,11 +289,11 @@ def _describe_task_state(state: DispatcherState, task: DispatcherTask) -> str:
     )
 
 
-# --- what a fact means for whom ------------------------------------------------------------------
+# --- relevance of events -------------------------------------------------------------------------
 
 
 def _describe_for_task(state: DispatcherState, event: AnyEvent, task: DispatcherTask) -> str | None:
-    """Return what a fact means for a task, before it is applied; None: nothing."""
+    """Return what an event means for a task, before it is applied; None if nothing."""
     kind = type(event)
     if kind in TASK_DESCRIPTIONS and getattr(event, "task_id", None) == task.task_id:
         return TASK_DESCRIPTIONS[kind](state, event, task)
@@ -307,7 +316,7 @@ def _save_of(state: DispatcherState, task: DispatcherTask) -> str:
 
 
 def _describe_for_job(state: DispatcherState, event: AnyEvent, job_id: int) -> str | None:
-    """Return what a fact means for a job, before it is applied; None: nothing."""
+    """Return what an event means for a job, before it is applied; None if nothing."""
     kind = type(event)
     if kind in SAVE_DESCRIPTIONS and getattr(event, "save_id", "") == state.jobs[job_id].save_id:
         return SAVE_DESCRIPTIONS[kind](event)
@@ -357,46 +366,45 @@ def _describe_for_worker_tasks(
     return f"Task{'s' * (len(involved) > 1)} {tasks} (the worker at {worker.address}): {said}"
 
 
-# --- sentences: what each kind of fact means for a task, a pass or a job, for `story` -------------
+# --- descriptions of events, for `event_report` --------------------------------------------------
 
-# A fact is told before it is applied, of the state before it. Ranges of units are written as they
-# are
-# counted, "10 to 19" with both ends, by their numbers in the stream.
+# An event is described before it is applied, from the state before it. Ranges of splits are written
+# with both ends, "10 to 19", as indices in the stream.
 
 _MAX_RANGES = 8
 
 
-# --- words ---------------------------------------------------------------------------------------
+# --- formatting ----------------------------------------------------------------------------------
 
 
 def pluralize(number: int, noun: str, several: str = "") -> str:
-    """Write how many of something there are."""
+    """Format a count with its noun."""
     return f"{number} {noun}" if number == 1 else f"{number} {several or noun + 's'}"
 
 
 def describe_job(state: DispatcherState, job: Job) -> str:
-    """Say which job it is: a named one, a client's own, or a save."""
+    """Describe a job: a named job, a client's own, or a save."""
     if job.save_id:
         return f"the save into {state.saves[job.save_id].path!r}"
     return f"job {job.name!r}" if job.name else f"the job of client {job.owner}"
 
 
 def describe_iteration(state: DispatcherState, iteration: JobIteration) -> str:
-    """Say which pass of which job it is."""
+    """Describe an iteration by its epoch and job."""
     job = state.jobs[iteration.job_id]
     if job.save_id:
         return describe_job(state, job)
-    return f"{pass_in_words(iteration.epoch)} of {describe_job(state, job)}"
+    return f"{format_epoch(iteration.epoch)} of {describe_job(state, job)}"
 
 
 def describe_splits(ranges: Ranges | list[tuple[int, int]]) -> str:
-    """Write ranges of units, with both ends; of very many, the first and the last."""
+    """Format ranges of splits with both ends; long lists are shortened."""
     parts = [
         f"{start}" if stop - start == 1 else f"{start} to {stop - 1}" for start, stop in ranges
     ]
     if len(parts) > _MAX_RANGES:
         parts = [*parts[: _MAX_RANGES - 1], f"others up to {ranges[-1][1] - 1}"]
-    return f"{'unit' if count(ranges) == 1 else 'units'} {_join(parts)}"
+    return f"{'unit' if total_length(ranges) == 1 else 'units'} {_join(parts)}"
 
 
 def _join(parts: Sequence[str]) -> str:
@@ -407,12 +415,12 @@ def _describe_task_splits(task: DispatcherTask, units: Ranges) -> str:
     return describe_splits(task.assigned.to_split_indices(units))
 
 
-def _partial_ranges(parts: Parts) -> Ranges:
-    """Return the units of which elements are named."""
-    return united((unit, unit + 1) for unit, _ in parts)
+def _partial_ranges(parts: PartialSplits) -> Ranges:
+    """Return the splits that have an entry in `parts`."""
+    return union((unit, unit + 1) for unit, _ in parts)
 
 
-def _describe_elements(task: DispatcherTask, units: Ranges, parts: Parts) -> str:
+def _describe_elements(task: DispatcherTask, units: Ranges, parts: PartialSplits) -> str:
     words = []
     if units:
         words.append(f"{_describe_task_splits(task, units)} whole")
@@ -443,15 +451,15 @@ def _splits_reassigned(
 def _splits_returned(
     state: DispatcherState, event: events.SplitsReturned, task: DispatcherTask
 ) -> str:
-    in_part = common(
-        event.splits, united((unit, unit + 1) for unit in task.assigned.remaining_ordinals)
+    in_part = intersect(
+        event.splits, union((unit, unit + 1) for unit in task.assigned.remaining_ordinals)
     )
-    whole = subtracted(event.splits, in_part)
+    whole = subtract(event.splits, in_part)
     is_running = task.phase is TaskPhase.RUNNING
     words = []
     if whole:
         how = "Its worker handed back" if is_running else "Nobody had received"
-        which = "which is" if count(whole) == 1 else "which are"
+        which = "which is" if total_length(whole) == 1 else "which are"
         words.append(f"{how} {_describe_task_splits(task, whole)}, {which} dealt again.")
     if in_part:
         who = "it had still to give" if is_running else "nobody had received"
@@ -462,8 +470,8 @@ def _splits_returned(
 def _splits_abandoned(
     state: DispatcherState, event: events.SplitsAbandoned, task: DispatcherTask
 ) -> str:
-    were = "was" if count(event.splits) == 1 else "were"
-    which = "it" if count(event.splits) == 1 else "them"
+    were = "was" if total_length(event.splits) == 1 else "were"
+    which = "it" if total_length(event.splits) == 1 else "them"
     return (
         f"{_describe_task_splits(task, event.splits).capitalize()} {were} given up: each task that "
         "was dealt "
@@ -495,8 +503,8 @@ def _delivery_reported(
     state: DispatcherState, event: events.DeliveryReported, task: DispatcherTask
 ) -> str:
     whole, some = (
-        count(event.delivered),
-        count(subtracted(event.partially_delivered, event.delivered)),
+        total_length(event.delivered),
+        total_length(subtract(event.partially_delivered, event.delivered)),
     )
     said = []
     if whole:
@@ -510,7 +518,7 @@ def _delivery_reported(
     return f"It became known that {who} had received {received}."
 
 
-def _rounds_settled(state: DispatcherState, event: RoundsSettled, task: DispatcherTask) -> str:
+def _rounds_settled(state: DispatcherState, event: RoundsReported, task: DispatcherTask) -> str:
     rounds = pluralize(event.rounds, "round")
     return f"It became known that client {event.client_id} had received {rounds} of it."
 
@@ -539,7 +547,7 @@ def _departed_client_reported(
             f"{_describe_task_splits(task, _partial_ranges(event.partially_consumed))}."
         )
     if event.returned:
-        was = "was" if count(event.returned) == 1 else "were"
+        was = "was" if total_length(event.returned) == 1 else "were"
         words.append(
             f"{_describe_task_splits(task, event.returned).capitalize()} {was} sent to it alone: "
             "dealt again."
@@ -548,7 +556,7 @@ def _departed_client_reported(
         units = _describe_task_splits(task, _partial_ranges(event.partially_returned))
         words.append(f"Elements of {units} that it was sent and had not used are dealt again.")
     if event.lost:
-        was = "was" if count(event.lost) == 1 else "were"
+        was = "was" if total_length(event.lost) == 1 else "were"
         words.append(
             f"{_describe_task_splits(task, event.lost).capitalize()} {was} sent to it in part: "
             "missing."
@@ -573,17 +581,17 @@ TASK_DESCRIPTIONS: dict[type, Callable[[DispatcherState, Any, DispatcherTask], s
     events.TaskLost: _task_lost,
     events.CopyMarkedStable: _copy_marked_stable,
     events.DeliveryReported: _delivery_reported,
-    RoundsSettled: _rounds_settled,
+    RoundsReported: _rounds_settled,
     events.ElementsReceived: _elements_received,
     events.ElementsConsumed: _elements_consumed,
     events.DepartedClientReported: _departed_client_reported,
     FilesCommitted: _files_committed,
 }
 
-"""Of the task that the fact names."""
+"""Descriptions of events that name a task."""
 
 
-# --- workers, passes, saves ----------------------------------------------------------------------
+# --- workers, iterations, saves ------------------------------------------------------------------
 
 
 def _worker_draining(event: events.WorkerDraining) -> str:
@@ -604,12 +612,12 @@ WORKER_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
     events.WorkerLost: _worker_lost,
 }
 
-"""Of tasks on the worker that the fact names."""
+"""Descriptions of events that name a worker, for the tasks on it."""
 
 
 def _iteration_created(event: events.IterationCreated) -> str:
     first = f", from unit {event.first_split} on" if event.first_split else ""
-    return f"{pass_in_words(event.epoch).capitalize()} began{first}, with seed {event.seed}."
+    return f"{format_epoch(event.epoch).capitalize()} began{first}, with seed {event.seed}."
 
 
 def _client_joined(event: events.ClientJoined) -> str:
@@ -618,8 +626,8 @@ def _client_joined(event: events.ClientJoined) -> str:
     return f"Client {event.client_id} began to read{consumer}."
 
 
-def _rounds_opened(event: RoundsOpened) -> str:
-    return f"Consumers could go on up to round {event.until}."
+def _rounds_opened(event: HorizonAdvanced) -> str:
+    return f"Consumers could go on up to round {event.horizon}."
 
 
 def _iteration_finished(event: events.IterationFinished) -> str:
@@ -641,13 +649,13 @@ def _iteration_forgotten(event: events.IterationForgotten) -> str:
 ITERATION_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
     events.IterationCreated: _iteration_created,
     events.ClientJoined: _client_joined,
-    RoundsOpened: _rounds_opened,
+    HorizonAdvanced: _rounds_opened,
     events.IterationFinished: _iteration_finished,
     events.IterationDiscarded: _iteration_discarded,
     events.IterationForgotten: _iteration_forgotten,
 }
 
-"""Of the pass that the fact names."""
+"""Descriptions of events that name an iteration."""
 
 
 def _save_started(event: SaveStarted) -> str:
@@ -673,7 +681,7 @@ SAVE_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
     SaveClosed: _save_closed,
 }
 
-"""Of the save that the fact names."""
+"""Descriptions of events that name a save."""
 
 UNREPORTED_EVENTS = frozenset(
     {
@@ -688,4 +696,4 @@ UNREPORTED_EVENTS = frozenset(
     }
 )
 
-"""Facts that no story of a task or a job tells."""
+"""Events that appear in no report of a task or a job."""

@@ -1,4 +1,4 @@
-"""Facts that all reading modes share (`fact.Fact`), and the union of all."""
+"""Events that all reading modes share (`event.Event`), and the union of all events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TypeAlias
 
 from headrace.service.dispatcher.event import Event
 from headrace.service.dispatcher.state import AnyIterationModeState, AnyTaskModeState
+from headrace.service.element_sets import PartialSplits
 from headrace.service.messages import JobOptions
-from headrace.service.modes.coordinated_reads.records import RoundsOpened, RoundsSettled
+from headrace.service.modes.coordinated_reads.events import HorizonAdvanced, RoundsReported
 from headrace.service.modes.distributed_save.records import (
     FilesCommitted,
     SaveClosed,
@@ -16,7 +17,6 @@ from headrace.service.modes.distributed_save.records import (
     SaveStarted,
 )
 from headrace.service.ranges import Ranges
-from headrace.service.rows import Parts
 from headrace.versions import Versions
 
 __all__ = [
@@ -58,23 +58,23 @@ __all__ = [
 
 
 class DispatcherStarted(Event, frozen=True):
-    """A dispatcher began with nothing: numbers that another one gave out mean nothing to it."""
+    """A dispatcher started with an empty state; ids from other dispatchers are invalid for it."""
 
     dispatcher_id: str
-    """Its name, which everybody may know."""
+    """Public name of the dispatcher."""
     secret: bytes
-    """The key of its tickets, which nobody else knows."""
+    """Secret key that signs task tokens."""
 
 
 class PlanStored(Event, frozen=True):
-    """All bytes of a plan are kept under their SHA-256 digest."""
+    """A plan was stored completely under its SHA-256 digest."""
 
     digest: bytes
     size: int
 
 
 class DatasetRegistered(Event, frozen=True):
-    """A dataset became known; its plan was stored before."""
+    """A dataset was registered; its plan was stored before."""
 
     dataset_id: str
     token: str
@@ -85,232 +85,234 @@ class DatasetRegistered(Event, frozen=True):
     num_splits: int | None
     compression: str | None
     anonymous: bool = False
-    """Nobody was given its id to keep: it may be forgotten when nobody uses it."""
+    """No caller was given the id to keep: the dataset may be forgotten when it is unused."""
     has_element_ids: bool = False
-    """Its elements have origins (`rows`)."""
+    """Its elements have ids (`element_sets`)."""
     steps: tuple[tuple[str, str], ...] = ()
     """Names of its steps, each with a fingerprint."""
     python_version: str = ""
-    """The minor version of Python that pickled the plan; empty: not known."""
+    """Minor version of the Python that pickled the plan; empty if unknown."""
 
 
 class DatasetPinned(Event, frozen=True):
-    """Somebody was given the id of an anonymous dataset: it is forgotten no more."""
+    """The id of an anonymous dataset was given to a caller; the dataset is kept from now on."""
 
     dataset_id: str
 
 
 class DatasetForgotten(Event, frozen=True):
-    """An anonymous dataset that nobody used for long left memory; so did a plan of its own."""
+    """A long unused anonymous dataset was removed, with its plan if no other dataset has it."""
 
     dataset_id: str
 
 
 class PlanForgotten(Event, frozen=True):
-    """A plan that no dataset has left memory."""
+    """A plan that no dataset refers to was removed."""
 
     digest: bytes
 
 
 class SlotsConfigured(Event, frozen=True):
-    """The list of workers that static policies share datasets among is another one.
+    """The list of workers among which static policies divide datasets was replaced.
 
-    Workers that are there take the slots that fit, in the order in which they registered.
+    Registered workers take the slots that fit, in the order of registration.
     """
 
     patterns: tuple[str, ...]
 
 
 class WorkerRegistered(Event, frozen=True):
-    """A worker joined, or changed its tags."""
+    """A worker registered, or changed its tags."""
 
     worker_id: str
     address: str
     tags: tuple[str, ...]
     slot: int | None = None
-    """Which slot it took; None where there are none."""
+    """Index of the slot that it took; None if there are no slots."""
     versions: Versions = Versions()
 
 
 class WorkerDraining(Event, frozen=True):
-    """A worker takes no more work and will leave."""
+    """A worker gets no new work and will leave."""
 
     worker_id: str
 
 
 class WorkerLeft(Event, frozen=True):
-    """A worker left on its own; what it still ran ended there."""
+    """A worker unregistered; its running tasks ended."""
 
     worker_id: str
 
 
 class WorkerLost(Event, frozen=True):
-    """A worker is taken for gone, and its running tasks with it."""
+    """A worker was declared lost, with its running tasks."""
 
     worker_id: str
     reason: str = ""
-    """What was seen of it: a silence is not yet a death."""
+    """What was observed: silence does not prove that the process ended."""
     timed_out: bool = False
-    """Its process was not seen to end: what it was computing is not suspected to have killed it."""
+    """The process was not seen to end, so its splits are not suspected of killing it."""
 
 
 class JobCreated(Event, frozen=True):
-    """A job began: a named one, a client's own, or a save's."""
+    """A job was created: a named job, a client's own, or that of a save."""
 
     job_id: int
     name: str | None
     owner: str | None
-    """The client whose own it is."""
+    """Client that owns the job."""
     dataset_id: str
     options: JobOptions
     save_id: str = ""
-    """Not empty: it writes the save of this id, and has neither name nor owner."""
+    """Id of the save that the job writes; if set, the job has neither name nor owner."""
 
 
 class JobForgotten(Event, frozen=True):
-    """A job that nobody can join any more left memory; it had no iteration left."""
+    """A job that no client can join any longer was removed; it had no iteration left."""
 
     job_id: int
 
 
 class IterationCreated(Event, frozen=True):
-    """One more pass of a job began."""
+    """An epoch of a job started."""
 
     iteration_id: int
     job_id: int
     epoch: tuple[int, ...]
     seed: int
     num_splits: int | None
-    """Units that are dealt in it, or INFINITE (-1); None: nothing is dealt."""
+    """Number of splits to assign, or INFINITE (-1); None if the iteration assigns none."""
     exactly_once: bool = False
-    """Its elements have origins (`rows`), and each comes once."""
+    """Its elements have ids (`element_sets`), and each is delivered once."""
     first_split: int = 0
-    """Nothing before this unit is dealt."""
+    """First split to assign."""
     delivered: Ranges = ()
-    """Units after that which are dealt no more, and of others the ordinals: they came before."""
-    partial_splits: Parts = ()
+    """Splits after `first_split` that were delivered before, and ordinals of others that were; they
+    are not assigned."""
+    partial_splits: PartialSplits = ()
     start_position_id: str = ""
     mode_state: AnyIterationModeState | None = None
-    """What the mode of its job adds, at the beginning."""
+    """Initial state that the reading mode of its job adds."""
     fixed_seeds: tuple[int, ...] = ()
-    """What steps draw from that draw the same in each pass; empty: what the plan says."""
+    """Seeds for steps that draw the same values in each epoch; empty uses those of the plan."""
 
 
 class IterationFinished(Event, frozen=True):
-    """All tasks are over and nothing is left that somebody could still be dealt."""
+    """All tasks ended and nothing is left to assign."""
 
     iteration_id: int
     failure_reason: str = ""
-    """Not empty: it was given up, for this reason."""
+    """Why the iteration was abandoned; empty if it was not."""
 
 
 class IterationDiscarded(Event, frozen=True):
-    """An iteration without clients was given up; opening it again starts it from the beginning."""
+    """An iteration without clients was discarded; opening it again starts it from the beginning."""
 
     iteration_id: int
 
 
 class IterationForgotten(Event, frozen=True):
-    """A finished iteration left memory; its job remembers that it finished, and by whom."""
+    """A finished iteration was removed; its job remembers that it finished, and its readers."""
 
     iteration_id: int
 
 
 class TaskCreated(Event, frozen=True):
-    """A worker was given an iteration."""
+    """A task was created on a worker."""
 
     task_id: int
     iteration_id: int
     worker_id: str
     mode_state: AnyTaskModeState | None = None
-    """What the mode of its job adds, at the beginning."""
+    """Initial state that the reading mode of its job adds."""
     attempt: int = 0
-    """How often all tasks that the iteration had were lost before, where nothing is dealt."""
+    """How often all tasks of the iteration were lost before, if it assigns no splits."""
     is_replacement: bool = False
-    """It makes a copy, and more copies were lost than had been replaced."""
+    """The task reads a copy, and more copies were lost than had been replaced."""
 
 
 class TaskFinished(Event, frozen=True):
-    """A task handed out its last element."""
+    """A task delivered its last element."""
 
     task_id: int
     cut_short: bool = False
-    """It made a copy, and ended before the copy did: its worker leaves."""
+    """The task reads a copy and ended before it because its worker is draining."""
     num_done: int = 0
-    """Units before this one, in dealt order, were done."""
+    """All splits before this one, in assignment order, were done."""
 
 
 class TaskFailed(Event, frozen=True):
-    """A task ended by an error of the worker's own."""
+    """A task ended with an error of the worker itself."""
 
     task_id: int
     reason: str
 
 
 class CopyMarkedStable(Event, frozen=True):
-    """A task in which nothing is dealt has run for so long that its dataset kills no worker."""
+    """A task without splits has run for so long that its dataset is assumed not to kill workers."""
 
     task_id: int
 
 
 class TaskLost(Event, frozen=True):
-    """A task was given up, though its worker is there."""
+    """A task was declared lost while its worker is registered."""
 
     task_id: int
     reason: str
 
 
 class DeliveryReported(Event, frozen=True):
-    """It became known what a client had received of a task: ranges of units in dealt order.
+    """The splits that a client received from a task, as ranges in assignment order, became known.
 
-    It said so itself, or nobody waits for it any more. Without a name it is what all clients had:
-    the worker said so when one of them was gone.
+    The client reported them, or the dispatcher stopped waiting for its report. Without a client id
+    the event covers all clients: the worker reported it when one of them had departed.
     """
 
     task_id: int
     client_id: str
     delivered: Ranges
-    """Units that came whole."""
+    """Splits received completely."""
     partially_delivered: Ranges = ()
-    """Units of which something may have come."""
+    """Splits that may have been received in part."""
 
 
 class ElementsReceived(Event, frozen=True):
-    """It became known which elements of a task a client has, where each comes once.
+    """The elements that a client has received from a task became known (exactly-once delivery).
 
-    They are the task's to give, and known to be nobody else's. If the client goes and did not use
-    them, they are dealt again.
+    The task was responsible for them, and no other client has them. If the client departs before it
+    consumed them, they are assigned again.
     """
 
     task_id: int
     client_id: str
     splits: Ranges
-    """Units that came whole, in dealt order."""
-    partial_splits: Parts = ()
-    """Units of which these elements came."""
+    """Splits received completely, in assignment order."""
+    partial_splits: PartialSplits = ()
+    """Elements received of other splits."""
 
 
 class ElementsConsumed(Event, frozen=True):
-    """It became known which elements of a task a client used, where each comes once.
+    """The elements of a task that a client consumed became known (exactly-once delivery).
 
-    If it goes, nobody else needs them; what it has and did not use, others do.
+    If the client departs, these elements are not assigned again; those that it received and did not
+    consume are.
     """
 
     task_id: int
     client_id: str
     splits: Ranges
-    partial_splits: Parts = ()
+    partial_splits: PartialSplits = ()
 
 
 class TasksForgotten(Event, frozen=True):
-    """Tasks that are lost left memory; their iteration remembers what was lost with them."""
+    """Lost tasks were removed; their iteration remembers the splits lost with them."""
 
     iteration_id: int
     task_ids: tuple[int, ...]
 
 
 class ClientJoined(Event, frozen=True):
-    """A client reads an iteration."""
+    """A client joined an iteration."""
 
     client_id: str
     iteration_id: int
@@ -318,35 +320,37 @@ class ClientJoined(Event, frozen=True):
 
 
 class ClientLeft(Event, frozen=True):
-    """A client closed its iteration, or was silent for too long."""
+    """A client closed its iteration, or timed out."""
 
     client_id: str
     may_not_rejoin: bool = False
-    """Whether the iteration, which was not at its end, remembers it: workers refuse it."""
+    """True if the unfinished iteration remembers the client, so that workers reject its requests.
+    """
 
 
 class DepartedClientReported(Event, frozen=True):
-    """A worker said what of a task a client that is gone was sent and had not acknowledged.
+    """A worker reported which elements of a task a departed client had not acknowledged.
 
-    Both are units in dealt order, which are no longer with the task.
+    `returned` and `lost` are splits in assignment order, which the task no longer holds.
     """
 
     task_id: int
     client_id: str
     returned: Ranges
-    """Nobody else was sent anything of these: they are dealt again."""
+    """Splits that no other client was sent elements of; they are assigned again."""
     lost: Ranges
-    partially_returned: Parts = ()
-    """Of these units, which stay with the task, some elements are dealt again."""
-    partially_consumed: Parts = ()
-    """Of these units it used some elements, which are dealt to nobody."""
+    partially_returned: PartialSplits = ()
+    """Elements to assign again, of splits that stay with the task."""
+    partially_consumed: PartialSplits = ()
+    """Elements that the client consumed, of splits that stay with the task; they are not assigned
+    again."""
 
 
 class SplitsAssigned(Event, frozen=True):
-    """A task was dealt units `start_position_id` to `stop` - 1 of its iteration's stream.
+    """Splits `start` to `stop` - 1 of its iteration's stream were assigned to a task.
 
-    It was grant `assignment_number` of the task, of whose units, in dealt order, all before
-    `num_done` were done. A unit of which only a part was to be dealt was dealt alone, and in part.
+    This was assignment `assignment_number` of the task; all splits before `num_done`, in assignment
+    order, were done. A split that is assigned in part is assigned alone.
     """
 
     task_id: int
@@ -357,9 +361,9 @@ class SplitsAssigned(Event, frozen=True):
 
 
 class SplitsReturned(Event, frozen=True):
-    """Units that were dealt to a task, in dealt order, were not delivered and are dealt again.
+    """Splits of a task, in assignment order, were returned undelivered and are assigned again.
 
-    Its worker handed them back, or the task is gone and nothing of them came to anybody.
+    The worker returned them, or the task is unavailable and no client received any element of them.
     """
 
     task_id: int
@@ -367,9 +371,10 @@ class SplitsReturned(Event, frozen=True):
 
 
 class SplitsReassigned(Event, frozen=True):
-    """Units that a task holds, in dealt order, are dealt to others too: it is slow with them.
+    """Splits that a slow task holds, in assignment order, are assigned to other tasks as well.
 
-    It keeps them and may give them yet; only the others are to.
+    The task keeps them and may still deliver them, but only the other tasks are responsible for
+    them.
     """
 
     task_id: int
@@ -377,9 +382,9 @@ class SplitsReassigned(Event, frozen=True):
 
 
 class SplitsAbandoned(Event, frozen=True):
-    """Units that were dealt to a task that is gone, in dealt order, are dealt no more.
+    """Splits of an unavailable task, in assignment order, are not assigned again.
 
-    Each task that was dealt them was lost.
+    Each task that held them was lost.
     """
 
     task_id: int
@@ -404,14 +409,14 @@ AnyEvent: TypeAlias = (
     | IterationFinished
     | IterationDiscarded
     | IterationForgotten
-    | RoundsOpened
+    | HorizonAdvanced
     | TaskCreated
     | TaskFinished
     | TaskFailed
     | TaskLost
     | CopyMarkedStable
     | DeliveryReported
-    | RoundsSettled
+    | RoundsReported
     | ElementsReceived
     | ElementsConsumed
     | TasksForgotten

@@ -1,16 +1,16 @@
-"""What is forgotten, so that a dispatcher that runs for months stays small.
+"""Garbage collection, which bounds the size of a dispatcher that runs for months.
 
-Iterations go when they had no client for `DispatcherLimits.gc_timeout`.
+Iterations are removed when they had no client for `DispatcherLimits.gc_timeout`.
 
-Anonymous datasets, which `distribute` registers, are forgotten when nobody has used them for
-`DispatcherLimits.dataset_timeout`; those that somebody was given the id of (`register_dataset`)
-never are. A plan goes with its last dataset; one that no dataset has, and no job for its cost
-function, goes after `DispatcherLimits.client_timeout`. All plans together have
-`DispatcherLimits.max_plan_bytes`: for another one, anonymous datasets that nobody has used for
-`DispatcherLimits.client_timeout` are forgotten early, the longest unused first.
+Anonymous datasets, which `distribute` registers, are removed when they were unused for
+`DispatcherLimits.dataset_timeout`; datasets whose id was given to a caller (`register_dataset`) are
+kept. A plan is removed with its last dataset; a plan without a dataset, and without a job that uses
+it as cost function, after `DispatcherLimits.client_timeout`. All plans together may take
+`DispatcherLimits.max_plan_bytes`: to make room for another one, anonymous datasets unused for
+`DispatcherLimits.client_timeout` are removed early, the longest unused first.
 
-Of the tasks that were lost, an iteration keeps the last ones; what was lost with the others is
-remembered without them.
+An iteration keeps its most recently lost tasks; the losses of older ones are remembered without
+them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _MIN_FORGOTTEN_TASKS = 50
 
 
 def discard_idle_iterations(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
-    """Give up iterations that had no client for too long, and forget those that are finished.
+    """Discard iterations that had no client for too long, and forget the finished ones.
 
-    A named DYNAMIC iteration is kept unless the configuration says otherwise: to begin it again
-    would deal its elements twice.
+    A named DYNAMIC iteration is kept unless `DispatcherLimits.gc_dynamic` is set: restarting it
+    would deliver its elements twice.
     """
     timeout = context.limits.gc_timeout
     if timeout is None:
@@ -58,13 +58,13 @@ def _idle_iterations(
 ) -> Iterable[JobIteration]:
     for iteration_id, since in context.soft_state.idle_since.items():
         iteration = state.iterations[iteration_id]
-        is_read = not state.jobs[iteration.job_id].save_id  # that of a save goes with it
+        is_read = not state.jobs[iteration.job_id].save_id  # a save's is removed with the save
         if is_read and not iteration.clients and context.now - since > timeout:
             yield iteration
 
 
 def forget_unused(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
-    """Forget datasets and plans that nobody has used for long."""
+    """Forget datasets and plans that were unused for long."""
     timeout, last_use = context.limits.dataset_timeout, context.soft_state.idle_times
     idle = _idle_datasets(state)
     in_use = state.plans_in_use
@@ -97,10 +97,10 @@ def _idle_datasets(state: DispatcherState) -> list[str]:
 def make_room_for_plan(
     state: DispatcherState, digest: bytes, size: int, context: DecisionContext
 ) -> list[events.DatasetForgotten]:
-    """Return what is forgotten for a plan of `size` bytes, which begins to arrive.
+    """Return the datasets to forget for a plan of `size` bytes that is about to be received.
 
     Raises:
-        FailedPreconditionError: There is no room for it beside the plans that are in use.
+        FailedPreconditionError: If there is no room for it beside the plans in use.
     """
     limits, last_use = context.limits, context.soft_state.idle_times
     arriving = sum(

@@ -1,4 +1,4 @@
-"""When what is watched was last used: for one run of the dispatcher's process."""
+"""Times of last use, kept in memory."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ __all__ = ["IdleTimes"]
 
 
 class IdleTimes:
-    """When each of some idle things was last used, or first seen idle."""
+    """Time at which each idle key was last used, or first seen idle."""
 
     def __init__(self) -> None:
         self._last_used: dict[Hashable, float] = {}
 
     def watch(self, idle: Iterable[Hashable], now: float) -> None:
-        """Watch what is idle now, and nothing else."""
+        """Watch exactly the keys that are idle now."""
         self._last_used = {each: self._last_used.get(each, now) for each in idle}
 
     def record_use(self, key: Hashable, now: float) -> None:
-        """Take note of a use."""
+        """Record a use."""
         if key in self._last_used:
             self._last_used[key] = now
 
     def idle_seconds(self, key: Hashable, now: float) -> float:
-        """Return for how many seconds it has been idle."""
+        """Return the seconds since the last use; 0 if the key is not watched."""
         return now - self._last_used.get(key, now)
 
     def exclude_pause(self, pause: float, now: float) -> None:
-        """Leave out `pause` seconds in which nobody could be heard."""
+        """Exclude `pause` seconds in which this process received nothing."""
         self._last_used = {each: min(now, at + pause) for each, at in self._last_used.items()}

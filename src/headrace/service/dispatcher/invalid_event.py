@@ -1,4 +1,4 @@
-"""Contradictions: facts that do not fit the state, with the story of what they name."""
+"""Errors about events that contradict the state, with a description of everything they name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["InvalidEventError", "invalid_event_error"]
 
 
 class InvalidEventError(Exception):
-    """A fact does not fit the state; the message tells the story of what it names."""
+    """An event contradicts the state; the message describes everything that the event names."""
 
 
 def invalid_event_error(
     state: DispatcherState, event: AnyEvent, error: Exception
 ) -> InvalidEventError:
-    """Return an error that tells the story of a fact at which `error` was met."""
+    """Return the error for an event whose application raised `error`."""
     return InvalidEventError(
         f"{event} cannot be applied: {type(error).__name__}: "
         f"{error}\n{_describe_named(state, event)}"

@@ -1,6 +1,6 @@
-"""The invariants of a state, as a function that checks them. Tests call it after each step.
+"""A function that checks the invariants of a state. Tests call it after each step.
 
-A new invariant is a `#:` comment beside its field in `state.py`, and a line here.
+A new invariant needs a `#:` comment at its field in `state.py`, and a line here.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from headrace.service.dispatcher.state import (
     JobIteration,
     TaskPhase,
 )
-from headrace.service.modes.coordinated_reads.records import Consumers, consumers_of, rounds_of
+from headrace.service.modes.coordinated_reads.events import (
+    CoordinatedIteration,
+    coordinated_iteration,
+    coordinated_task,
+)
 from headrace.service.modes.distributed_save.records import MAX_CLOSED_SAVES, files_of
 from headrace.service.modes.static.records import shard_of
-from headrace.service.ranges import at_least, common, count, subtracted, united
+from headrace.service.ranges import drop_below, intersect, subtract, total_length, union
 
 __all__ = ["validate"]
 
 
 def validate(state: DispatcherState) -> None:
-    """Check every `#:` comment of `state.py`.
+    """Check the invariants in the `#:` comments of `state.py`.
 
     Raises:
-        AssertionError: One does not hold.
+        AssertionError: If one does not hold.
     """
     running: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
     finished: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
@@ -75,11 +79,11 @@ def _has_read(state: DispatcherState, task: DispatcherTask) -> bool:
 def _check_task(state: DispatcherState, task: DispatcherTask) -> None:
     splits = task.assigned
     assert 0 <= splits.num_done <= splits.num_assigned, task
-    assert count(splits.runs) == splits.num_assigned - splits.num_done, task
+    assert total_length(splits.runs) == splits.num_assigned - splits.num_done, task
     for ranges in (splits.returned, splits.delivered, splits.partially_delivered):
-        assert ranges == at_least(united(ranges), splits.num_done), task
+        assert ranges == drop_below(union(ranges), splits.num_done), task
         assert not ranges or ranges[-1][1] <= splits.num_assigned, task
-    assert not subtracted(splits.delivered, splits.partially_delivered), task
+    assert not subtract(splits.delivered, splits.partially_delivered), task
     assert splits.num_held >= 0, task
     assert splits.last_assignment[1] - splits.last_assignment[0] <= splits.num_assigned, task
     assert (splits.num_assignments == 0) == (splits.num_assigned == 0), task
@@ -91,8 +95,10 @@ def _check_task(state: DispatcherState, task: DispatcherTask) -> None:
     for unit, rows in splits.remaining_ordinals.items():
         assert splits.num_done <= unit < splits.num_assigned, task
         assert rows, task
-        assert rows == united(rows), task
-        assert not common(((unit, unit + 1),), united((*splits.returned, *splits.delivered))), task
+        assert rows == union(rows), task
+        assert not intersect(((unit, unit + 1),), union((*splits.returned, *splits.delivered))), (
+            task
+        )
 
 
 def _check_jobs(state: DispatcherState) -> None:
@@ -144,7 +150,7 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: JobIt
     tasks = state.tasks_of(iteration)
     assert len(set(iteration.tasks)) == len(tasks), iteration
     if job.options.num_consumers is not None:
-        _check_rounds(iteration, consumers_of(iteration.mode_state), tasks)
+        _check_rounds(iteration, coordinated_iteration(iteration.mode_state), tasks)
     running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
     assert len(set(running)) == len(running), iteration
     assert iteration.num_draining_tasks == sum(state.workers[each].draining for each in running), (
@@ -183,16 +189,20 @@ def _check_copies(
 
 
 def _check_rounds(
-    iteration: JobIteration, consumers: Consumers, tasks: list[DispatcherTask]
+    iteration: JobIteration, consumers: CoordinatedIteration, tasks: list[DispatcherTask]
 ) -> None:
-    assert consumers.present.keys() <= iteration.clients, iteration
-    indices = [*consumers.present.values()]
+    assert consumers.consumer_by_client.keys() <= iteration.clients, iteration
+    indices = [*consumers.consumer_by_client.values()]
     if not iteration.finished:
-        assert len({*indices, *consumers.departed}) == len(indices) + len(consumers.departed)
+        assert len({*indices, *consumers.departed_consumers}) == len(indices) + len(
+            consumers.departed_consumers
+        )
     for task in tasks:
-        rounds = rounds_of(task.mode_state)
-        assert rounds.first <= consumers.horizon, task
-        assert task.is_unavailable or (rounds.arrived is None and not rounds.torn), task
+        rounds = coordinated_task(task.mode_state)
+        assert rounds.starting_round <= consumers.horizon, task
+        assert task.is_unavailable or (
+            rounds.received_rounds is None and not rounds.has_unknown_length
+        ), task
 
 
 def _check_units(iteration: JobIteration, tasks: list[DispatcherTask]) -> None:
@@ -206,16 +216,16 @@ def _check_units(iteration: JobIteration, tasks: list[DispatcherTask]) -> None:
         pool.recovered,
         pool.poison_candidates,
     ):
-        assert ranges == united(ranges), iteration
+        assert ranges == union(ranges), iteration
     assert pool.max_candidates_per_task >= 1, iteration
-    assert not subtracted(pool.poison_candidates, pool.recovered), iteration
-    assert not subtracted(pool.recovered, ((0, pool.next_split),)), iteration
-    assert not common(pool.abandoned, pool.recovered), iteration
+    assert not subtract(pool.poison_candidates, pool.recovered), iteration
+    assert not subtract(pool.recovered, ((0, pool.next_split),)), iteration
+    assert not intersect(pool.abandoned, pool.recovered), iteration
     for unit in pool.died_workers:
         known = (*pool.poison_candidates, *pool.abandoned)
-        assert common(((unit, unit + 1),), united(known)), iteration
-    assert not common(pool.abandoned, pool.returned), iteration
-    # A unit that was dealt and is not done is with one task or was returned, never both.
+        assert intersect(((unit, unit + 1),), union(known)), iteration
+    assert not intersect(pool.abandoned, pool.returned), iteration
+    # An assigned split that is not done is either held by one task or returned, never both.
     if pool.exactly_once:
         _check_rows(iteration, tasks)
         return
@@ -225,41 +235,41 @@ def _check_units(iteration: JobIteration, tasks: list[DispatcherTask]) -> None:
         splits = task.assigned
         assert not splits.remaining_ordinals, task
         kept = (
-            subtracted(((splits.num_done, splits.num_assigned),), splits.returned)
+            subtract(((splits.num_done, splits.num_assigned),), splits.returned)
             if splits.num_held
             else ()
         )
         found = splits.to_split_indices(kept)
-        assert count(found) == splits.num_held, task
+        assert total_length(found) == splits.num_held, task
         places += found
-    assert count(united(places)) == count(places), (iteration, tasks)
+    assert total_length(union(places)) == total_length(places), (iteration, tasks)
     assert all(stop <= pool.next_split for _, stop in places), (iteration, tasks)
 
 
 def _check_rows(iteration: JobIteration, tasks: list[DispatcherTask]) -> None:
-    """Check that each element is to be given by one task, or to be dealt, never both."""
+    """Check that each element is either held by one task or unassigned, never both."""
     pool = iteration.pool
     places = [*pool.returned]
     parts = [*pool.partial_splits.items()]
     for task in tasks:
         splits = task.assigned
-        kept = subtracted(
+        kept = subtract(
             ((splits.num_done, splits.num_assigned),),
-            united((*splits.returned, *splits.delivered)),
+            union((*splits.returned, *splits.delivered)),
         )
         for unit, rows in splits.remaining_ordinals.items():
             ((place, _),) = splits.to_split_indices(((unit, unit + 1),))
             parts.append((place, rows))
-            kept = subtracted(kept, ((unit, unit + 1),))
+            kept = subtract(kept, ((unit, unit + 1),))
         places += splits.to_split_indices(kept)
-    assert count(united(places)) == count(places), (iteration, tasks)
+    assert total_length(union(places)) == total_length(places), (iteration, tasks)
     assert all(stop <= pool.next_split for _, stop in places), (iteration, tasks)
     by_place: dict[int, list[tuple[int, int]]] = {}
     for place, rows in parts:
         assert rows, iteration
-        assert rows == united(rows), iteration
+        assert rows == union(rows), iteration
         assert place < pool.next_split, iteration
-        assert not common(((place, place + 1),), united(places)), (iteration, tasks)
+        assert not intersect(((place, place + 1),), union(places)), (iteration, tasks)
         by_place.setdefault(place, []).extend(rows)
     for place, found in by_place.items():
-        assert count(united(found)) == count(found), (place, iteration, tasks)
+        assert total_length(union(found)) == total_length(found), (place, iteration, tasks)

@@ -1,4 +1,4 @@
-"""Deciders: jobs and their iterations begin."""
+"""Deciders that create jobs and their iterations."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from headrace.service.dispatcher.state import (
     JobIteration,
     RegisteredDataset,
 )
+from headrace.service.epochs import format_epoch
 from headrace.service.messages import JobOptions, OpenIteration
-from headrace.service.passes import pass_in_words
 
 __all__ = ["check_consumer_available", "check_group", "open_iteration", "seed_for"]
 
@@ -56,9 +56,9 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "group_options": ("terms of the group", str),
 }
 
-"""What all who join a job must ask for alike: fields of `JobOptions`, how each is called in an
-error, and how its values are shown. All but `cost_fn_digest`: of functions that say the same, one
-is taken."""
+"""Options that must be equal for all clients of a job: fields of `JobOptions`, their names in
+errors, and how their values are shown. `cost_fn_digest` is not compared: of cost functions with
+equal ids, one is used."""
 
 _COST_FN_NEEDED = messages.OpenIterationReply(
     iteration_id=0, tasks=(), seed=0, finished=False, cost_fn_needed=True
@@ -68,7 +68,7 @@ _MAX_EPOCH_DEPTH = 32
 
 _MISSED_HEARTBEATS = 3
 
-"""Intervals between heartbeats after which a client may be dead, though it does not count so."""
+"""Missed heartbeats after which a client may be dead, although it has not expired."""
 
 _MAX_CONSUMERS = 1 << 20
 
@@ -78,22 +78,22 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 _EPOCH_LIMIT = 1 << 64
 
-"""Numbers of passes are less: the pass of a dataset that a function opened has a hash in it."""
+"""Exclusive bound of epoch numbers: the epoch of a dataset opened by a function contains a hash."""
 
 
 def open_iteration(
     state: DispatcherState, request: messages.OpenIteration, context: DecisionContext
 ) -> DispatcherDecision:
-    """Let a client join an iteration, which is made if it does not exist.
+    """Let a client join an iteration, which is created if it does not exist.
 
-    A client reads one iteration at a time: opening another one closes the one before.
+    A client reads one iteration at a time: opening another one closes the previous one.
 
     Raises:
-        NotFoundError: The dataset is not registered.
-        AlreadyExistsError: The job's name belongs to a job that differs.
-        FailedPreconditionError: The dataset cannot be processed in this mode, or the workers run
-            another minor version of Python than whoever registered it.
-        ValueError: The request makes no sense.
+        NotFoundError: If the dataset is not registered.
+        AlreadyExistsError: If the job's name belongs to a job with other options.
+        FailedPreconditionError: If the dataset cannot be processed in this mode, or the workers run
+            another minor version of Python than the client that registered it.
+        ValueError: If the request is invalid.
     """
     _validate(request)
     check_group(state, request)
@@ -134,7 +134,7 @@ def open_iteration(
             )
         )
     else:
-        # The client's own job lives on when the client goes to another pass of it.
+        # The client's own job survives when the client opens another of its epochs.
         facts = [fact for fact in facts if fact != events.JobForgotten(job_id=job.job_id)]
         if iteration_id is None:
             _check_epoch_depth(job, request)
@@ -175,7 +175,7 @@ def open_iteration(
 
 
 def _check_not_departed(iteration: JobIteration, client_id: str) -> None:
-    """Raise where a client asks again that joined, perhaps without hearing it, and left."""
+    """Reject a client that joined before, with or without receiving the reply, and left."""
     if client_id in iteration.departed_clients:
         raise FailedPreconditionError(
             f"the dispatcher does not know this reader any more: {client_id} closed the iteration, "
@@ -185,7 +185,7 @@ def _check_not_departed(iteration: JobIteration, client_id: str) -> None:
 
 
 def _find_job(state: DispatcherState, request: messages.OpenIteration) -> Job | None:
-    """Return the job of that name, or the client's own."""
+    """Return the job with the requested name, or the client's own."""
     if request.job_name is not None:
         job_id = state.jobs_by_name.get(request.job_name)
     else:
@@ -220,9 +220,10 @@ def _check_same_job(
 
 
 def _check_epoch_depth(job: Job, request: messages.OpenIteration) -> None:
-    """Refuse a client that repeats what others of a job do not: they would share nothing.
+    """Reject a client with another number of `repeat` steps than others of the job.
 
-    An iteration is named by its number and by those of the `repeat` steps around the source.
+    An epoch is identified by its number and those of the `repeat` steps around the source, so that
+    such clients would share nothing.
     """
     number, *repeats = request.epoch or (0,)
     for known in (*job.iterations, *job.finished_epochs):
@@ -236,7 +237,10 @@ def _check_epoch_depth(job: Job, request: messages.OpenIteration) -> None:
 
 
 def _check_exclusive(iteration: JobIteration, request: messages.OpenIteration) -> None:
-    """Refuse a client where another one reads what is about the whole stream."""
+    """Reject a second client if a step needs the whole stream.
+
+    With ordered reading, also reject a client that would get only the rest of a departed one.
+    """
     check_consumer_available(iteration, request)
     if not request.exclusive_reason or iteration.finished:
         return
@@ -249,7 +253,7 @@ def _check_exclusive(iteration: JobIteration, request: messages.OpenIteration) -
         )
     if request.options.ordered and iteration.readers is not None:
         raise FailedPreconditionError(
-            f"{pass_in_words(request.epoch)} of job {request.job_name!r} was begun in order "
+            f"{format_epoch(request.epoch)} of job {request.job_name!r} was begun in order "
             f"by client {iteration.readers.first_client}, which is gone, and another one would get "
             "the "
             "rest alone. Choose another job_name"
@@ -286,7 +290,7 @@ def _opened_reply(
 def _has_other_readers(
     state: DispatcherState, job: Job, client_id: str, context: DecisionContext
 ) -> bool:
-    """Whether other clients that are alive read the job."""
+    """Return whether other active clients read the job."""
     silence = _MISSED_HEARTBEATS * context.limits.interval_between_client_heartbeats(
         len(state.clients)
     )
@@ -300,7 +304,7 @@ def _has_other_readers(
 
 
 def _describe_readers(readers: IterationReaders | None, client_id: str = "") -> str:
-    """Return who opened an iteration; "": nobody before this client."""
+    """Describe the clients that opened an iteration before this one; "" if there were none."""
     if readers is None or readers.first_client == client_id:
         return ""
     others = readers.num_clients - 1 - bool(client_id)
@@ -359,14 +363,14 @@ def _validate(request: messages.OpenIteration) -> None:
         )
 
 
-# --- groups: jobs that belong together, such as one for each consumer that reads in order ---------
+# --- groups: related jobs, such as one for each consumer with ordered reading --------------------
 
-# Rule 1. The iterations of a pass draw from one seed in all jobs of a group, in whatever order they
-#         begin, and though some were forgotten: it follows from the group's name and the key of
-#         this
-#         dispatcher. Those that go on from a place have the seed of the place.
-# Rule 2. They agree on their terms: a job that differs is refused while another one is known.
-# Rule 3. A group's name is no other job's: whoever reads by it says which consumer it is.
+# Rule 1. The iterations of an epoch have the same seed in all jobs of a group, in whatever order
+#         they start, and even if some were forgotten: it is derived from the group's name and the
+#         dispatcher's secret. Iterations with a start position have the seed of that position.
+# Rule 2. Jobs of a group have equal group options: a job that differs is rejected while another one
+#         is known.
+# Rule 3. No other job has the name of a group: its clients must set their consumer index.
 
 _SEED_BITS = 52
 
@@ -381,10 +385,10 @@ def seed_for(state: DispatcherState, request: OpenIteration) -> int:
 
 
 def check_group(state: DispatcherState, request: OpenIteration) -> None:
-    """Refuse a client whose job differs from others of its group.
+    """Reject a client whose job differs from others of its group.
 
     Raises:
-        AlreadyExistsError: It says how.
+        AlreadyExistsError: If the group options differ, or a job and a group have the same name.
     """
     wanted, name = request.options, request.job_name
     if not wanted.group:
@@ -410,7 +414,7 @@ def check_group(state: DispatcherState, request: OpenIteration) -> None:
 
 
 def _describe_option_difference(had: JobOptions, wanted: JobOptions) -> str:
-    """Say how two terms differ: a line of words each, and one for each step of the dataset."""
+    """Describe how two group options differ: a line of options each, and one for each step."""
     (was, *known), (is_, *given) = (
         terms.group_options.splitlines() or [""] for terms in (had, wanted)
     )
@@ -429,10 +433,10 @@ def _parse_steps(steps: list[str]) -> list[tuple[str, str]]:
 
 
 def check_consumer_available(iteration: JobIteration, request: OpenIteration) -> None:
-    """Refuse a consumer whose elements another client reads, or read without an end.
+    """Reject a second client for a consumer's job, or one that was read and not finished.
 
     Raises:
-        FailedPreconditionError: It says what would do.
+        FailedPreconditionError: If another client reads the job, or did.
     """
     if not request.options.group or iteration.finished:
         return
@@ -444,7 +448,7 @@ def check_consumer_available(iteration: JobIteration, request: OpenIteration) ->
         )
     if iteration.readers is not None:
         raise FailedPreconditionError(
-            f"{pass_in_words(request.epoch)} of job {request.job_name!r} was begun by client "
+            f"{format_epoch(request.epoch)} of job {request.job_name!r} was begun by client "
             f"{iteration.readers.first_client}, which is gone: go on from a state of that one "
             "(`set_state`), or choose another job_name for all consumers"
         )

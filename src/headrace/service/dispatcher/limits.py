@@ -1,4 +1,4 @@
-"""How long what is waited for, and how much is kept."""
+"""Timeouts, intervals and sizes of the dispatcher."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ __all__ = ["DispatcherLimits"]
 
 
 _MIN_TIMEOUT_FOR_DEFAULT_PINGS = 10.0
-"""From this `worker_timeout` on, in seconds, the pings of the workers' channels are enough."""
+"""Shortest `worker_timeout`, in seconds, with which the default pings suffice."""
 _MAX_SLOWDOWN = 5.0
-"""How many usual intervals lie between two heartbeats where there are very many peers."""
+"""Factor by which heartbeats become rarer, at most, if there are many peers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DispatcherLimits:
-    """How long what is waited for, in seconds, and how much is kept."""
+    """Timeouts and intervals in seconds, and sizes."""
 
     check_interval: float = 1.0
-    """Between looks for what is silent or no longer needed."""
+    """Time between checks for expired and unused records."""
     gc_timeout: float | None = 300.0
-    """An iteration without clients is kept for so long; None: for ever."""
+    """Lifetime of an iteration without clients; None keeps it forever."""
     dataset_timeout: float | None = 7 * 86400.0
-    """An anonymous dataset that nobody uses is kept for so long; None: for ever."""
+    """Lifetime of an unused anonymous dataset; None keeps it forever."""
     worker_timeout: float = 10.0
     client_timeout: float = 300.0
     heartbeat_interval: float = 0.5
-    """What workers are asked to keep, where they are few."""
+    """Heartbeat interval of workers if there are few."""
     client_heartbeat_interval: float = 1.0
-    """What clients are asked to keep, where they are few."""
+    """Heartbeat interval of clients if there are few."""
     max_heartbeats_per_second: float = 200.0
-    """What all workers together are asked for, and all clients: where they are many, each speaks
-    less often, down to a fifth."""
+    """Maximum rate of the heartbeats of all workers, and of all clients: with many peers, each
+    sends them less often, down to a fifth."""
     refused_worker_timeout: float = 1.0
-    """A worker that refuses connections is lost after so much silence: two heartbeats missed. Where
-    it was asked for fewer, after two of those."""
+    """Time without a heartbeat after which a worker that refuses connections is lost: two missed
+    heartbeats, also if its interval is longer."""
     stable_copy_seconds: float = 60.0
-    """A copy of a dataset that ran for so long was not killed by what it reads."""
+    """Running time after which a copy of a dataset is assumed not to kill its worker."""
     unreachable_timeout: float = 60.0
-    """A task is given up when all its clients have said for so long that they cannot reach its
-    worker, which runs."""
+    """Time after which a task is lost if all its clients report that they cannot reach its running
+    worker."""
     assignment_stall_timeout: float = 2.0
-    """A task that holds its share of units gets more if nobody was dealt any for so long."""
+    """Time without an assignment after which a task gets more than its part of the splits."""
     report_timeout: float = 30.0
-    """A client that has not said after so long what it received of a task that is gone is waited
-    for no more, where others read the iteration too."""
+    """Time after which the dispatcher gives up on a client's report about an unavailable task, if
+    other clients read the iteration."""
     gc_dynamic: bool = False
     max_plan_bytes: int = 4 << 30
-    """What the plans of all datasets may take together."""
+    """Maximum total size of the plans of all datasets."""
     max_saves_per_worker: int = 3
-    """For how many saves one worker writes at a time."""
+    """Number of saves that one worker writes for at the same time."""
     deployment_mode: str = ""
-    """Where workers of static policies are: "COLOCATED" or "REMOTE"; empty: not told."""
+    """Location of the workers of static policies: "COLOCATED" or "REMOTE"; empty if unspecified."""
     keeps_journal: bool = False
-    """Whether what is journaled outlives the process: only then may a dataset be saved."""
+    """Whether the journal outlives the process: only then can datasets be saved."""
 
     @property
     def tick_interval(self) -> float:
@@ -65,10 +65,11 @@ class DispatcherLimits:
 
     @property
     def server_limits(self) -> ServerLimits:
-        """How often peers are pinged, and for how long they may be silent.
+        """Interval of pings, and limit of a peer's silence.
 
-        Channels ping their server every 4 s, which is often enough for the usual `worker_timeout`.
-        A connection stands for longer than that: when it ends before, a process has ended.
+        Channels ping their server every 4 s, which is often enough for the default
+        `worker_timeout`. The keepalive timeout is longer than `worker_timeout`: a connection that
+        breaks before means that a process ended.
         """
         usual = ServerLimits()
         is_short = self.worker_timeout < _MIN_TIMEOUT_FOR_DEFAULT_PINGS
@@ -78,11 +79,11 @@ class DispatcherLimits:
         )
 
     def interval_between_worker_heartbeats(self, workers: int) -> float:
-        """Return the seconds between a worker's heartbeats, where there are so many workers."""
+        """Return the seconds between a worker's heartbeats for this number of workers."""
         return self._interval(self.heartbeat_interval, workers, self.worker_timeout)
 
     def interval_between_client_heartbeats(self, clients: int) -> float:
-        """Return the seconds between a client's heartbeats, where there are so many clients."""
+        """Return the seconds between a client's heartbeats for this number of clients."""
         return self._interval(self.client_heartbeat_interval, clients, self.client_timeout)
 
     def _interval(self, usual: float, peers: int, timeout: float) -> float:
@@ -91,14 +92,14 @@ class DispatcherLimits:
 
     @classmethod
     def from_config(cls, config: DispatcherConfig) -> DispatcherLimits:
-        """Read the limits from a dispatcher's configuration."""
+        """Create the limits from a dispatcher's configuration."""
         worker_timeout = _seconds(config.worker_timeout_ms, cls.worker_timeout)
         gc_timeout = (
             None
             if config.job_gc_timeout_ms == -1
             else _seconds(config.job_gc_timeout_ms, cls.gc_timeout or 0.0)
         )
-        # Four heartbeats to a timeout: one that is late or lost does not cost the worker its tasks.
+        # Four heartbeats per timeout: a single late or lost one does not cost the worker its tasks.
         heartbeat_interval = min(cls.heartbeat_interval, worker_timeout / 4)
         return cls(
             check_interval=_seconds(config.job_gc_check_interval_ms, cls.check_interval),

@@ -1,4 +1,4 @@
-"""Deciders: who is alive, who leaves, who is gone."""
+"""Deciders for liveness: heartbeats, draining, departure and loss of workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.service.dispatcher.soft_state import (
     WorkerUnregistered,
 )
 from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, TaskPhase
-from headrace.service.ranges import Ranges, subtracted
+from headrace.service.ranges import Ranges, subtract
 
 __all__ = [
     "describe_late_heartbeats",
@@ -34,13 +34,13 @@ _MAX_NAMED = 5
 def worker_heartbeat(
     state: DispatcherState, request: messages.WorkerHeartbeat, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say which of a worker's tasks nobody needs any more.
+    """Return which of a worker's tasks are no longer needed.
 
-    A finished task stays with its worker while clients are left in its iteration: one whose answer
-    was lost on the way may ask for it again.
+    A finished task stays on its worker while its iteration has clients: a client whose reply was
+    lost may request it again.
 
     Raises:
-        NotFoundError: The worker is not registered, or was declared lost.
+        NotFoundError: If the worker is not registered, or was declared lost.
     """
     worker_id = request.worker_id
     state.worker(worker_id)
@@ -64,7 +64,7 @@ def worker_heartbeat(
 
 
 def _tasks_to_start(state: DispatcherState, request: messages.WorkerHeartbeat) -> tuple[int, ...]:
-    """Return the tasks of a worker that it has not begun, and that no client will ask for."""
+    """Return the tasks that a worker has not started and that no client will request."""
     return tuple(
         task_id
         for task_id in sorted(state.workers[request.worker_id].tasks)
@@ -84,10 +84,10 @@ def _is_needed(state: DispatcherState, worker_id: str, task_id: int) -> bool:
 def drain_worker(
     state: DispatcherState, request: messages.DrainWorker, context: DecisionContext
 ) -> DispatcherDecision:
-    """Give a worker no more work.
+    """Mark a worker as draining, so that it gets no new work.
 
     Raises:
-        NotFoundError: The worker is not registered, or was declared lost.
+        NotFoundError: If the worker is not registered, or was declared lost.
     """
     worker = state.worker(request.worker_id)
     if worker.draining:
@@ -98,7 +98,7 @@ def drain_worker(
 def unregister_worker(
     state: DispatcherState, request: messages.UnregisterWorker, context: DecisionContext
 ) -> DispatcherDecision:
-    """Let a worker go; one that is not known has gone already."""
+    """Unregister a worker; an unknown worker has already left."""
     known = request.worker_id in state.workers
     left = events.WorkerLeft(worker_id=request.worker_id)
     return DispatcherDecision(
@@ -109,12 +109,12 @@ def unregister_worker(
 def report_unreachable(
     state: DispatcherState, request: messages.ReportUnreachable, context: DecisionContext
 ) -> DispatcherDecision:
-    """Look closer at a worker whose address refuses connections.
+    """Record that a client cannot reach the worker of a task.
 
-    It is lost if it is silent for a few heartbeats; that is for `expire_workers` to see, after all
-    requests in hand were heard. One that goes on sending heartbeats is not: it is the way between
-    the two that is broken, and its task is given up only when all clients say so for long. One that
-    is only silent has the whole worker timeout.
+    A worker that refuses connections is lost after a few missed heartbeats; `expire_workers`
+    decides that after all pending requests were handled. If it still sends heartbeats, the network
+    between worker and client is at fault, and its task is declared lost only if all clients report
+    that for long. A worker that is only silent has the whole worker timeout.
     """
     task = state.tasks.get(request.task_id)
     if task is None or task.worker_id not in state.workers:
@@ -128,10 +128,10 @@ def report_unreachable(
 
 
 def expire_workers(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
-    """Declare lost who was silent for too long; suspects get less time.
+    """Declare workers lost that were silent for too long.
 
-    A worker whose process is heard on its connection is alive, however late its heartbeats are: a
-    function may hold the interpreter's lock.
+    Workers that refuse connections have less time. A worker whose connection carries data is alive,
+    even if its heartbeats are late: a function may hold the interpreter's lock.
     """
     presence, limits = context.soft_state, context.limits
     lost: list[AnyEvent] = []
@@ -139,7 +139,7 @@ def expire_workers(state: DispatcherState, context: DecisionContext) -> list[Any
         refuses, silent = worker_id in presence.refusing_workers, context.now - heard
         patience = limits.worker_timeout
         if refuses:
-            # Asked by an earlier run: there were as many of them as now.
+            # If an earlier process chose the interval, the number of workers was the same.
             pace = presence.heartbeat_intervals.get(
                 worker_id
             ) or limits.interval_between_worker_heartbeats(len(state.workers))
@@ -157,7 +157,7 @@ def expire_workers(state: DispatcherState, context: DecisionContext) -> list[Any
 
 
 def describe_late_heartbeats(state: DispatcherState, context: DecisionContext) -> list[str]:
-    """Describe workers whose processes live and whose heartbeats are very late, once a minute."""
+    """Describe workers with running processes and very late heartbeats, once a minute."""
     reported, found = context.soft_state.last_late_warnings, []
     for worker_id, heard in context.soft_state.worker_heartbeats.items():
         silent = context.now - heard
@@ -182,7 +182,7 @@ def describe_late_heartbeats(state: DispatcherState, context: DecisionContext) -
 def _held_splits(task: DispatcherTask) -> Ranges:
     splits = task.assigned
     held = (
-        subtracted(((splits.num_done, splits.num_assigned),), splits.returned)
+        subtract(((splits.num_done, splits.num_assigned),), splits.returned)
         if splits.num_held
         else ()
     )
@@ -190,7 +190,7 @@ def _held_splits(task: DispatcherTask) -> Ranges:
 
 
 def mark_stable_copies(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
-    """Note which copies have run for long."""
+    """Mark the copies that have run for long as stable."""
     running = [
         task.task_id
         for iteration in state.iterations.values()
@@ -208,7 +208,7 @@ def mark_stable_copies(state: DispatcherState, context: DecisionContext) -> list
 
 
 def give_up_unreachable(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
-    """Give up tasks on workers that are heard here and that none of their clients reaches."""
+    """Declare tasks lost if their workers send heartbeats but no client can reach them."""
     patience = context.limits.unreachable_timeout
     return [
         events.TaskLost(

@@ -1,4 +1,4 @@
-"""What an iteration has lost in the end: how much, with whom, and what was seen of it."""
+"""Losses of a finished iteration: number of splits, workers, clients and reasons."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headrace.service.dispatcher.state import (
     MissingSplits,
     TaskPhase,
 )
+from headrace.service.epochs import format_epoch
 from headrace.service.modes.distributed_save.records import SaveFailed
-from headrace.service.passes import pass_in_words
 from headrace.service.ranges import (
     Ranges,
-    common,
-    count,
-    subtracted,
-    united,
+    intersect,
+    subtract,
+    total_length,
+    union,
 )
 from headrace.versions import own_versions, python_mismatch, release_mismatch
 
@@ -36,7 +36,8 @@ _MAX_NAMED = 20
 
 _MAX_RANGES = 1000
 
-"""Ranges of lost units that are named; how many units are lost is always exact."""
+"""Maximum number of ranges of lost splits that are listed; the number of lost splits is always
+exact."""
 
 
 def lost_copies(
@@ -51,7 +52,7 @@ def lost_copies(
 def lost_splits(
     iteration: JobIteration, tasks: list[DispatcherTask]
 ) -> tuple[messages.LostSplits, ...]:
-    """Return the units that are missing of a finished iteration with these tasks."""
+    """Return the missing splits of a finished iteration with these tasks."""
     pool = iteration.pool
     lost = [
         each
@@ -67,11 +68,11 @@ def lost_splits(
         )
     failed = [task for task in tasks if task.phase is TaskPhase.FAILED]
     if failed:
-        # What all that could have taken it failed at.
+        # Splits that every eligible worker failed to process.
         end = pool.next_split if iteration.reached_end else pool.num_splits or 0
         parts = ((unit, unit + 1) for unit in pool.partial_splits)
         left = (*pool.returned, *parts, (pool.next_split, end))
-        lost.append(_loss(failed[-1], united(each for each in left if each[0] < each[1])))
+        lost.append(_loss(failed[-1], union(each for each in left if each[0] < each[1])))
     return tuple(each for each in lost if each.num_splits)
 
 
@@ -88,7 +89,7 @@ def _cut_short(task: DispatcherTask) -> messages.LostSplits:
         splits=(),
         num_splits=0,
         is_copy=True,
-        # Whatever became of the worker since.
+        # Regardless of what happened to the worker later.
         reason="it was asked to leave",
     )
 
@@ -96,7 +97,7 @@ def _cut_short(task: DispatcherTask) -> messages.LostSplits:
 def _split_losses(
     iteration: JobIteration, source: DispatcherTask | MissingSplits, lost: Ranges
 ) -> list[messages.LostSplits]:
-    given_up = common(lost, iteration.pool.abandoned)
+    given_up = intersect(lost, iteration.pool.abandoned)
     deaths_at = tuple(
         address
         for start, stop in given_up
@@ -104,7 +105,7 @@ def _split_losses(
         for address in iteration.pool.died_workers.get(unit, ())
     )
     return [
-        _loss(source, subtracted(lost, given_up)),
+        _loss(source, subtract(lost, given_up)),
         _loss(source, given_up, abandoned=True, died_workers=deaths_at[-_MAX_NAMED:]),
     ]
 
@@ -122,7 +123,7 @@ def _loss(
         worker_address=source.address,
         task_id=source.task_id,
         splits=splits[:_MAX_RANGES],
-        num_splits=count(splits),
+        num_splits=total_length(splits),
         abandoned=abandoned,
         died_workers=died_workers,
         client_id=client_id,
@@ -131,11 +132,11 @@ def _loss(
     )
 
 
-# --- what the log of the dispatcher says of a loss, whoever else hears of it ----------------------
+# --- log messages about losses --------------------------------------------------------------------
 
 
 def log_message(state: DispatcherState, event: AnyEvent) -> str | None:
-    """Return what is to be said of a fact that is about to be applied; None: nothing."""
+    """Return the warning for an event that is about to be applied; None if there is none."""
     say = _LOG_MESSAGES.get(type(event))
     return None if say is None else say(state, event)
 
@@ -176,11 +177,10 @@ def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -
 def _task_lost(state: DispatcherState, event: events.TaskLost) -> str | None:
     task = state.tasks[event.task_id]
     if state.jobs[state.iterations[task.iteration_id].job_id].save_id:
-        return None  # why the save failed is said, not that its tasks end
+        return None  # the failure of the save is logged, not the end of each task
     return (
         f"task {event.task_id} of {_describe_iteration(state, task)} on the worker at "
-        f"{task.address} is given "
-        f"up: {event.reason}"
+        f"{task.address} is given up: {event.reason}"
     )
 
 
@@ -191,9 +191,8 @@ def _departed_client_reported(
         return None
     task = state.tasks[event.task_id]
     return (
-        f"up to {count(event.lost)} positions of {_describe_iteration(state, task)} are missing: "
-        "they were "
-        f"sent to client {event.client_id}, which is gone"
+        f"up to {total_length(event.lost)} splits of {_describe_iteration(state, task)} are lost: "
+        f"they were sent to client {event.client_id}, which has left or expired"
     )
 
 
@@ -213,7 +212,7 @@ def _describe_iteration(state: DispatcherState, task: DispatcherTask) -> str:
     job = state.jobs[iteration.job_id]
     if job.save_id:
         return describe_job(state, job)
-    return f"{describe_job(state, job)}, {pass_in_words(iteration.epoch)}"
+    return f"{describe_job(state, job)}, {format_epoch(iteration.epoch)}"
 
 
 _LOG_MESSAGES: dict[type, Callable[[DispatcherState, Any], str | None]] = {

@@ -1,4 +1,4 @@
-"""What the dispatcher says of its service to Prometheus."""
+"""Prometheus metrics of the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["collect_metrics"]
 
 
 def collect_metrics(status: DispatcherStatus) -> Iterator[Metric]:
-    """Return the metrics of a service; of jobs, those of the named ones."""
+    """Return the metrics of a service; per-job metrics only for named jobs."""
     gauges = {
         "headrace_workers": ("Workers that are registered.", len(status.workers)),
         "headrace_workers_draining": (

@@ -1,8 +1,8 @@
 """Base classes for the fields that a reading mode adds to iterations and tasks.
 
-A mode that needs fields of its own defines subclasses in `modes/<mode>/records.py`; `state` names
-them in `AnyIterationModeState` and `AnyTaskModeState`, so that journals can be read. `apply` calls
-the methods, and does not know which mode it is.
+A mode with such fields defines subclasses in its package; `state` lists them in
+`AnyIterationModeState` and `AnyTaskModeState`, so that journals can be decoded. `apply` calls the
+methods without knowing the mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class IterationModeState(msgspec.Struct, tag=True):
     """Base class of the fields that a mode adds to an iteration."""
 
     clients_read_together: ClassVar[bool] = False
-    """Whether every client must hear of every task, and clients wait for each other."""
+    """Whether every client must know every task, and clients wait for each other."""
 
     def task_created(self, task: DispatcherTask) -> None:
         """Check a new task."""
@@ -35,7 +35,7 @@ class IterationModeState(msgspec.Struct, tag=True):
     def client_left(
         self, iteration: JobIteration, tasks: Sequence[DispatcherTask], client_id: str
     ) -> None:
-        """Record that a client has left; `unsettled` of its tasks still names it."""
+        """Record that a client left; `awaiting_reports` of its tasks still contains it."""
 
 
 class TaskModeState(msgspec.Struct, tag=True):
@@ -46,4 +46,4 @@ class TaskModeState(msgspec.Struct, tag=True):
         return address
 
     def task_unavailable(self, iteration: JobIteration, task: DispatcherTask) -> None:
-        """Record that the worker is lost or has left, or that the task failed."""
+        """Record that the worker was lost or left, or that the task failed."""

@@ -1,4 +1,4 @@
-"""Deciders: plans arrive and leave in parts, under the digest of all their bytes."""
+"""Deciders for plans, which are received and sent in parts, under the digest of all their bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _MAX_BYTES = 1 << 36
 
 
 def check_digest(digest: bytes) -> None:
-    """Refuse what cannot be a SHA-256 digest."""
+    """Reject a value that cannot be a SHA-256 digest.
+
+    Raises:
+        ValueError: If its length is wrong.
+    """
     if len(digest) != _DIGEST_BYTES:
         raise ValueError(f"a plan's digest has {_DIGEST_BYTES} bytes; got {len(digest)}")
 
@@ -33,14 +37,14 @@ def check_digest(digest: bytes) -> None:
 def put_plan(
     state: DispatcherState, request: messages.PutPlan, context: DecisionContext
 ) -> DispatcherDecision:
-    """Take the next part of a plan; say how much of it is here.
+    """Store the next part of a plan; reply with the number of bytes received.
 
-    A part that is not the next one is dropped, and the reply says which one is.
+    A part that is not the next one is dropped, and the reply names the expected offset.
 
     Raises:
-        ValueError: The part cannot be one of this plan.
-        FailedPreconditionError: There is no room for it.
-        DataLossError: The bytes that arrived do not have this digest.
+        ValueError: If the part does not fit the plan.
+        FailedPreconditionError: If there is no room for the plan.
+        DataLossError: If the received bytes do not have this digest.
     """
     check_digest(request.digest)
     end = request.offset + len(request.chunk)
@@ -59,7 +63,7 @@ def put_plan(
     facts: list[AnyEvent] = []
     if request.offset == 0:
         facts += make_room_for_plan(state, request.digest, request.total_bytes, context)
-        # Also where more is here: the first try may have been of damaged bytes.
+        # Even if more was received: the first attempt may have sent damaged bytes.
         upload = PlanUpload(0, request.total_bytes, hashlib.sha256(), context.now)
     if upload is None or (request.offset, request.total_bytes) != (
         upload.received_bytes,
@@ -95,11 +99,11 @@ def put_plan(
 def get_plan(
     state: DispatcherState, request: messages.GetPlan, context: DecisionContext
 ) -> DispatcherDecision:
-    """Hand out the next part of a plan.
+    """Return the next part of a plan.
 
     Raises:
-        NotFoundError: No plan is stored under this digest.
-        ValueError: The plan has no byte there.
+        NotFoundError: If no plan is stored under this digest.
+        ValueError: If the offset is outside the plan.
     """
     check_digest(request.digest)
     total = state.plan_sizes.get(request.digest)

@@ -1,8 +1,7 @@
-"""What is to be said of a processing mode: how the workers share an iteration.
+"""Interface of processing modes: how the workers share an iteration.
 
-Which policy a job has, `modes.policy_for` says, and whoever needs to know what a mode does asks it.
-Policies read a state and never write. What is the same for all of them, who gets the tasks and what
-follows from a fact, is in `assignment`.
+`modes.policy_for` selects the policy of a job. Policies read a state and never write. What all of
+them share, the creation of tasks and the consequences of events, is in `assignment`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["IterationPolicy", "TaskAssignment", "eligible_workers"]
 
 
 class TaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that a worker is to get; what a task has of its own (`updates.TaskCreated`)."""
+    """A task to create on a worker, with the fields of `events.TaskCreated`."""
 
     worker_id: str
     mode_state: AnyTaskModeState | None = None
@@ -48,23 +47,25 @@ class TaskAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IterationPolicy(ABC):
-    """How workers share an iteration."""
+    """Policy by which workers share an iteration."""
 
     assigns_splits: ClassVar[bool]
-    """Whether units of one stream are dealt to its tasks; else each task reads by itself. This and
-    `exactly_once` are asked when an iteration begins, and are then facts about it."""
+    """Whether splits of one stream are assigned to its tasks; otherwise each task reads a copy or a
+    shard. This and `exactly_once` are read when an iteration starts and then recorded in it."""
     exactly_once: ClassVar[bool] = False
-    """Whether elements have origins, so that each comes once (`rows`)."""
+    """Whether elements have ids, so that each is delivered once."""
     awaits_draining_workers: ClassVar[bool] = True
-    """Whether a task waits for what a leaving worker may hand back, when nothing else is left."""
+    """Whether a task waits for splits that a draining worker may return when nothing else is left.
+    """
     delivery_policy: ClassVar[str] = "first_come"
-    """How a worker hands out a task's elements (`messages.TaskDefinition.delivery_policy`)."""
+    """Policy by which a worker delivers a task's elements
+    (`messages.TaskDefinition.delivery_policy`)."""
 
     shard_kind: str = ""
-    """Which part of the plan a task with a shard reads (`messages.TaskDefinition.shard_kind`)."""
+    """How a task's shard is taken from the plan (`messages.TaskDefinition.shard_kind`)."""
 
     def num_splits(self, dataset: RegisteredDataset, override: int | None) -> int | None:
-        """Return how many splits a dataset has, or `override`; None: none are assigned."""
+        """Return how many splits a dataset has, or `override`; None if none are assigned."""
         if not self.assigns_splits:
             return None
         return dataset.num_splits if override is None else override
@@ -72,10 +73,10 @@ class IterationPolicy(ABC):
     def check_dataset(
         self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
     ) -> None:
-        """Refuse a dataset that cannot be processed so, or not here.
+        """Reject a dataset that cannot be processed in this mode.
 
         Raises:
-            HeadraceError: It says why.
+            HeadraceError: If the dataset or the dispatcher does not support the mode.
         """
         return None
 
@@ -84,17 +85,17 @@ class IterationPolicy(ABC):
         return None
 
     def seed(self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask) -> int:
-        """Return what random steps of a task draw from that have no seed of their own.
+        """Return the seed of a task for unseeded random steps.
 
-        Units mean the same on every worker, and so do shards.
+        It is the iteration's, since splits and shards are the same on every worker.
         """
         return iteration.seed
 
     def check_client(self, iteration: JobIteration, request: OpenIteration) -> None:
-        """Refuse a client that cannot join an iteration which has begun.
+        """Reject a client that cannot join a running iteration.
 
         Raises:
-            HeadraceError: It says why.
+            HeadraceError: If the client cannot join.
         """
         return None
 
@@ -117,7 +118,7 @@ class IterationPolicy(ABC):
         request: ClientHeartbeat,
         context: DecisionContext,
     ) -> tuple[AnyEvent, ...]:
-        """Return what follows from a client's heartbeat."""
+        """Return the events that follow from a client's heartbeat."""
         return ()
 
     def extend_heartbeat_reply(
@@ -139,16 +140,16 @@ class IterationPolicy(ABC):
     def tasks_to_create(
         self, state: DispatcherState, iteration: JobIteration
     ) -> list[TaskAssignment]:
-        """Return the tasks that workers should have of an unfinished iteration and have not."""
+        """Return the tasks to create on workers for an unfinished iteration."""
         return []
 
     def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
-        """Return what is to become of tasks or units before anything else; None: nothing."""
+        """Return the next event needed to recover tasks or splits; None if there is none."""
         return None
 
     @abstractmethod
     def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Whether an iteration without loose ends is at its end."""
+        """Return whether an iteration without pending recovery is complete."""
 
     def awaited_clients(
         self,
@@ -156,21 +157,22 @@ class IterationPolicy(ABC):
         iteration: JobIteration,
         is_unheard: Callable[[str, int], bool],
     ) -> list[str]:
-        """Return the clients for which its end waits all the same.
+        """Return the clients that the end of an iteration must wait for.
 
         Args:
-            state: What is known.
-            iteration: Which.
-            is_unheard: Whether a client was not heard of since a task of an iteration ended.
+            state: State of the dispatcher.
+            iteration: Iteration that is otherwise complete.
+            is_unheard: Returns whether a client has sent no heartbeat since a task of an iteration
+                ended.
         """
         return []
 
     def must_reopen(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Whether a finished iteration has a loose end for the sake of a client that reads it."""
+        """Return whether a finished iteration needs recovery for a client that still reads it."""
         return False
 
     def failure_reason(self, state: DispatcherState, iteration: JobIteration) -> str:
-        """Return why an iteration that is over was given up; empty: it was not."""
+        """Return why a complete iteration was abandoned; empty if it was not."""
         return ""
 
     def choose_splits(
@@ -182,16 +184,16 @@ class IterationPolicy(ABC):
         *,
         is_stalled: bool,
     ) -> tuple[int, int] | None:
-        """Return units for a task that asks for some; None: it is to wait.
+        """Return splits for a task that requests some, or None if it must wait.
 
-        It is asked where `assigns_splits`, while some are left.
+        Called only if `assigns_splits`, while some are left.
 
         Args:
-            state: What is known.
-            iteration: The task's.
-            task: Which runs, on a worker that stays.
-            request: What it asks for.
-            is_stalled: Nobody was dealt anything for a while.
+            state: State of the dispatcher.
+            iteration: Iteration of the task.
+            task: Running task, on a worker that is not draining.
+            request: Request of the worker.
+            is_stalled: True if no task of the iteration was assigned anything for a while.
         """
         raise NotImplementedError(f"{type(self).__name__} deals units, and does not say which")
 
@@ -203,15 +205,15 @@ class IterationPolicy(ABC):
         request: GetSplit,
         context: DecisionContext,
     ) -> DispatcherDecision:
-        """Return the decision for a task for which no split is left: it waits, or ends."""
+        """Return the decision if no split is left for a task: it waits or ends."""
         return decision
 
     def num_done(self, task: DispatcherTask, request: GetSplit) -> int:
-        """Return how many splits of a task are done when it asks for more."""
+        """Return how many splits of a task are done when it requests more."""
         return request.num_done
 
     def incomplete_reason(self, task: DispatcherTask, num_left: int) -> str:
-        """Return why a task that ends with splits left has failed; empty: it has not."""
+        """Return why a task that ends with splits left has failed; empty if it has not."""
         return ""
 
     def must_flush(
@@ -221,24 +223,24 @@ class IterationPolicy(ABC):
         task: DispatcherTask,
         request: GetSplit,
     ) -> bool:
-        """Whether a task that is to wait gives what its steps hold (`GetSplitReply.flush`)."""
+        """Return whether a waiting task must flush its steps (`GetSplitReply.flush`)."""
         return False
 
     @abstractmethod
     def lost_splits(
         self, state: DispatcherState, iteration: JobIteration
     ) -> tuple[LostSplits, ...]:
-        """Return what is missing of a finished iteration."""
+        """Return the losses of a finished iteration."""
 
     @abstractmethod
     def is_redeliverable(
         self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
     ) -> bool:
-        """Whether a client may still want what a task sent that has ended, from its worker."""
+        """Return whether a client may still need elements of an ended task from its worker."""
 
 
 def eligible_workers(state: DispatcherState, iteration: JobIteration) -> list[str]:
-    """Return the workers that take work of an iteration: they can run its dataset, and stay."""
+    """Return the workers that can run an iteration's dataset and are not draining."""
     dataset = state.dataset_of(iteration)
     return [
         worker_id

@@ -1,4 +1,4 @@
-"""Which policy a job has: chosen here, and nowhere else, from all that its opener asks for."""
+"""Selection of a job's policy from its options; the only place that does it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from headrace.service.dispatcher.policy import IterationPolicy
 from headrace.service.dispatcher.state import DispatcherState, JobIteration
 from headrace.service.dispatcher.unsupported_modes import UnsupportedMode
 from headrace.service.messages import JobOptions
-from headrace.service.modes.coordinated_reads.policy import RoundCopies, RoundDealing
-from headrace.service.modes.cross_trainer_cache.policy import shared_by_trainers
+from headrace.service.modes.coordinated_reads.policy import (
+    CoordinatedDynamicSharding,
+    CoordinatedNoSharding,
+)
+from headrace.service.modes.cross_trainer_cache.policy import make_shared_policy
 from headrace.service.modes.distributed_save.policy import SaveSharding
 from headrace.service.modes.dynamic.policy import DynamicSharding, ExactlyOnceSharding
 from headrace.service.modes.no_sharding.policy import NoSharding
-from headrace.service.modes.ordered.policy import OrderedDealing
+from headrace.service.modes.ordered.policy import OrderedSharding
 from headrace.service.modes.static.policy import StaticSharding
 
 __all__ = ["POLICIES", "SAVE_POLICY", "mode_name", "policy_for", "policy_of"]
@@ -26,29 +29,29 @@ POLICIES: dict[int, IterationPolicy] = {
     ShardingPolicy.FILE_OR_DATA: StaticSharding("files_or_elements"),
     ShardingPolicy.HINT: StaticSharding("hints"),
 }
-"""The policy of each processing mode, where nothing else is asked for."""
+"""Policy of each processing mode without further options."""
 _COORDINATED: dict[int, IterationPolicy] = {
-    ShardingPolicy.OFF: RoundCopies(),
-    ShardingPolicy.DYNAMIC: RoundDealing(),
+    ShardingPolicy.OFF: CoordinatedNoSharding(),
+    ShardingPolicy.DYNAMIC: CoordinatedDynamicSharding(),
 }
-"""The policy of each mode whose elements several consumers may read together."""
+"""Policy of each mode that supports coordinated reads."""
 
 _EXACTLY_ONCE = ExactlyOnceSharding()
-_ORDERED = OrderedDealing()
-_SHARED = {mode: shared_by_trainers(policy) for mode, policy in POLICIES.items()}
-"""The same where trainers share what workers make."""
+_ORDERED = OrderedSharding()
+_SHARED = {mode: make_shared_policy(policy) for mode, policy in POLICIES.items()}
+"""Policy of each mode with a cross-trainer cache."""
 
 _NAMES = {int(mode): mode.name for mode in ShardingPolicy}
 
 SAVE_POLICY = SaveSharding()
-"""How the iterations of saves are shared, whose mode is DYNAMIC."""
+"""Policy of saves, whose processing mode is DYNAMIC."""
 
 
 def policy_for(options: JobOptions) -> IterationPolicy:
-    """Return how the iterations of a job with these terms are shared.
+    """Return the policy for a job's options.
 
     Raises:
-        FailedPreconditionError: This dispatcher does not offer that.
+        FailedPreconditionError: If this dispatcher does not support the options.
     """
     if options.cross_trainer_cache and options.num_consumers is not None:
         raise FailedPreconditionError(
@@ -85,9 +88,9 @@ def policy_for(options: JobOptions) -> IterationPolicy:
 
 
 def policy_of(state: DispatcherState, iteration: JobIteration) -> IterationPolicy:
-    """Return how an iteration is shared.
+    """Return the policy of an iteration.
 
-    What this dispatcher does not offer, one of another version began (`UnsupportedMode`).
+    An iteration started by another version may have an unsupported mode (`UnsupportedMode`).
     """
     job = state.jobs[iteration.job_id]
     if job.save_id:
@@ -99,5 +102,5 @@ def policy_of(state: DispatcherState, iteration: JobIteration) -> IterationPolic
 
 
 def mode_name(mode: int) -> str:
-    """Return what a processing mode is called."""
+    """Return the name of a processing mode."""
     return _NAMES.get(mode, str(mode))

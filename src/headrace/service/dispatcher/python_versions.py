@@ -1,8 +1,8 @@
-"""Which workers can run which datasets: functions travel as bytecode of one Python minor version.
+"""Compatibility of workers and datasets: functions are bytecode of one Python minor version.
 
 A dataset is computed by workers of the Python minor version that registered it. Workers of other
-versions may be registered and get no tasks of it. Where only such workers are registered, its
-clients get an error, since they would wait forever.
+versions may register but get no tasks of it. If only such workers are registered, its clients get
+an error, since they would wait forever.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def can_run(worker: Worker, dataset: RegisteredDataset) -> bool:
 
 
 def check_workers_can_run(state: DispatcherState, dataset: RegisteredDataset) -> None:
-    """Check that workers of other Python versions do not keep a dataset from being read.
+    """Check that a dataset can be read despite workers of other Python versions.
 
-    Without any worker the dataset may be read: one can still register.
+    Without any worker the check passes: one can still register.
 
     Raises:
-        FailedPreconditionError: Only such workers are registered, or one of them holds a slot of
-            the fixed list, whose share no other worker reads.
+        FailedPreconditionError: If only such workers are registered, or one of them holds a slot of
+            the fixed list, whose shard no other worker reads.
     """
     workers = [worker for worker in state.workers.values() if not worker.draining]
     others = [worker for worker in workers if not can_run(worker, dataset)]
@@ -54,10 +54,10 @@ def check_workers_can_run(state: DispatcherState, dataset: RegisteredDataset) ->
 
 
 def check_iteration_can_run(state: DispatcherState, iteration: JobIteration) -> None:
-    """Check the same of an unfinished iteration without running tasks.
+    """Check the same for an unfinished iteration without running tasks.
 
     Raises:
-        FailedPreconditionError: As `check_workers_can_run` says.
+        FailedPreconditionError: As for `check_workers_can_run`.
     """
     if not (iteration.finished or iteration.num_active_tasks or iteration.num_draining_tasks):
         check_workers_can_run(state, state.dataset_of(iteration))

@@ -1,4 +1,4 @@
-"""History: how much of something there was in each of the last intervals, for a plot."""
+"""Rates in the most recent intervals, for a plot."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _INTERVALS = 40
 
 
 class RateHistory:
-    """Counts by interval; those in which nothing was counted are there, too.
+    """Counts by interval, including those without any.
 
     Args:
-        now: When counting begins, in seconds of a steady clock.
+        now: Start of counting, in seconds of a monotonic clock.
     """
 
     __slots__ = ("_counts", "_interval", "_started_at")
@@ -30,7 +30,7 @@ class RateHistory:
         self._counts[-1] += amount
 
     def read(self, now: float) -> tuple[float, ...]:
-        """Return the amount per second in each interval that is over, the oldest first."""
+        """Return the amount per second in each completed interval, oldest first."""
         self._advance(now)
         return tuple(count / _SECONDS for count in self._counts)[:-1]
 

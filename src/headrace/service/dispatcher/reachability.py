@@ -1,7 +1,7 @@
-"""Which clients cannot reach which tasks, and since when: for one run of the dispatcher's process.
+"""Reports of clients that cannot reach tasks, kept in memory.
 
-A client says so each time that it tried in vain, every few seconds. One that has said nothing for a
-while reaches the worker again, or gave up.
+A client repeats its report after each failed attempt, every few seconds. If it does not, it reaches
+the worker again, or gave up.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ class Reachability:
     """Reports of clients that cannot reach the worker of a task."""
 
     def __init__(self) -> None:
-        #: Task -> client -> when it said so first, and last.
+        #: Task -> client -> times of its first and last report.
         self._reports: dict[int, dict[str, tuple[float, float]]] = {}
 
     def report(self, task_id: int, client_id: str, now: float) -> None:
-        """Take note that a client tried in vain."""
+        """Record that a client's attempt failed."""
         reports = self._reports.setdefault(task_id, {})
         first, last = reports.get(client_id, (now, now))
         reports[client_id] = (first if now - last <= _REPORT_LIFETIME_SECONDS else now, now)
 
     def reported_tasks(self) -> list[int]:
-        """Return the tasks of which somebody said so."""
+        """Return the tasks that were reported."""
         return [*self._reports]
 
     def is_unreachable_for_all(
         self, task_id: int, clients: Iterable[str], seconds: float, now: float
     ) -> bool:
-        """Whether all these clients, one at least, have been saying so for some seconds."""
+        """Return whether all these clients (at least one) have reported the task for `seconds`."""
         reports = self._reports.get(task_id, {})
         found = [reports.get(client_id) for client_id in clients]
         return bool(found) and all(
@@ -44,7 +44,7 @@ class Reachability:
         )
 
     def unreachable_tasks(self, client_id: str, seconds: float, now: float) -> set[int]:
-        """Return the tasks of which this client has been saying so for some seconds."""
+        """Return the tasks that this client has reported for some seconds."""
         return {
             task_id
             for task_id in self._reports
@@ -52,7 +52,7 @@ class Reachability:
         }
 
     def forget_old(self, now: float) -> None:
-        """Forget what nobody has repeated for a while."""
+        """Forget reports that were not repeated for a while."""
         for task_id, reports in [*self._reports.items()]:
             for client_id, (_, last) in [*reports.items()]:
                 if now - last > _REPORT_LIFETIME_SECONDS:
@@ -61,7 +61,7 @@ class Reachability:
                 del self._reports[task_id]
 
     def exclude_pause(self, pause: float, now: float) -> None:
-        """Leave out `pause` seconds in which nobody could be heard."""
+        """Exclude `pause` seconds in which this process received nothing."""
         for reports in self._reports.values():
             for client_id, (first, last) in reports.items():
                 reports[client_id] = min(now, first + pause), min(now, last + pause)

@@ -1,4 +1,4 @@
-"""Deciders: datasets and workers become known."""
+"""Deciders that register datasets and workers."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _MAX_SPLITS = 1 << 60
 def ping(
     state: DispatcherState, request: messages.Ping, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say that somebody is there."""
+    """Reply to a ping."""
     return DispatcherDecision()
 
 
 def register_dataset(
     state: DispatcherState, request: messages.RegisterDataset, context: DecisionContext
 ) -> DispatcherDecision:
-    """Make a dataset known under the id asked for, or under the next free number.
+    """Register a dataset under the requested id, or under the next free number.
 
-    Where its plan is not stored, nothing is registered and the reply asks for the plan.
+    If its plan is not stored, nothing is registered and the reply requests the plan.
 
     Raises:
-        AlreadyExistsError: The id asked for belongs to a dataset that differs.
-        ValueError: The request makes no sense.
+        AlreadyExistsError: If the requested id belongs to another dataset.
+        ValueError: If the request is invalid.
     """
     repeated = state.datasets_by_token.get(request.token)
     if repeated is not None:
@@ -86,11 +86,11 @@ def register_dataset(
 
 
 def describe_difference(known: Sequence[tuple[str, str]], given: Sequence[tuple[str, str]]) -> str:
-    """Say in which step two datasets differ whose fingerprints do.
+    """Describe the first step in which two datasets with different fingerprints differ.
 
     Args:
-        known: Names of the steps of the one that is here, each with a fingerprint.
-        given: Those of the other one.
+        known: Names of the steps of the registered dataset, each with a fingerprint.
+        given: Steps of the other dataset, in the same form.
     """
     for number, (old, new) in enumerate(zip_longest(known, given), 1):
         if old is None or new is None or old[0].split(" ")[0] != new[0].split(" ")[0]:
@@ -130,7 +130,7 @@ def _check_same_dataset(known: RegisteredDataset, request: messages.RegisterData
 def get_dataset(
     state: DispatcherState, request: messages.GetDataset, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say what is known of a dataset."""
+    """Return the description of a dataset."""
     dataset = state.dataset(request.dataset_id)
     return DispatcherDecision(
         reply=messages.DatasetDescription(
@@ -149,13 +149,15 @@ def get_dataset(
 def register_worker(
     state: DispatcherState, request: messages.RegisterWorker, context: DecisionContext
 ) -> DispatcherDecision:
-    """Let a worker in; it gets a task of every unfinished iteration.
+    """Register a worker; it gets a task of every unfinished iteration.
 
-    A worker that starts at the address of an earlier one proves that the earlier one is gone.
+    A worker that starts at the address of an earlier one proves that the earlier one ended.
 
     Raises:
-        FailedPreconditionError: It has left: the request was late.
-        ValueError: Nobody could reach it at this address.
+        FailedPreconditionError: If the worker has unregistered, so that the request was delayed, or
+            no slot fits it.
+        AbortedError: If the worker must wait for a slot.
+        ValueError: If clients cannot reach the worker at this address.
     """
     if request.worker_id in context.soft_state.unregistered_workers:
         raise FailedPreconditionError(
@@ -206,19 +208,19 @@ def register_worker(
 def _choose_slot(
     state: DispatcherState, request: messages.RegisterWorker, context: DecisionContext
 ) -> int | None:
-    """Return the slot that a new worker takes; None: there are no slots.
+    """Return the slot that a new worker takes; None if there are no slots.
 
     Raises:
-        FailedPreconditionError: There is none for its address, or the workers that hold it were
-            all heard while it waited for one.
-        AbortedError: It has to wait, for one of those may be gone.
+        FailedPreconditionError: If no slot fits its address, or the workers in all fitting slots
+            have sent heartbeats while it waited.
+        AbortedError: If it must wait because one of those workers may be lost.
     """
     if not state.slots:
         return None
     fitting = slots.matching_slots(state.slots, request.address)
     for index in fitting:
         holder = state.slots[index].worker_id
-        # One that starts at the address of another, or under its id, proves that this one is gone.
+        # A worker with the address or id of another proves that the other one ended.
         if holder in ("", request.worker_id) or (state.workers[holder].address == request.address):
             return index
     patterns = [slot.pattern for slot in state.slots]

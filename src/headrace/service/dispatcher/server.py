@@ -1,4 +1,4 @@
-"""The dispatcher's shell: a port and a thread that looks after the time."""
+"""The dispatcher's server: a port and a maintenance thread around the core."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class DispatchServer(LifeCycle):
 
     @property
     def target(self) -> str:
-        """Where it listens, as "tcp://host:port".
+        """Address at which it listens, as "tcp://host:port".
 
         Raises:
-            RuntimeError: The server was not started.
+            RuntimeError: If the server was not started.
         """
         if self._address is None:
             raise RuntimeError("the server has no target before it is started")
@@ -57,7 +57,7 @@ class DispatchServer(LifeCycle):
 
     @property
     def metrics_address(self) -> str:
-        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        """Address of `/metrics`, as "host:port"; empty if `metrics_port` is None."""
         return self._metrics_address
 
     def num_workers(self) -> int:
@@ -65,26 +65,26 @@ class DispatchServer(LifeCycle):
         return 0 if self._core is None else self._core.num_workers()
 
     def stats(self) -> messages.DispatcherStatus:
-        """Return who is there, what is going on, and how fast: plain records, for people and JSON.
+        """Return the status of the service as plain records, which can be encoded as JSON.
 
-        `headrace status --json` prints the same, and `headrace top` shows it.
+        `headrace status --json` prints the same, and `headrace top` displays it.
 
         Raises:
-            RuntimeError: The server was not started.
-            UnavailableError: The journal cannot be used.
+            RuntimeError: If the server was not started.
+            UnavailableError: If the journal cannot be used.
         """
         if self._core is None:
             raise RuntimeError("the server has no stats before it is started")
         return self._core.describe()
 
     def start(self) -> None:
-        """Read the journal and listen. Does nothing when it was started before.
+        """Read the journal and listen. Does nothing if the server runs already.
 
         Raises:
-            RuntimeError: The server was stopped, or could not be started before.
-            OSError: The port is in use.
-            FailedPreconditionError: Another dispatcher uses the work directory.
-            DataLossError: The journal is damaged.
+            RuntimeError: If the server was stopped, or failed to start before.
+            OSError: If the port is in use.
+            FailedPreconditionError: If another dispatcher uses the work directory.
+            DataLossError: If the journal is damaged.
         """
         super().start()
 
@@ -98,12 +98,12 @@ class DispatchServer(LifeCycle):
                 config.metrics_host,
                 config.metrics_port,
                 metrics=lambda: _metrics(open_),
-                why_not_ready=lambda: "" if open_ else "the journal is being read",
+                not_ready_reason=lambda: "" if open_ else "the journal is being read",
             )
-            self._keep(endpoint.close)
+            self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
         journal = open_journal(config)
-        self._keep(journal.close)
+        self._on_stop(journal.close)
         publisher = SavePublisher(lambda question: call_core(core.handle, question))
         doors: list[TransportServer] = []
         connections = WorkerConnections()
@@ -128,10 +128,10 @@ class DispatchServer(LifeCycle):
             if threading.current_thread() is not maintenance:
                 maintenance.join()
 
-        self._keep(end)
+        self._on_stop(end)
         if config.fault_tolerant_mode:
             publisher.start()
-            self._keep(publisher.close)
+            self._on_stop(publisher.close)
 
         def handle(requests: Sequence[Request]) -> None:
             allowed = filter_authorized(requests)
@@ -147,7 +147,7 @@ class DispatchServer(LifeCycle):
             limits=limits.server_limits,
         )
         connections.attach(server)
-        self._keep(server.close)
+        self._on_stop(server.close)
         doors.append(server)
         open_.append(core)
         self._core, self._address = core, server.address

@@ -1,9 +1,9 @@
-"""Slots: the places of workers that static policies share a dataset among, in shard order.
+"""Slots: the fixed list of workers that static policies divide a dataset among, in shard order.
 
-`DispatcherConfig.worker_addresses` says what they are. A slot "host:port" is for the worker at this
+`DispatcherConfig.worker_addresses` defines them. A slot "host:port" is for the worker at this
 address; "host", "host:%port%" or "host:%port_name%" for one on this host, at any port. A worker
-that starts again at its address takes its slot again. One that is lost leaves its slot to the next
-that fits, whatever its port.
+that restarts at its address takes its slot again. A lost worker leaves its slot to the next one
+that fits, at any port.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def matches(pattern: str, address: str) -> bool:
-    """Say whether a worker at an address may take a slot."""
+    """Return whether a worker at an address may take a slot."""
     if pattern == address:
         return True
     host, port = _split_address(address)
@@ -37,7 +37,7 @@ def matches(pattern: str, address: str) -> bool:
 
 
 def _split_address(pattern: str) -> tuple[str, str]:
-    """Return the host and the port of an address or a pattern, "" where it names none."""
+    """Return the host and port of an address or a pattern; "" for a missing part."""
     if pattern.startswith("["):  # IPv6
         host, _, port = pattern[1:].partition("]")
         return host, port.removeprefix(":")
@@ -50,9 +50,9 @@ def _matches_any_port(port: str) -> bool:
 
 
 def matching_slots(slots: Sequence[WorkerSlot], address: str) -> list[int]:
-    """Return which slots a worker at an address may have, the best first."""
+    """Return the slots that a worker at an address may take, best first."""
     found = [index for index, slot in enumerate(slots) if matches(slot.pattern, address)]
-    # Its own of before, then one that nobody ever had, then one that somebody left.
+    # Its previous slot, then one that was never taken, then one that another worker left.
     return sorted(
         found,
         key=lambda index: (
@@ -64,7 +64,7 @@ def matching_slots(slots: Sequence[WorkerSlot], address: str) -> list[int]:
 
 
 def assign_slots(patterns: Iterable[str], workers: Iterable[Worker]) -> list[WorkerSlot]:
-    """Return the slots of a configuration, given to workers that are there in this order."""
+    """Return the slots of a configuration, assigned to the registered workers in this order."""
     slots = [WorkerSlot(pattern=pattern) for pattern in patterns]
     for worker in workers:
         for index in matching_slots(slots, worker.address):
@@ -75,7 +75,7 @@ def assign_slots(patterns: Iterable[str], workers: Iterable[Worker]) -> list[Wor
 
 
 def iterations_reading_shards(state: DispatcherState) -> list[int]:
-    """Return the unfinished iterations that are read in shards of the list."""
+    """Return the unfinished iterations whose tasks read shards."""
     return [
         iteration.iteration_id
         for iteration in state.iterations.values()
@@ -85,10 +85,10 @@ def iterations_reading_shards(state: DispatcherState) -> list[int]:
 
 
 def check_slots_may_change(state: DispatcherState, patterns: Sequence[str]) -> None:
-    """Refuse another list of workers while shards of the list before are read.
+    """Reject another list of workers while shards of the current list are read.
 
     Raises:
-        FailedPreconditionError: It says which.
+        FailedPreconditionError: If an unfinished iteration reads shards.
     """
     reading = iterations_reading_shards(state)
     if reading:

@@ -1,6 +1,6 @@
-"""What one run of the dispatcher's process knows beside its facts: who was heard from when.
+"""In-memory state of one dispatcher process, such as the times of heartbeats. It is not journaled.
 
-Rule. Whatever holds a time is here, so that `exclude_pause` reaches it.
+Rule. This module contains everything that has a time, so that `exclude_pause` reaches it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from headrace.service.dispatcher.idle_times import IdleTimes
 from headrace.service.dispatcher.reachability import Reachability
 from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.worker_connections import WorkerConnections
-from headrace.service.ranges import Ranges, united
-from headrace.serving.presence import Stamps
+from headrace.service.ranges import Ranges, union
+from headrace.serving.heartbeats import LastHeard
 
 __all__ = [
     "HeartbeatIntervalSet",
@@ -42,24 +42,24 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PlanUpload:
-    """A plan of which the first `received_bytes` bytes are here."""
+    """A plan whose first `received_bytes` bytes have been received."""
 
     received_bytes: int
     total_bytes: int
     digest: hashlib._Hash
-    """Of those bytes."""
+    """Digest of the bytes received so far."""
     updated_at: float
-    """When the last of them came."""
+    """Time of the last chunk."""
 
 
 class WorkerUnregistered(NamedTuple):
-    """A worker said that it has left: its id is used no more."""
+    """A worker unregistered; its id is not used again."""
 
     worker_id: str
 
 
 class WorkerRefusedConnection(NamedTuple):
-    """A worker refuses connections."""
+    """A worker refused a connection."""
 
     worker_id: str
 
@@ -72,28 +72,28 @@ class TaskUnreachable(NamedTuple):
 
 
 class HeartbeatIntervalSet(NamedTuple):
-    """A worker was asked for a heartbeat each so many seconds."""
+    """A heartbeat interval, in seconds, was sent to a worker."""
 
     worker_id: str
     interval: float
 
 
 class PlanChunkReceived(NamedTuple):
-    """More of the plan with this digest has arrived."""
+    """Another chunk of the plan with this digest was received."""
 
     digest: bytes
     upload: PlanUpload
 
 
 class ProgressReported(NamedTuple):
-    """Units of a task before a number, in dealt order, are done."""
+    """All splits of a task before `num_done`, in assignment order, are done."""
 
     task_id: int
     num_done: int
 
 
 class NoMoreWork(NamedTuple):
-    """A task was told that nothing is left for it."""
+    """The dispatcher replied to a task that nothing is left for it."""
 
     task_id: int
 
@@ -109,90 +109,90 @@ SoftEvent: TypeAlias = (
     | TaskUnreachable
     | PlanChunkReceived
 )
-"""What a request says that this run of the process keeps in mind, and no other."""
+"""Information in a request that only this process remembers."""
 
 
 @dataclass
 class SoftState:
-    """Who was heard from when, and what else is not journaled (`serving.presence`)."""
+    """Times of heartbeats and other state that is not journaled (`serving.heartbeats`)."""
 
-    worker_heartbeats: Stamps[str] = field(default_factory=Stamps)
-    client_heartbeats: Stamps[str] = field(default_factory=Stamps)
-    idle_since: Stamps[int] = field(default_factory=Stamps)
-    """Iteration -> when it was last made, left by a client or finished."""
-    last_assignments: Stamps[int] = field(default_factory=Stamps)
-    """Iteration -> when units of it were last dealt."""
-    last_progress: Stamps[int] = field(default_factory=Stamps)
-    """Task -> when more of its units were last done, or it was dealt some and held none."""
+    worker_heartbeats: LastHeard[str] = field(default_factory=LastHeard)
+    client_heartbeats: LastHeard[str] = field(default_factory=LastHeard)
+    idle_since: LastHeard[int] = field(default_factory=LastHeard)
+    """Iteration -> when it was last created, left by a client or finished."""
+    last_assignments: LastHeard[int] = field(default_factory=LastHeard)
+    """Iteration -> when splits of it were last assigned."""
+    last_progress: LastHeard[int] = field(default_factory=LastHeard)
+    """Task -> when more of its splits were last done, or it was assigned some while it held none.
+    """
     reported_done: dict[int, int] = field(default_factory=dict)
-    """Task -> units that it said are done."""
+    """Task -> number of splits that it reported as done."""
     tasks_without_work: set[int] = field(default_factory=set)
-    """Tasks that run and were told that nothing is left: a request of theirs that comes after that
-    was late, and what it was dealt nobody would hear of."""
+    """Running tasks that received the end of their splits: a later request was delayed, and its
+    reply would be ignored."""
     reassigned_splits: dict[int, Ranges] = field(default_factory=dict)
-    """Iteration -> units that were taken from tasks which run on, and are slow (`backups`)."""
-    last_task_ends: Stamps[int] = field(default_factory=Stamps)
-    """Iteration -> when a task of it last ended, or it was made."""
-    last_task_losses: Stamps[int] = field(default_factory=Stamps)
+    """Iteration -> splits taken from slow tasks that still run (speculative execution)."""
+    last_task_ends: LastHeard[int] = field(default_factory=LastHeard)
+    """Iteration -> when a task of it last ended, or it was created."""
+    last_task_losses: LastHeard[int] = field(default_factory=LastHeard)
     """Iteration -> when a task of it was last lost or failed, if one was."""
     unregistered_workers: dict[str, float] = field(default_factory=dict)
-    """Workers that have said that they left, and when: a request of theirs that comes after that
-    was late."""
+    """Worker that unregistered -> when; a later request of it was delayed."""
     refusing_workers: set[str] = field(default_factory=set)
-    """Workers that refuse a client's connection, and that were not heard from since."""
-    last_late_warnings: Stamps[str] = field(default_factory=Stamps)
-    """Workers whose heartbeats are very late -> when that was last logged."""
+    """Workers that refused a client's connection and have sent nothing since."""
+    last_late_warnings: LastHeard[str] = field(default_factory=LastHeard)
+    """Worker whose heartbeats are very late -> when that was last logged."""
     heartbeat_intervals: dict[str, float] = field(default_factory=dict)
-    """Worker -> seconds between heartbeats that it was asked to keep, by this run."""
+    """Worker -> heartbeat interval in seconds that this process sent to it."""
     uploads: dict[bytes, PlanUpload] = field(default_factory=dict)
-    """Digest -> a plan that has not arrived whole."""
+    """Digest -> a plan that is not complete."""
     reachability: Reachability = field(default_factory=Reachability)
     idle_times: IdleTimes = field(default_factory=IdleTimes)
-    """Of datasets and plans that are idle."""
+    """Times since which datasets and plans are unused."""
     copy_run_times: IdleTimes = field(default_factory=IdleTimes)
-    """Since when copies run."""
-    slot_waits: Stamps[str] = field(default_factory=Stamps)
+    """Times since which copies run."""
+    slot_waits: LastHeard[str] = field(default_factory=LastHeard)
     """Address of a worker that waits for a slot -> since when."""
     activity: ServiceActivity = field(default_factory=ServiceActivity)
     connections: WorkerConnections = field(default_factory=WorkerConnections)
     checkpoint_contributions: CheckpointContributions = field(
         default_factory=CheckpointContributions
     )
-    """Where clients said that they stand."""
+    """Iterator positions that clients contributed to checkpoints."""
 
     @classmethod
     def from_state(cls, state: DispatcherState, now: float) -> SoftState:
-        """Take everyone in the state as heard from at `now`."""
+        """Create the soft state for a state, with all heartbeats at `now`."""
         return cls(
-            worker_heartbeats=Stamps.of(state.workers, now),
-            client_heartbeats=Stamps.of(state.clients, now),
-            idle_since=Stamps.of(state.iterations, now),
-            last_assignments=Stamps.of(state.iterations, now),
-            last_task_ends=Stamps.of(state.iterations, now),
-            last_progress=Stamps.of(
+            worker_heartbeats=LastHeard.all_at(state.workers, now),
+            client_heartbeats=LastHeard.all_at(state.clients, now),
+            idle_since=LastHeard.all_at(state.iterations, now),
+            last_assignments=LastHeard.all_at(state.iterations, now),
+            last_task_ends=LastHeard.all_at(state.iterations, now),
+            last_progress=LastHeard.all_at(
                 (task.task_id for task in state.tasks.values() if task.phase is TaskPhase.RUNNING),
                 now,
             ),
-            last_task_losses=Stamps.of(
+            last_task_losses=LastHeard.all_at(
                 (task.iteration_id for task in state.tasks.values() if task.is_unavailable), now
             ),
             activity=ServiceActivity.from_state(state, now),
         )
 
     def record_contact(self, request: messages.DispatcherRequest, now: float) -> None:
-        """Remember that the request's sender is alive, if it is somebody known."""
+        """Record that the request's sender is alive, if it is known."""
         worker_id = getattr(request, "worker_id", None)
-        if self.worker_heartbeats.hear(worker_id, now):
+        if self.worker_heartbeats.record(worker_id, now):
             self.refusing_workers.discard(worker_id)
-        self.client_heartbeats.hear(getattr(request, "client_id", None), now)
+        self.client_heartbeats.record(getattr(request, "client_id", None), now)
         self.idle_times.record_use(getattr(request, "dataset_id", None), now)
 
     def wait_for_slot(self, address: str, now: float) -> float:
-        """Return for how long a worker has waited for a slot, from now on if it had not."""
+        """Return how long a worker has waited for a slot; its first call starts the wait."""
         return now - self.slot_waits.setdefault(address, now)
 
     def exclude_pause(self, pause: float, now: float) -> None:
-        """Take `pause` seconds, in which nobody could be heard, off everyone's silence."""
+        """Subtract `pause` seconds, in which nothing was received, from every peer's silence."""
         for stamps in (
             self.worker_heartbeats,
             self.client_heartbeats,
@@ -204,7 +204,7 @@ class SoftState:
             self.slot_waits,
             self.last_late_warnings,
         ):
-            stamps.forgive(pause, now)
+            stamps.extend(pause, now)
         for digest, upload in self.uploads.items():
             self.uploads[digest] = replace(upload, updated_at=min(now, upload.updated_at + pause))
         self.reachability.exclude_pause(pause, now)
@@ -212,9 +212,9 @@ class SoftState:
         self.copy_run_times.exclude_pause(pause, now)
 
     def forget_old(self, before: float, now: float) -> None:
-        """Forget what is older than `before`, and reports that nobody repeated.
+        """Forget records older than `before`, and reports that were not repeated.
 
-        That is plans of which nothing came since, and workers that left before.
+        These are incomplete plans without new chunks, and workers that unregistered.
         """
         self.reachability.forget_old(now)
         self.connections.keep_only(self.worker_heartbeats)
@@ -229,11 +229,11 @@ class SoftState:
             del self.slot_waits[address]
 
     def apply(self, event: SoftEvent, now: float) -> None:
-        """Keep in mind what a request said."""
+        """Record information from a request."""
         _APPLY[type(event)](self, event, now)
 
     def observe(self, event: AnyEvent, state: DispatcherState, now: float) -> None:
-        """Follow a fact that is about to be applied to `state`."""
+        """Follow an event that is about to be applied to `state`."""
         self.activity.observe(event, state, now)
         follow = _OBSERVE.get(type(event))
         if follow is not None:
@@ -356,7 +356,7 @@ def _splits_reassigned(
     task = state.tasks[event.task_id]
     known = presence.reassigned_splits.get(task.iteration_id, ())
     places = task.assigned.to_split_indices(event.splits)
-    presence.reassigned_splits[task.iteration_id] = united((*known, *places))
+    presence.reassigned_splits[task.iteration_id] = union((*known, *places))
 
 
 _OBSERVE: dict[type, Callable[[SoftState, Any, DispatcherState, float], None]] = {

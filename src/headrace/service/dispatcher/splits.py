@@ -1,7 +1,7 @@
-"""Deciders: units of one stream are dealt to whoever asks, and come back from who leaves.
+"""Deciders that assign splits to tasks on request, and take them back.
 
-Which units a task gets next, the policy of its iteration says (`modes`). What was dealt to a task
-stays with it, unless its worker hands it back or is lost.
+The policy of an iteration chooses the splits of a task (`modes`). A task keeps its splits unless
+its worker returns them or is lost.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from headrace.service.dispatcher.state import (
     TaskPhase,
 )
 from headrace.service.dispatcher.tasks import get_worker_task
+from headrace.service.element_sets import END_ORDINAL, PartialSplits
 from headrace.service.ranges import (
     Ranges,
-    at_least,
-    common,
-    subtracted,
-    united,
+    drop_below,
+    intersect,
+    subtract,
+    union,
 )
-from headrace.service.rows import END, Parts
 
 __all__ = ["get_split", "return_splits", "validate_partial_splits", "validate_splits"]
 
@@ -39,12 +39,12 @@ _END_OF_SPLITS = messages.GetSplitReply(start=0, stop=0)
 def get_split(
     state: DispatcherState, request: messages.GetSplit, context: DecisionContext
 ) -> DispatcherDecision:
-    """Deal the next units to a task.
+    """Assign the next splits to a task.
 
     Raises:
-        FailedPreconditionError: The task's mode deals nothing.
-        AbortedError: The task has asked a later question already.
-        ValueError: The request makes no sense.
+        FailedPreconditionError: If the task's mode assigns no splits.
+        AbortedError: If the task has sent a later request already.
+        ValueError: If the request is invalid.
     """
     task = get_worker_task(state, request)
     splits = task.assigned
@@ -67,10 +67,11 @@ def get_split(
         )
     _check_progress(task, request)
     if task.phase is TaskPhase.LOST:
-        # Its worker, which was paused, hears of that soon; it must not take this for the end.
+        # Its worker, which was paused, soon learns of the loss; it must not mistake this for the
+        # end.
         return DispatcherDecision(reply=messages.GetSplitReply(start=0, stop=0, wait=True))
     if task.phase is not TaskPhase.RUNNING or state.workers[task.worker_id].draining:
-        # A finished task has no readers, and a leaving worker delivers only what it has.
+        # A finished task has no readers, and a draining worker gets no new splits.
         return DispatcherDecision(reply=_END_OF_SPLITS)
     if task.task_id in context.soft_state.tasks_without_work:
         return DispatcherDecision(reply=_END_OF_SPLITS)
@@ -90,7 +91,7 @@ def get_split(
         num_done=request.num_done,
     )
     rows = pool.partial_splits.get(start, ())
-    # One round trip less for each pass that a single worker reads.
+    # Saves a round trip in each epoch that a single worker reads.
     is_last = (
         pool.num_unassigned == stop - start
         and pool.num_held == splits.num_held
@@ -108,7 +109,7 @@ def _wait_or_end(
     request: messages.GetSplit,
     context: DecisionContext,
 ) -> DispatcherDecision:
-    """Let a task wait for what may come, or end."""
+    """Tell a task to wait for splits that may be returned, or to end."""
     iteration = state.iterations[task.iteration_id]
     if iteration.pool.num_unassigned != 0 or _may_be_returned(policy, state, iteration):
         flush = policy.must_flush(state, iteration, task, request)
@@ -122,7 +123,7 @@ def _wait_or_end(
 def _assignment_reply(
     iteration: JobIteration, start: int, stop: int, ordinals: Ranges, *, is_last: bool = False
 ) -> messages.GetSplitReply:
-    alone = bool(common(((start, stop),), iteration.pool.poison_candidates))
+    alone = bool(intersect(((start, stop),), iteration.pool.poison_candidates))
     return messages.GetSplitReply(
         start=start, stop=stop, is_poison_candidate=alone, ordinals=ordinals, is_last=is_last
     )
@@ -165,22 +166,22 @@ def _may_be_returned(
 def return_splits(
     state: DispatcherState, request: messages.ReturnSplits, context: DecisionContext
 ) -> DispatcherDecision:
-    """Take back units that a worker did not deliver and will not.
+    """Take back splits that a worker has not delivered and will not deliver.
 
     Raises:
-        FailedPreconditionError: The task is over; its units are where they are.
-        ValueError: The task was not dealt these units, or they are done.
+        FailedPreconditionError: If the task does not run.
+        ValueError: If the splits were not assigned to the task, or are done.
     """
     task = get_worker_task(state, request)
     splits = task.assigned
     units = validate_splits(task, request.splits)
-    if units != at_least(units, splits.num_done):
+    if units != drop_below(units, splits.num_done):
         raise ValueError(
             f"task {task.task_id} hands back unit {units[0][0]}, but said before that all units "
             f"before {splits.num_done} are done"
         )
-    # What a client said that it has was delivered, whatever the worker knows of it.
-    units = subtracted(units, united((*splits.returned, *splits.delivered)))
+    # Splits that a client reported as received were delivered, even if the worker does not know it.
+    units = subtract(units, union((*splits.returned, *splits.delivered)))
     if not units:
         return DispatcherDecision()
     if task.phase is not TaskPhase.RUNNING:
@@ -192,10 +193,10 @@ def return_splits(
 
 
 def validate_splits(task: DispatcherTask, ranges: Ranges) -> Ranges:
-    """Return units of a task, in dealt order, as a set.
+    """Return splits of a task, in assignment order, as a set.
 
     Raises:
-        ValueError: The task was not dealt all of them.
+        ValueError: If one was not assigned to the task.
     """
     for start, stop in ranges:
         if not 0 <= start < stop <= task.assigned.num_assigned:
@@ -204,18 +205,21 @@ def validate_splits(task: DispatcherTask, ranges: Ranges) -> Ranges:
                 f"({start}, {stop}) are not a "
                 "range of them"
             )
-    return united(ranges)
+    return union(ranges)
 
 
-def validate_partial_splits(task: DispatcherTask, partial_splits: Parts) -> Parts:
-    """Return what is said of units in part that are not done.
+def validate_partial_splits(task: DispatcherTask, partial_splits: PartialSplits) -> PartialSplits:
+    """Return the entries of unfinished splits.
 
     Raises:
-        ValueError: The task was not dealt all of them, or ordinals are no ranges.
+        ValueError: If a split was not assigned to the task or occurs twice, or its ordinals are not
+            ranges.
     """
     splits = task.assigned
     for unit, rows in partial_splits:
-        ascending = rows == united(rows) and all(0 <= start < stop <= END for start, stop in rows)
+        ascending = rows == union(rows) and all(
+            0 <= start < stop <= END_ORDINAL for start, stop in rows
+        )
         if not 0 <= unit < splits.num_assigned or not rows or not ascending:
             raise ValueError(
                 f"task {task.task_id} was dealt {splits.num_assigned} units; {rows} of unit {unit} "

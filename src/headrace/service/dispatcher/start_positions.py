@@ -1,13 +1,13 @@
-"""Where iterations begin: at the start of the stream, or at a place that a client saved."""
+"""Start positions of iterations: the start of the stream, or a position that a client saved."""
 
 from __future__ import annotations
 
 from headrace.errors import FailedPreconditionError
 from headrace.service.dispatcher.state import JobIteration, SplitPool
+from headrace.service.element_sets import ALL_ORDINALS, END_ORDINAL, PartialSplits
+from headrace.service.epochs import format_epoch
 from headrace.service.messages import OpenIteration
-from headrace.service.passes import pass_in_words
-from headrace.service.ranges import Ranges, subtracted, united
-from headrace.service.rows import END, EVERYTHING, Parts
+from headrace.service.ranges import Ranges, subtract, union
 
 __all__ = [
     "check_delivered",
@@ -19,15 +19,15 @@ __all__ = [
 
 
 def check_start_position(request: OpenIteration, num_splits: int | None) -> None:
-    """Refuse a place that the dataset has not.
+    """Reject a start position that does not fit the dataset.
 
     Args:
-        request: Names the place.
-        num_splits: Units that are dealt, or INFINITE (-1); None: nothing is dealt.
+        request: Request with the start position.
+        num_splits: Number of splits, or INFINITE (-1); None if the iteration assigns none.
 
     Raises:
-        ValueError: It makes no sense.
-        FailedPreconditionError: It is of a dataset of another size, or elements have no origins.
+        ValueError: If the position is invalid.
+        FailedPreconditionError: If it is of a dataset of another size, or the elements have no ids.
     """
     if request.first_split and num_splits is None:
         raise FailedPreconditionError(
@@ -49,22 +49,26 @@ def check_start_position(request: OpenIteration, num_splits: int | None) -> None
 
 
 def check_delivered(
-    delivered: Ranges, partial_splits: Parts, num_splits: int | None, *, first_split: int = 0
+    delivered: Ranges,
+    partial_splits: PartialSplits,
+    num_splits: int | None,
+    *,
+    first_split: int = 0,
 ) -> None:
-    """Refuse what does not say which elements of a dataset were delivered.
+    """Reject an invalid description of delivered elements.
 
     Args:
-        delivered: Units of which all were.
-        partial_splits: Other units of which some were, with the ordinals of these.
-        num_splits: Units of the dataset, or INFINITE (-1); None: nothing is dealt.
-        first_split: The first unit that may be among them.
+        delivered: Splits that were delivered completely.
+        partial_splits: Other splits that were delivered in part, with the delivered ordinals.
+        num_splits: Number of splits of the dataset, or INFINITE (-1); None if it has none.
+        first_split: First split that may be among them.
 
     Raises:
-        ValueError: It makes no sense.
-        FailedPreconditionError: It is of a dataset of another size.
+        ValueError: If ranges overlap or are not sorted.
+        FailedPreconditionError: If the position is of a dataset of another size.
     """
     units = [unit for unit, _ in partial_splits]
-    taken = united((*delivered, *((unit, unit + 1) for unit in units)))
+    taken = union((*delivered, *((unit, unit + 1) for unit in units)))
     makes_sense = (
         units == sorted(set(units))
         and _is_range_set(delivered)
@@ -89,27 +93,27 @@ def _describe_size_mismatch(delivered: int, positions: int) -> str:
 
 
 def _is_ordinal_set(rows: Ranges) -> bool:
-    is_within = rows[0][0] >= 0 and rows[-1][1] <= END
-    return _is_range_set(rows) and is_within and rows != EVERYTHING
+    is_within = rows[0][0] >= 0 and rows[-1][1] <= END_ORDINAL
+    return _is_range_set(rows) and is_within and rows != ALL_ORDINALS
 
 
 def _is_range_set(ranges: Ranges) -> bool:
-    return ranges == united(ranges) and all(start < stop for start, stop in ranges)
+    return ranges == union(ranges) and all(start < stop for start, stop in ranges)
 
 
 def restarts_iteration(iteration: JobIteration, request: OpenIteration) -> bool:
-    """Whether a client that is alone goes on from a place where another one has gone.
+    """Return whether a sole client resumes from a position after another client has left.
 
-    What was dealt to that one means nothing then.
+    What was assigned for that client is then discarded.
     """
     return bool(request.start_position_id and request.exclusive_reason) and not iteration.clients
 
 
 def check_same_start_position(iteration: JobIteration, request: OpenIteration) -> None:
-    """Refuse a client that would begin elsewhere.
+    """Reject a client that would start at another position.
 
     Raises:
-        FailedPreconditionError: The iteration began at another place.
+        FailedPreconditionError: If the iteration started at another position.
     """
     if iteration.finished:
         return
@@ -123,7 +127,7 @@ def check_same_start_position(iteration: JobIteration, request: OpenIteration) -
         else "a saved state"
     )
     raise FailedPreconditionError(
-        f"{pass_in_words(request.epoch)} of job {request.job_name!r} is read from {began}, "
+        f"{format_epoch(request.epoch)} of job {request.job_name!r} is read from {began}, "
         f"and this client would go on from {wanted if request.start_position_id else 'the start'}: "
         "all clients "
         "of a job restore the same state. Choose another job_name"
@@ -131,7 +135,7 @@ def check_same_start_position(iteration: JobIteration, request: OpenIteration) -
 
 
 def _check_same_order(iteration: JobIteration, request: OpenIteration) -> None:
-    """Refuse a client whose steps that draw the same in each pass drew something else."""
+    """Reject a client with other seeds for the steps that draw the same values in each epoch."""
     if iteration.fixed_seeds != request.fixed_seeds:
         raise FailedPreconditionError(
             f"pass {request.epoch} of job {request.job_name!r} is read already, with another "
@@ -141,12 +145,12 @@ def _check_same_order(iteration: JobIteration, request: OpenIteration) -> None:
         )
 
 
-def exclude_delivered(pool: SplitPool, delivered: Ranges, partial_splits: Parts) -> None:
-    """Take what came before an iteration began as dealt: the rest before it is dealt first."""
+def exclude_delivered(pool: SplitPool, delivered: Ranges, partial_splits: PartialSplits) -> None:
+    """Mark what was delivered before an iteration as assigned; gaps in it are assigned first."""
     if not (delivered or partial_splits):
         return
-    begun = united((*delivered, *((unit, unit + 1) for unit, _ in partial_splits)))
+    begun = union((*delivered, *((unit, unit + 1) for unit, _ in partial_splits)))
     first, pool.next_split = pool.next_split, begun[-1][1]
-    pool.returned = subtracted(((first, pool.next_split),), begun)
+    pool.returned = subtract(((first, pool.next_split),), begun)
     for unit, rows in partial_splits:
-        pool.partial_splits[unit] = subtracted(EVERYTHING, rows)
+        pool.partial_splits[unit] = subtract(ALL_ORDINALS, rows)

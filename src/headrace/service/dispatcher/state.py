@@ -1,8 +1,8 @@
-"""What the facts add up to. `apply.apply` changes it, and nothing else does.
+"""State of the dispatcher: the result of applying all events. Only `apply.apply` changes it.
 
-Invariants stand in `#:` comments; `invariants.validate` checks them, in tests. Deciders read a
-state and never write. Times are not part of it: who was heard from when is a
-matter of one run of the process (`presence.Presence`).
+`#:` comments state invariants, which `invariants.validate` checks in tests. Deciders only read the
+state. It contains no times: the time of the last heartbeat, for example, belongs to one process
+(`soft_state.SoftState`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.errors import NotFoundError
+from headrace.service.element_sets import PartialSplits
 from headrace.service.messages import JobOptions
-from headrace.service.modes.coordinated_reads.records import Consumers, TaskRounds
+from headrace.service.modes.coordinated_reads.events import CoordinatedIteration, CoordinatedTask
 from headrace.service.modes.distributed_save.records import SaveState, TaskFiles
 from headrace.service.modes.static.records import DatasetShard
-from headrace.service.ranges import Ranges, count, located, numbered, subtracted, united
-from headrace.service.rows import Parts
+from headrace.service.ranges import (
+    Ranges,
+    locate_in_stream,
+    subtract,
+    to_assignment_order,
+    total_length,
+    union,
+)
 from headrace.versions import Versions
 
 __all__ = [
@@ -39,13 +46,13 @@ __all__ = [
     "WorkerSlot",
 ]
 
-AnyIterationModeState: TypeAlias = Consumers
-"""What modes add to an iteration."""
-AnyTaskModeState: TypeAlias = TaskRounds | TaskFiles | DatasetShard
-"""What modes add to a task."""
+AnyIterationModeState: TypeAlias = CoordinatedIteration
+"""State that reading modes add to an iteration."""
+AnyTaskModeState: TypeAlias = CoordinatedTask | TaskFiles | DatasetShard
+"""State that reading modes add to a task."""
 
 WORKER_LEFT = "it left"
-"""The reason of tasks whose worker left on its own."""
+"""Reason of tasks whose worker unregistered."""
 MAX_FINISHED_EPOCHS = 100
 MAX_REMEMBERED_LOSSES = 200
 
@@ -56,7 +63,7 @@ FIRST_JOB_ID = 5000
 
 
 class TaskPhase(enum.IntEnum):
-    """Where a task stands; it leaves RUNNING once and never comes back."""
+    """Phase of a task. A task leaves RUNNING once and never returns to it."""
 
     RUNNING = 0
     FINISHED = 1
@@ -65,7 +72,7 @@ class TaskPhase(enum.IntEnum):
 
 
 class RegisteredDataset(msgspec.Struct):
-    """What a client said about a dataset; the plan's bytes are kept elsewhere, by digest."""
+    """Description of a registered dataset. The plan's bytes are stored separately, by digest."""
 
     dataset_id: str
     token: str
@@ -75,17 +82,17 @@ class RegisteredDataset(msgspec.Struct):
     cardinality: int
     num_splits: int | None
     compression: str | None
-    #: Nobody was given its id to keep.
+    #: True if no caller was given the id to keep.
     anonymous: bool = False
     has_element_ids: bool = False
-    #: Names of its steps, each with a fingerprint.
+    #: Names of the dataset's steps, each with a fingerprint.
     steps: tuple[tuple[str, str], ...] = ()
-    #: The minor version of Python that pickled its plan; empty: not known.
+    #: Minor version of the Python that pickled the plan; empty if unknown.
     python_version: str = ""
 
 
 class Worker(msgspec.Struct):
-    """A worker that is alive as far as is known."""
+    """A worker that is assumed to be alive."""
 
     worker_id: str
     address: str
@@ -93,52 +100,54 @@ class Worker(msgspec.Struct):
     draining: bool = False
     #: Exactly the RUNNING tasks of this worker.
     tasks: set[int] = msgspec.field(default_factory=set)
-    #: Exactly its FINISHED tasks that were dealt units, or read a copy, or are read in rounds.
+    #: Exactly the worker's FINISHED tasks that were assigned splits, read a copy, or are read in
+    #: rounds.
     finished_tasks: set[int] = msgspec.field(default_factory=set)
     versions: Versions = Versions()
 
 
 class WorkerSlot(msgspec.Struct):
-    """A place in the fixed list of workers (`slots`)."""
+    """One slot in the fixed list of workers (`slots`)."""
 
     pattern: str
-    """Which addresses fit."""
-    #: Of the worker that took it last; empty: none ever did.
+    """Pattern of the addresses that may take the slot."""
+    #: Address of the worker that took the slot last; empty if it was never taken.
     address: str = ""
-    #: Of the worker that holds it, which is there; empty: none. A worker holds one slot at most.
+    #: Id of the registered worker that holds the slot; empty if none does. A worker holds at most
+    #: one slot.
     worker_id: str = ""
 
 
 class IterationReaders(msgspec.Struct):
-    """Who opened an iteration before it was finished."""
+    """Clients that opened an iteration before it finished."""
 
     first_client: str
     num_clients: int = 1
 
 
 class Job(msgspec.Struct):
-    """A dataset, how it is read, and who may join: all by `name`, the `owner` alone, or nobody."""
+    """A dataset, how it is read, and who may join: all by `name`, only the `owner`, or none."""
 
     job_id: int
-    #: Exactly one of name, owner and save is set.
+    #: Exactly one of name, owner and save_id is set.
     name: str | None
     owner: str | None
     dataset_id: str
     options: JobOptions
-    #: It writes the save of this id, which is not closed.
+    #: Id of the open save that the job writes.
     save_id: str = ""
-    #: pass number -> iteration id: exactly its iterations in `DispatcherState.iterations`.
+    #: Epoch -> iteration id: exactly the job's iterations in `DispatcherState.iterations`.
     iterations: dict[tuple[int, ...], int] = msgspec.field(default_factory=dict)
-    #: Passes whose iteration finished and was forgotten, with who read it: at most
-    #: `MAX_FINISHED_EPOCHS` of them, the oldest first.
+    #: Epochs whose iteration finished and was forgotten, with their readers: at most
+    #: `MAX_FINISHED_EPOCHS`, oldest first.
     finished_epochs: dict[tuple[int, ...], IterationReaders | None] = msgspec.field(
         default_factory=dict
     )
-    #: Those that were forgotten before: ranges of the last number, by the numbers before it.
+    #: Epochs forgotten earlier: ranges of the last number, by the numbers before it.
     older_finished_epochs: dict[tuple[int, ...], Ranges] = msgspec.field(default_factory=dict)
 
     def is_epoch_finished(self, epoch: tuple[int, ...]) -> bool:
-        """Whether a pass was read, and its iteration forgotten."""
+        """Return whether an epoch was read completely and its iteration forgotten."""
         if epoch in self.finished_epochs:
             return True
         ranges = self.older_finished_epochs.get(epoch[:-1], ()) if epoch else ()
@@ -146,241 +155,252 @@ class Job(msgspec.Struct):
 
     @property
     def num_epochs(self) -> int:
-        """Number of passes that were begun."""
-        before = sum(count(ranges) for ranges in self.older_finished_epochs.values())
+        """Number of epochs started so far."""
+        before = sum(total_length(ranges) for ranges in self.older_finished_epochs.values())
         return len(self.iterations) + len(self.finished_epochs) + before
 
 
 class MissingSplits(msgspec.Struct):
-    """Units of the stream that are dealt no more.
+    """Splits of the stream that are no longer assigned.
 
-    They were sent to a client which is gone, or were lost with a task that is forgotten.
+    They were sent to a departed client, or were lost with a task that is forgotten.
     """
 
     task_id: int
     client_id: str
-    """Empty: they were lost with the task."""
+    """Client that the splits were sent to; empty if they were lost with the task."""
     splits: Ranges
-    """Empty: the rest of a copy is missing."""
+    """Missing splits; empty if the rest of a copy is missing."""
     address: str
     reason: str = ""
 
 
 class SplitPool(msgspec.Struct):
-    """The units of an iteration's stream: which were dealt, came back, or were given up."""
+    """The splits of an iteration's stream: assigned, returned and abandoned ones."""
 
-    #: How many there are; INFINITE (-1); None: nothing is dealt.
+    #: Number of splits; INFINITE (-1); None if the iteration assigns none.
     num_splits: int | None
-    #: Elements have origins: what nobody has of a unit in part is dealt again
+    #: True if elements have ids: elements of a split that no client has are assigned again
     #: (`remaining_ordinals`).
     exactly_once: bool = False
-    #: The first unit that was not dealt yet; at most `num_splits` where those end.
+    #: First split that was never assigned; at most `num_splits` if that is finite.
     next_split: int = 0
-    #: Units that were dealt and came back; all before `next_split`. They are dealt first.
+    #: Splits that were assigned and returned; all before `next_split`. They are assigned first.
     returned: Ranges = ()
-    #: Units that came back in part: ordinals that are to be dealt again. None is in `returned`, and
-    #: no ordinal is with a task. Only where elements have origins.
+    #: Splits that were returned in part: ordinals to assign again. No key is in `returned`, and no
+    #: task holds any of the ordinals. Only if elements have ids.
     partial_splits: dict[int, Ranges] = msgspec.field(default_factory=dict)
-    #: Units that the running tasks hold.
+    #: Number of splits that running tasks hold.
     num_held: int = 0
-    #: Units that came back from tasks that were lost or failed: once at least, twice at least. The
-    #: second are part of the first, which are before `next_split`. Those that were given up are
-    #: neither.
+    #: Splits returned by lost or failed tasks at least once (`recovered`) and at least twice
+    #: (`poison_candidates`). The second set is a subset of the first, which lies before
+    #: `next_split`. Neither contains abandoned splits.
     recovered: Ranges = ()
     poison_candidates: Ranges = ()
     abandoned: Ranges = ()
-    #: How many suspects a task may be dealt at once; at least one.
+    #: Number of poison candidates that a task may be assigned at once; at least 1.
     max_candidates_per_task: int = 1
-    #: Addresses of workers that died with a suspect which was dealt alone, and gave nothing of it.
-    #: Those of units that were given up stay.
+    #: Addresses of workers that died while they held a poison candidate alone and delivered nothing
+    #: of it. Entries of abandoned splits stay.
     died_workers: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def num_unassigned(self) -> int | None:
-        """Units that can still be dealt; None: without end."""
+        """Number of splits that can still be assigned; None if infinite."""
         if self.num_splits is None:
             return 0
         if self.num_splits < 0:
             return None
-        return self.num_splits - self.next_split + count(self.returned) + len(self.partial_splits)
+        return (
+            self.num_splits
+            - self.next_split
+            + total_length(self.returned)
+            + len(self.partial_splits)
+        )
 
     @property
     def num_assigned(self) -> int:
-        """Units that were dealt and did not come back."""
-        return self.next_split - count(self.returned) - len(self.partial_splits)
+        """Number of splits that were assigned and not returned."""
+        return self.next_split - total_length(self.returned) - len(self.partial_splits)
 
 
 class JobIteration(msgspec.Struct):
-    """One pass of a job."""
+    """One epoch of a job."""
 
     iteration_id: int
     job_id: int
     epoch: tuple[int, ...]
     seed: int
     pool: SplitPool
-    #: What the mode of its job adds.
+    #: State that the reading mode of its job adds.
     mode_state: AnyIterationModeState | None = None
-    #: What steps draw from that draw the same in each pass; empty: what the plan says.
+    #: Seeds for steps that draw the same values in each epoch; empty uses those of the plan.
     fixed_seeds: tuple[int, ...] = ()
-    #: At most `MAX_REMEMBERED_LOSSES`, the oldest first; and how many units those before were.
+    #: At most `MAX_REMEMBERED_LOSSES` entries, oldest first, and the number of splits in the
+    #: entries dropped before.
     missing_splits: list[MissingSplits] = msgspec.field(default_factory=list)
     num_older_missing: int = 0
-    #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
-    #: and deals units, no worker that was never leaving is without one that is not LOST, unless
-    #: none is RUNNING: then a client that is silent is waited for, and nothing is there to deal.
-    #: Where it has neither units nor shards, each worker that was never leaving had a task, or a
-    #: task that is not LOST has its address, unless three workers that had tasks were lost.
+    #: All tasks that the iteration ever had; at most one RUNNING per worker. While an unfinished
+    #: iteration assigns splits, each worker that was never draining has a task that is not LOST,
+    #: unless no task is RUNNING: then the iteration waits for a silent client and has nothing to
+    #: assign. Without splits and shards, each worker that was never draining had a task, or a task
+    #: that is not LOST has its address, unless three workers that had tasks were lost.
     tasks: list[int] = msgspec.field(default_factory=list)
-    #: RUNNING tasks on workers that stay, and on workers that are leaving.
+    #: RUNNING tasks on workers that stay, and on draining workers.
     num_active_tasks: int = 0
     num_draining_tasks: int = 0
-    #: Grows with every change that its clients should hear of.
+    #: Increases with every change that clients need to know.
     version: int = 0
-    #: Exactly the clients that read it now.
+    #: Exactly the clients that read the iteration now.
     clients: set[str] = msgspec.field(default_factory=set)
     readers: IterationReaders | None = None
-    #: A task reached the end of all there is, and not only of what its leaving worker had.
+    #: True if a task reached the end of the data, not only the end of what its draining worker had.
     reached_end: bool = False
-    #: Only if no task is RUNNING.
+    #: True only if no task is RUNNING.
     finished: bool = False
-    #: Why it was given up; only if it is finished.
+    #: Why the iteration was abandoned; set only if it is finished.
     failure_reason: str = ""
-    #: Tells the place at which it began; empty: the beginning.
+    #: Identifies the position at which the iteration started; empty for the beginning.
     start_position_id: str = ""
-    #: Clients that left before the end: workers refuse them.
+    #: Clients that left before the end; workers reject their requests.
     departed_clients: set[str] = msgspec.field(default_factory=set)
 
     @property
     def assigns_splits(self) -> bool:
-        """Whether its units are dealt to its tasks; else each task is a whole copy."""
+        """Whether the iteration assigns splits; otherwise each task reads a whole copy."""
         return self.pool.num_splits is not None
 
     @property
     def clients_read_together(self) -> bool:
-        """Whether every client must hear of every task, and clients wait for each other."""
+        """Whether every client must know every task, and clients wait for each other."""
         return self.mode_state is not None and self.mode_state.clients_read_together
 
     def may_be_poison(self, task: DispatcherTask) -> bool:
-        """Whether what a task that is gone held may have killed its worker, or made it fail.
+        """Return whether a split of a lost task may have killed its worker or made the task fail.
 
-        Only a process that was seen to end counts, and no silence.
+        Only a process that was seen to end counts, not a timeout.
         """
         return not task.timed_out and not (self.pool.exactly_once and task.reason == WORKER_LEFT)
 
     def recoverable_splits(self, task: DispatcherTask) -> Ranges:
-        """Return units of a task that is gone which are to be dealt again, in dealt order."""
+        """Return the splits of an unavailable task to assign again, in assignment order."""
         if not self.pool.exactly_once:
             return task.assigned.undelivered
         missing = task.missing_splits
         if missing and self.pool.abandoned:
-            missing = subtracted(missing, task.assigned.to_assignment_order(self.pool.abandoned))
+            missing = subtract(missing, task.assigned.to_assignment_order(self.pool.abandoned))
         return missing
 
 
 class AssignedSplits(msgspec.Struct):
-    """The units that a task was dealt.
+    """The splits assigned to a task.
 
-    They are numbered from 0 in dealt order; `returned`, `delivered` and `partially_delivered` are
-    ranges of those numbers.
+    They are numbered from 0 in assignment order; `returned`, `delivered` and `partially_delivered`
+    are ranges of these numbers.
     """
 
-    #: Number of grants, and the last of them in case it is asked for again.
+    #: Number of assignments, and the last one in case the worker requests it again.
     num_assignments: int = 0
     last_assignment: tuple[int, int] = (0, 0)
-    #: Ordinals of the last grant; empty: all.
+    #: Ordinals of the last assignment; empty for all.
     last_ordinals: Ranges = ()
-    #: How many units were dealt to it, and how many of them were known to be done.
+    #: Number of splits assigned to the task, and how many of them are known to be done.
     num_assigned: int = 0
     num_done: int = 0
-    #: Where in the stream units `num_done` to `num_assigned` - 1 are.
+    #: Positions in the stream of splits `num_done` to `num_assigned` - 1.
     runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    #: None before `num_done`; what was received was touched. What was lost with a client is no
-    #: longer with the task, as if it were returned.
+    #: Nothing before `num_done`; delivered splits are also partially delivered. Splits that were
+    #: lost with a client no longer belong to the task, as if they were returned.
     returned: Ranges = ()
     delivered: Ranges = ()
-    #: Units of which a client that said so, or one that left, may have received something.
+    #: Splits that clients may have received in part, according to their reports or after they left.
     partially_delivered: Ranges = ()
-    #: Ordinals that the task is still to give, some for each unit that it holds and is not to give
-    #: whole. None before `num_done`, none of what was returned or received.
+    #: Ordinals that the task must still deliver, for each split that it holds in part. None before
+    #: `num_done`, none of returned or delivered splits.
     remaining_ordinals: dict[int, Ranges] = msgspec.field(default_factory=dict)
-    #: What clients have of it and did not say that they used: units and parts. Only where elements
-    #: have origins, and only if the task is gone.
-    unacknowledged: dict[str, tuple[Ranges, Parts]] = msgspec.field(default_factory=dict)
+    #: Splits and parts that each client has received and not reported as consumed. Only if elements
+    #: have ids and the task is unavailable.
+    unacknowledged: dict[str, tuple[Ranges, PartialSplits]] = msgspec.field(default_factory=dict)
 
     @property
     def num_held(self) -> int:
-        """Units that were dealt to the task, and are neither done nor returned."""
-        return self.num_assigned - self.num_done - count(self.returned)
+        """Number of splits that are assigned to the task and neither done nor returned."""
+        return self.num_assigned - self.num_done - total_length(self.returned)
 
     @property
     def undelivered(self) -> Ranges:
-        """Units that the task holds, in dealt order, of which no client received anything."""
-        known = united((*self.returned, *self.partially_delivered))
-        return subtracted(((self.num_done, self.num_assigned),), known) if self.num_held else ()
+        """Splits that the task holds and no client received any element of, in assignment order."""
+        known = union((*self.returned, *self.partially_delivered))
+        return subtract(((self.num_done, self.num_assigned),), known) if self.num_held else ()
 
     def to_split_indices(self, assigned: Ranges) -> Ranges:
-        """Return where in the stream units in dealt order are."""
-        return located(self.runs, self.num_done, assigned)
+        """Convert numbers in assignment order to split indices in the stream."""
+        return locate_in_stream(self.runs, self.num_done, assigned)
 
     def to_assignment_order(self, splits: Ranges) -> Ranges:
-        """Return which units in dealt order are at places of the stream."""
-        return numbered(self.runs, self.num_done, splits)
+        """Convert split indices in the stream to numbers in assignment order."""
+        return to_assignment_order(self.runs, self.num_done, splits)
 
 
 class DispatcherTask(msgspec.Struct):
-    """An iteration on one worker."""
+    """The part of an iteration that one worker runs."""
 
     task_id: int
     iteration_id: int
     worker_id: str
     address: str
-    """The worker's, which may be gone."""
+    """Address of the worker, which may be lost."""
     task_token: str
-    """Proves that the dispatcher sent somebody to this task."""
+    """Proves that the dispatcher sent the client to this task."""
     assigned: AssignedSplits = msgspec.field(default_factory=AssignedSplits)
-    #: What the mode of its job adds.
+    #: State that the reading mode of its job adds.
     mode_state: AnyTaskModeState | None = None
     phase: TaskPhase = TaskPhase.RUNNING
     reason: str = ""
-    #: It was given up because of silence: nobody saw its worker's process end.
+    #: True if the task was lost by a timeout: the worker's process was not seen to end.
     timed_out: bool = False
-    #: How often all tasks that the iteration had were lost before; 0 where units are dealt.
+    #: How often all tasks of the iteration were lost before; 0 if it assigns splits.
     attempt: int = 0
-    #: A copy that was begun when more copies were lost than had been replaced.
+    #: True for a copy started when more copies were lost than had been replaced.
     is_replacement: bool = False
-    #: It ran for long, without anything dealt: the loss of all copies counts as the first again.
+    #: True once a task without splits has run for long: losing all copies then counts as a first
+    #: loss again.
     is_stable: bool = False
-    #: It ended before its copy did, because its worker was asked to leave.
+    #: True if the task ended before its copy did because its worker was draining.
     cut_short: bool = False
-    #: Clients of its iteration that must still say what they received.
+    #: Clients of the iteration that have yet to report what they received.
     awaiting_reports: set[str] = msgspec.field(default_factory=set)
-    #: Clients that are gone, of which the worker has not yet said what they had not acknowledged,
-    #: with the units that were dealt to the task until they left; only if it is not gone.
+    #: Departed clients whose unacknowledged elements the worker has not yet reported, each with the
+    #: number of splits assigned to the task until the client left. Only while the task is
+    #: available.
     unconfirmed_clients: dict[str, int] = msgspec.field(default_factory=dict)
-    #: The worker is lost or has left, or the task failed: what was not received will not come.
+    #: True if the worker was lost or left, or the task failed: undelivered elements are lost.
     is_unavailable: bool = False
 
     @property
     def is_finished(self) -> bool:
-        """Whether it handed out its last element."""
+        """Whether the task delivered its last element."""
         return self.phase is TaskPhase.FINISHED
 
     @property
     def missing_splits(self) -> Ranges:
-        """Units that it held when it was lost and that came whole to nobody, in dealt order."""
+        """Splits that the task held when it was lost and that no client received completely.
+
+        They are in assignment order.
+        """
         splits = self.assigned
         if not (self.is_unavailable and splits.num_held):
             return ()
-        known = united((*splits.delivered, *splits.returned))
-        return subtracted(((splits.num_done, splits.num_assigned),), known)
+        known = union((*splits.delivered, *splits.returned))
+        return subtract(((splits.num_done, splits.num_assigned),), known)
 
 
 class DispatcherState(msgspec.Struct):
-    """Everything that survives a restart."""
+    """All state that survives a restart."""
 
     dispatcher_id: str = ""
     secret: bytes = b""
-    #: digest -> bytes of the plan
+    #: Plan digest -> size of the plan in bytes.
     plan_sizes: dict[bytes, int] = msgspec.field(default_factory=dict)
     datasets: dict[str, RegisteredDataset] = msgspec.field(default_factory=dict)
     workers: dict[str, Worker] = msgspec.field(default_factory=dict)
@@ -390,29 +410,29 @@ class DispatcherState(msgspec.Struct):
     tasks: dict[int, DispatcherTask] = msgspec.field(default_factory=dict)
     #: client id -> iteration id
     clients: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Ways in by name: token -> dataset id, address -> worker id, name or owner -> job id.
+    #: Indexes: token -> dataset id, address -> worker id, job name or owner -> job id.
     datasets_by_token: dict[str, str] = msgspec.field(default_factory=dict)
     workers_by_address: dict[str, str] = msgspec.field(default_factory=dict)
     jobs_by_name: dict[str, int] = msgspec.field(default_factory=dict)
     jobs_by_owner: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Numbers are never used twice, whatever is forgotten. `next_dataset_id` is not a dataset's id.
+    #: Numbers are never reused. `next_dataset_id` is not the id of any dataset.
     next_dataset_id: int = FIRST_DATASET_ID
     next_iteration_id: int = FIRST_ITERATION_ID
     next_task_id: int = FIRST_TASK_ID
     next_job_id: int = FIRST_JOB_ID
-    #: By id, the oldest first: those that are not closed, and the last ones that are.
+    #: By id, oldest first: open saves, and the last closed ones.
     saves: dict[str, SaveState] = msgspec.field(default_factory=dict)
 
     @property
     def plans_in_use(self) -> set[bytes]:
-        """Digests of the plans that datasets and jobs have."""
+        """Digests of the plans that datasets and jobs refer to."""
         costs = {
             job.options.cost_fn_digest for job in self.jobs.values() if job.options.cost_fn_digest
         }
         return costs.union(dataset.digest for dataset in self.datasets.values())
 
     def task_token(self, task_id: int) -> str:
-        """Return the ticket that a task of this number has."""
+        """Return the token of the task with this number."""
         proof = hashlib.blake2b(str(task_id).encode(), key=self.secret, digest_size=16)
         return f"{self.dispatcher_id}-{proof.hexdigest()}"
 
@@ -420,7 +440,7 @@ class DispatcherState(msgspec.Struct):
         """Return a dataset.
 
         Raises:
-            NotFoundError: It is not registered.
+            NotFoundError: If the dataset is not registered.
         """
         found = self.datasets.get(dataset_id)
         if found is None:
@@ -436,7 +456,7 @@ class DispatcherState(msgspec.Struct):
         """Return a task.
 
         Raises:
-            NotFoundError: It never existed, or its iteration was collected or forgotten.
+            NotFoundError: If the task never existed, or its iteration was discarded or forgotten.
         """
         found = self.tasks.get(task_id)
         if found is None:
@@ -450,7 +470,7 @@ class DispatcherState(msgspec.Struct):
         """Return a worker.
 
         Raises:
-            NotFoundError: It never registered, left, or was declared lost.
+            NotFoundError: If the worker never registered, left, or was declared lost.
         """
         found = self.workers.get(worker_id)
         if found is None:
@@ -464,7 +484,7 @@ class DispatcherState(msgspec.Struct):
         """Return the iteration that a client reads.
 
         Raises:
-            NotFoundError: The client never opened one, closed it, or was silent for too long.
+            NotFoundError: If the client never opened one, closed it, or timed out.
         """
         iteration_id = self.clients.get(client_id)
         if iteration_id is None:
@@ -480,16 +500,16 @@ class DispatcherState(msgspec.Struct):
         return [self.tasks[task_id] for task_id in iteration.tasks]
 
     def running_tasks(self, iteration: JobIteration) -> list[DispatcherTask]:
-        """Return the tasks of an iteration that are not over."""
+        """Return the running tasks of an iteration."""
         return [task for task in self.tasks_of(iteration) if task.phase is TaskPhase.RUNNING]
 
     def may_return_splits(self, iteration: JobIteration) -> bool:
-        """Whether units may come back from a task that is lost or failed, or from a client."""
+        """Return whether an unavailable task or a departed client may still return splits."""
         return any(
             task.awaiting_reports or (task.unconfirmed_clients and task.assigned.num_held)
             for task in self.tasks_of(iteration)
         )
 
     def dataset_of(self, iteration: JobIteration) -> RegisteredDataset:
-        """Return the dataset that an iteration goes through."""
+        """Return the dataset that an iteration reads."""
         return self.datasets[self.jobs[iteration.job_id].dataset_id]

@@ -1,4 +1,4 @@
-"""Decider: who is there, and what is going on."""
+"""Decider for the status of the service."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from headrace.service.dispatcher.state import (
     Worker,
 )
 from headrace.service.modes.static.records import shard_of
-from headrace.service.ranges import count
+from headrace.service.ranges import total_length
 
 __all__ = ["describe", "get_status"]
 
 _BLOCKED_SECONDS = 3.0
-"""A task that has stood still for so long, and said so once, does nothing else."""
+"""Seconds after which a task that reported to wait, and nothing since, counts as waiting all the
+time."""
 
 
 def get_status(
     state: DispatcherState, request: messages.GetStatus, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say who is there, and what is going on."""
+    """Reply with the status of the service."""
     return DispatcherDecision(reply=describe(state, context))
 
 
 def describe(state: DispatcherState, context: DecisionContext) -> messages.DispatcherStatus:
-    """Return who is there, and what is going on."""
+    """Return the status of the service."""
     activity, now = context.soft_state.activity, context.now
     return messages.DispatcherStatus(
         workers=tuple(_worker(worker, context) for worker in state.workers.values()),
@@ -97,7 +98,7 @@ def _job(state: DispatcherState, job: Job, context: DecisionContext) -> messages
         running_tasks=sum(len(each.tasks) for each in passes),
         clients=sum(len(each.clients) for each in passes),
         iterations=passes,
-        # Of a save those that count, which may be more than heartbeats have said so far.
+        # For a save, the committed ones, which may exceed what heartbeats have reported so far.
         elements=work.elements if save is None else save.num_elements,
         bytes=work.bytes if save is None else save.num_bytes,
         wait_seconds=work.wait_seconds,
@@ -125,7 +126,7 @@ def _iteration(
         splits_assigned=pool.num_assigned,
         splits_in_progress=pool.num_held,
         splits_unassigned=pool.num_unassigned,
-        splits_abandoned=count(pool.abandoned),
+        splits_abandoned=total_length(pool.abandoned),
         progress=progress,
         remaining_seconds=seconds_left,
         elements=work.elements,
@@ -152,7 +153,7 @@ def _progress(
     work: IterationCounters,
     now: float,
 ) -> tuple[float | None, float | None]:
-    """Return which part of an iteration is done, and the seconds that the rest will take."""
+    """Return the fraction of an iteration that is done, and the seconds that the rest will take."""
     if iteration.finished:
         return 1.0, 0.0
     if iteration.pool.num_splits is not None:
@@ -162,7 +163,7 @@ def _progress(
             work.initially_done,
         )
     else:
-        # Each task reads all of the dataset, or its share of it.
+        # Each task reads the whole dataset, or its shard.
         shards = [shard_of(task.mode_state) for task in running]
         shares = {1 if shard is None else shard.num_shards for shard in shards}
         cardinality = state.dataset_of(iteration).cardinality

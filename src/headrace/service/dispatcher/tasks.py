@@ -1,4 +1,4 @@
-"""Deciders: what a task is about, and how it ends."""
+"""Deciders for tasks: their definition and their end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.service.dispatcher.decision import DecisionContext, DispatcherDeci
 from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.policy_selection import policy_of
 from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, TaskPhase
-from headrace.service.ranges import Ranges, at_least, count, subtracted, united
+from headrace.service.ranges import Ranges, drop_below, subtract, total_length, union
 
 __all__ = ["fail_task", "finish_task", "get_task", "get_worker_task"]
 
@@ -27,12 +27,13 @@ def get_worker_task(
     | messages.ReportDepartedClient
     | messages.CommitFiles,
 ) -> DispatcherTask:
-    """Return the task that a worker speaks of, if it is that worker's.
+    """Return the task that a worker's request names.
 
     Raises:
-        FailedPreconditionError: Another incarnation of the dispatcher gave it out.
-        UnauthenticatedError: The ticket is not the task's.
-        NotFoundError: There is no such task, or it is another worker's.
+        FailedPreconditionError: If another dispatcher, or one without its journal, created the
+            task.
+        UnauthenticatedError: If the token is not the task's.
+        NotFoundError: If the task does not exist, or belongs to another worker.
     """
     incarnation, dash, _ = request.task_token.partition("-")
     if dash and incarnation != state.dispatcher_id:
@@ -60,15 +61,15 @@ def get_worker_task(
 def get_task(
     state: DispatcherState, request: messages.GetTask, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say what a task is about, to its worker.
+    """Return the definition of a task to its worker.
 
     Raises:
-        NotFoundError: There is no such task for this worker to run.
+        NotFoundError: If the worker has no such task to run.
     """
     task = state.task(request.task_id)
     iteration = state.iterations[task.iteration_id]
     is_finished = task.phase is TaskPhase.FINISHED
-    # One that was left nothing to deal may be over before its worker first asks about it.
+    # A task may finish before its worker first requests it, if nothing was left to assign.
     is_empty = is_finished and iteration.assigns_splits and not task.assigned.num_assigned
     if task.worker_id != request.worker_id or not (task.phase is TaskPhase.RUNNING or is_empty):
         raise NotFoundError(
@@ -100,7 +101,7 @@ def get_task(
 def finish_task(
     state: DispatcherState, request: messages.FinishTask, context: DecisionContext
 ) -> DispatcherDecision:
-    """Note that a task reached its end; of one that is over already, nothing is noted."""
+    """Record that a task reached its end; repeated requests change nothing."""
     task = get_worker_task(state, request)
     splits = task.assigned
     if task.phase is not TaskPhase.RUNNING:
@@ -108,13 +109,13 @@ def finish_task(
     iteration = state.iterations[task.iteration_id]
     facts: list[AnyEvent] = []
     if request.cut_short and not state.workers[task.worker_id].draining:
-        # It was told to leave, and that it said so is still on its way: while this dispatcher was
-        # away, perhaps. The dataset has not come to its end.
+        # The worker is draining, and its own message about it has not arrived; the dispatcher may
+        # have been down. The dataset has not reached its end.
         facts.append(events.WorkerDraining(worker_id=task.worker_id))
     never_came = _unreceived_assignments(task, request.num_assigned)
     if never_came:
         facts.append(events.SplitsReturned(task_id=task.task_id, splits=never_came))
-    left = splits.num_held - count(never_came)
+    left = splits.num_held - total_length(never_came)
     reason = policy_of(state, iteration).incomplete_reason(task, left)
     if reason:
         return DispatcherDecision(events=(events.TaskFailed(task_id=task.task_id, reason=reason),))
@@ -133,18 +134,18 @@ def finish_task(
 
 
 def _unreceived_assignments(task: DispatcherTask, num_assigned: int | None) -> Ranges:
-    """Return units, in dealt order, that were dealt after those that came to the worker."""
+    """Return the splits, in assignment order, that were assigned but not received."""
     splits = task.assigned
     if num_assigned is None or not 0 <= num_assigned < splits.num_assigned:
         return ()
-    units = at_least(((num_assigned, splits.num_assigned),), splits.num_done)
-    return subtracted(units, united((*splits.returned, *splits.delivered)))
+    units = drop_below(((num_assigned, splits.num_assigned),), splits.num_done)
+    return subtract(units, union((*splits.returned, *splits.delivered)))
 
 
 def fail_task(
     state: DispatcherState, request: messages.FailTask, context: DecisionContext
 ) -> DispatcherDecision:
-    """Note that a task ended by an error; what it was dealt and nobody received is lost."""
+    """Record that a task ended with an error; undelivered splits are lost."""
     task = get_worker_task(state, request)
     if task.phase is not TaskPhase.RUNNING:
         return DispatcherDecision()

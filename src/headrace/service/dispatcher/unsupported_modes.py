@@ -1,7 +1,7 @@
-"""Iterations that a dispatcher of another version began, in a way that this one does not offer.
+"""Iterations started by a dispatcher of another version in an unsupported mode.
 
-The journal is read all the same: what facts mean does not depend on what is offered now. What runs
-of such an iteration is ended, and the iteration given up.
+The journal is still readable, since the meaning of events does not depend on the supported modes.
+Running tasks of such an iteration are stopped, and the iteration is abandoned.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["UnsupportedMode"]
 
 
 class UnsupportedMode(IterationPolicy):
-    """Nobody gets a task.
+    """Policy that creates no tasks.
 
     Args:
-        reason: What is not offered, in words that can stand in an error.
+        reason: Error message about the unsupported mode.
     """
 
     assigns_splits = False
@@ -34,18 +34,18 @@ class UnsupportedMode(IterationPolicy):
         return []
 
     def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
-        """Return the end of a task that runs."""
+        """Return the end of a running task."""
         running = next(iter(state.running_tasks(iteration)), None)
         if running is None or iteration.finished:
             return None
         return events.TaskLost(task_id=running.task_id, reason=self._reason)
 
     def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Say that it is."""
+        """Return True."""
         return True
 
     def failure_reason(self, state: DispatcherState, iteration: JobIteration) -> str:
-        """Return what is not offered."""
+        """Return the error message about the unsupported mode."""
         return self._reason
 
     def choose_splits(
@@ -57,17 +57,17 @@ class UnsupportedMode(IterationPolicy):
         *,
         is_stalled: bool,
     ) -> tuple[int, int] | None:
-        """Deal nothing."""
+        """Assign nothing."""
         return None
 
     def lost_splits(
         self, state: DispatcherState, iteration: JobIteration
     ) -> tuple[LostSplits, ...]:
-        """Return nothing: why it was given up says enough."""
+        """Return nothing: `failure_reason` is sufficient."""
         return ()
 
     def is_redeliverable(
         self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
     ) -> bool:
-        """Nobody asks again."""
+        """Return False: no client requests anything again."""
         return False

@@ -1,23 +1,24 @@
-"""What clients, workers and the dispatcher say to each other.
+"""Messages between clients, workers and the dispatcher.
 
-Every request may be repeated: names are chosen by the one who asks (`token`, `client_id`,
-`worker_id`, request numbers), so a repeated request finds what the first one made. A request names
-the type of its reply (`serving.call.Question`). Nothing here has behaviour.
+Every request may be repeated: the sender chooses the ids (`token`, `client_id`, `worker_id`,
+request numbers), so that a repeated request finds the result of the first one. A request declares
+the type of its reply (`serving.rpc.TypedRequest`). Messages have no behaviour.
 
-    datasets     clients and workers -> dispatcher     plans, and what is known of datasets
-    iterations   clients -> dispatcher                 open, be heard, settle, close
-    checkpoints  clients -> dispatcher                 where all of an iteration stand
-    job_options  how a job is read, as all who join it ask for alike
+    datasets     clients and workers -> dispatcher     plans, and descriptions of datasets
+    iterations   clients -> dispatcher                 open, heartbeat, report, close
+    checkpoints  clients -> dispatcher                 a common position of all clients
+    job_options  options that all clients of a job share
     status       clients -> dispatcher
-    workers      workers -> dispatcher                 come, be heard, go
-    tasks        workers -> dispatcher                 what a task is, its units, its end
+    workers      workers -> dispatcher                 register, heartbeat, drain, unregister
+    tasks        workers -> dispatcher                 definition of a task, its splits, its end
     saves        clients and workers -> dispatcher     datasets that workers write to files
     elements     clients -> workers
-    activity     what heartbeats say of the work
+    activity     counters in heartbeats
 
-*Units* are what a DYNAMIC iteration deals: positions of the plan, numbered from 0 over all passes.
-A range of units is (start, stop). Units "in dealt order" are numbered from 0 in the order in which
-they were dealt to one task: a task that was dealt (10, 13) and (40, 42) has its unit 41 as 4.
+*Splits* are what a DYNAMIC iteration assigns: parts of the plan, numbered from 0 over all epochs. A
+range of splits is (start, stop). Splits "in assignment order" are numbered from 0 in the order in
+which one task received them: in a task that was assigned (10, 13) and (40, 42), split 41 has number
+4.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ from headrace.service.messages.workers import (
     WorkerHeartbeat,
     WorkerHeartbeatReply,
 )
-from headrace.serving.call import Done, Ping
+from headrace.serving.rpc import Done, Ping
 
 __all__ = [
     "NO_ELEMENT_IDS",

@@ -1,11 +1,12 @@
-"""Activity: what workers and clients say of their work, with their heartbeats.
+"""Activity counters in the heartbeats of workers and clients.
 
-All numbers are sums since the task, or the reading, began: what is lost or said twice does no harm.
+All numbers are totals since the task or the reading started, so lost and repeated messages do no
+harm.
 """
 
 from __future__ import annotations
 
-from headrace.serving.call import Message
+from headrace.serving.rpc import Message
 
 __all__ = [
     "WAITING_FOR_CLIENTS",
@@ -17,44 +18,45 @@ __all__ = [
 
 WAITING_FOR_CLIENTS = "clients"
 WAITING_FOR_SPLITS = "units"
-"""What production of a task may wait for: that clients take what is there, or units to read."""
+"""Values of `TaskActivity.waiting_for`: production waits for clients that request elements, or for
+splits."""
 
 
 class StepSeconds(Message, frozen=True):
-    """How long threads of a worker were at one step of a dataset; found by looking now and then."""
+    """Time that threads of a worker spent in one step of a dataset, measured by sampling."""
 
     step: str
-    """The step, and where the user wrote it: "map at train.py:12"."""
+    """Name of the step, and where the user wrote it: "map at train.py:12"."""
     seconds: float
 
 
 class TrainerActivity(Message, frozen=True):
-    """How far one of the trainers is that share a task."""
+    """Progress of one of the trainers that share a task."""
 
     trainer_id: str
     delivered: int
-    """Elements that it was sent."""
+    """Number of elements sent to it."""
     skipped: int = 0
-    """Elements that were gone when it came to them."""
+    """Number of elements that were evicted before it requested them."""
     lag: int = 0
-    """Elements that were made, and that it has not been sent yet."""
+    """Number of elements that are produced and not yet sent to it."""
 
 
 class TaskActivity(Message, frozen=True):
-    """What a worker has done for one task."""
+    """Activity of a worker for one task."""
 
     task_id: int
     elements: int
     bytes: int
-    """Of the elements, as they are sent."""
+    """Size of the elements as they are sent."""
     buffered_batches: int = 0
-    """Portions that are made, and that no client has asked for."""
+    """Number of result batches that no client has requested yet."""
     buffered_bytes: int = 0
     waiting_for: str = ""
-    """What production stands still for now; empty: it goes on."""
+    """What production waits for now; empty if it does not wait."""
     client_wait_seconds: float = 0.0
     split_wait_seconds: float = 0.0
-    """Seconds, with the wait that goes on."""
+    """Total seconds waited, including a wait in progress."""
     steps: tuple[StepSeconds, ...] = ()
     trainers: tuple[TrainerActivity, ...] = ()
-    """Where each of several trainers reads all of its elements."""
+    """Progress of each trainer, if several trainers read all elements of the task."""

@@ -1,31 +1,37 @@
-"""Places: what the clients of one iteration say to find the one at which all of them stand."""
+"""Messages by which the clients of an iteration find their common iterator position."""
 
 from __future__ import annotations
 
-from headrace.serving.call import Message, Question
+from headrace.serving.rpc import Message, TypedRequest
 
 __all__ = ["ContributeCheckpoint", "ContributeCheckpointReply"]
 
 
 class ContributeCheckpointReply(Message, frozen=True):
-    """The reply to `ContributeCheckpoint`."""
+    """Reply to `ContributeCheckpoint`."""
 
     missing_clients: tuple[str, ...] = ()
-    """Not empty: clients that have not said where they stand. Ask again soon; the rest is empty."""
+    """Clients that have not contributed their position yet. If not empty, the client requests again
+    soon, and the other fields are empty."""
     delivered: tuple[tuple[int, int], ...] = ()
-    """Units of which all elements came to one client or another."""
+    """Splits whose elements were all delivered, to any clients."""
     partial_splits: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """Others of which some came, with ranges of their ordinals."""
+    """Other splits that were delivered in part, with ranges of the delivered ordinals."""
 
 
-class ContributeCheckpoint(Question[ContributeCheckpointReply], frozen=True):
-    """Say where this client stands, and ask where all clients of its iteration stand together: when
-    each of them has said it. An error says that this cannot be known."""
+class ContributeCheckpoint(TypedRequest[ContributeCheckpointReply], frozen=True):
+    """Contribute this client's position, and request the common position of all clients of its
+    iteration.
+
+    The reply is complete when each client has contributed. An error means that the common position
+    cannot be determined.
+    """
 
     client_id: str
     token: str
-    """Of this question; repeated with it."""
+    """Token of this request; equal when it is repeated."""
     delivered: tuple[tuple[int, int], ...]
-    """Units of the stream of which all elements came to it, or before it began."""
+    """Splits of the stream whose elements were all delivered to this client, or before it started.
+    """
     partial_splits: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-    """Others of which some did, with ranges of their ordinals."""
+    """Other splits that were delivered in part, with ranges of the delivered ordinals."""

@@ -1,10 +1,10 @@
-"""Datasets and their plans: said by clients, and asked for by workers."""
+"""Messages about datasets and their plans, which clients send and workers request."""
 
 from __future__ import annotations
 
 import msgspec
 
-from headrace.serving.call import Message, Question
+from headrace.serving.rpc import Message, TypedRequest
 from headrace.versions import Versions, own_versions
 
 __all__ = [
@@ -20,88 +20,93 @@ __all__ = [
 ]
 
 PLAN_CHUNK_BYTES = 4 << 20
-"""A plan travels in parts of at most so many bytes."""
+"""Maximum size in bytes of one part of a plan."""
 
 
 class RegisterDatasetReply(Message, frozen=True):
-    """The reply to `RegisterDataset`."""
+    """Reply to `RegisterDataset`."""
 
     dataset_id: str
-    """Empty where the plan is wanted."""
+    """Id of the dataset; empty if the plan is needed."""
     plan_needed: bool = False
-    """Nothing was registered: the plan must be put first."""
+    """True if nothing was registered: the plan must be sent first."""
     versions: Versions = msgspec.field(default_factory=own_versions)
-    """Of the dispatcher."""
+    """Versions of the dispatcher."""
 
 
-class RegisterDataset(Question[RegisterDatasetReply], frozen=True):
-    """Make a dataset known. The plan does not travel with it: where the reply says `plan_needed`,
-    the dispatcher has no plan with this digest and has registered nothing; put the plan
-    (`PutPlan`), then repeat this request."""
+class RegisterDataset(TypedRequest[RegisterDatasetReply], frozen=True):
+    """Register a dataset.
+
+    The plan is not part of the message: if the reply has `plan_needed`, the dispatcher has no plan
+    with this digest and has registered nothing; send the plan (`PutPlan`), then repeat this
+    request.
+    """
 
     token: str
     digest: bytes
     """SHA-256 of the pickled plan."""
     fingerprint: str
-    """Equal for plans that say the same."""
+    """Fingerprint, equal for equivalent plans."""
     element_spec: bytes
     """The encoded spec (`element.spec.encode_spec`)."""
     cardinality: int
     num_splits: int | None
-    """Number of units that can be dealt; INFINITE (-1): without end; None: the plan cannot be
-    dealt."""
+    """Number of splits; INFINITE (-1) if infinite; None if the plan cannot be divided into splits.
+    """
     compression: str | None = "AUTO"
     dataset_id: str | None = None
     anonymous: bool = False
-    """Nobody is given the id to keep: the dataset may be forgotten when nobody has used it for
+    """True if no caller gets the id to keep: the dataset may be forgotten when it was unused for
     long."""
     has_element_ids: bool = False
-    """Each element comes from one unit, or is made of elements of units: it can be visited exactly
-    once."""
+    """True if each element comes from one split, or is made of elements of splits, so that it can
+    be delivered exactly once."""
     steps: tuple[tuple[str, str], ...] = ()
-    """Its steps by name, each with a fingerprint of its own: for messages about what differs."""
+    """Names of its steps, each with a fingerprint, for messages about differences."""
     versions: Versions = msgspec.field(default_factory=own_versions)
-    """Of the client, which pickled the plan."""
+    """Versions of the client, which pickled the plan."""
 
 
 class PutPlanReply(Message, frozen=True):
-    """The reply to `PutPlan`."""
+    """Reply to `PutPlan`."""
 
     received_bytes: int
-    """Bytes that the dispatcher has, from the beginning: the next part starts here, which may be
-    before the last one if the dispatcher was restarted. Equal to the total: the plan is stored."""
+    """Number of bytes stored, from the start: the offset of the next part, which may be before the
+    last one if the dispatcher was restarted. Equal to the total if the plan is complete."""
 
 
-class PutPlan(Question[PutPlanReply], frozen=True):
-    """Store a part of a plan's bytes, of at most `PLAN_CHUNK_BYTES`. Parts are put in order, each
-    from where the last reply stood; a plan that is stored already is all there after one. The
-    dispatcher never opens them."""
+class PutPlan(TypedRequest[PutPlanReply], frozen=True):
+    """Store a part of a plan's bytes, of at most `PLAN_CHUNK_BYTES`.
+
+    Parts are sent in order, each from the offset in the last reply; for a plan that is already
+    stored, the first reply says so. The dispatcher never unpickles plans.
+    """
 
     digest: bytes
     offset: int
     total_bytes: int
-    """Bytes of the whole plan."""
+    """Size of the whole plan in bytes."""
     chunk: bytes
 
 
 class GetPlanReply(Message, frozen=True):
-    """The reply to `GetPlan`."""
+    """Reply to `GetPlan`."""
 
     chunk: bytes
     """At most `PLAN_CHUNK_BYTES`."""
     total_bytes: int
-    """Bytes of the whole plan."""
+    """Size of the whole plan in bytes."""
 
 
-class GetPlan(Question[GetPlanReply], frozen=True):
-    """Ask for a plan's bytes from `offset` on; the next part starts where this one ends."""
+class GetPlan(TypedRequest[GetPlanReply], frozen=True):
+    """Request a plan's bytes from `offset` on; the next part starts where this one ends."""
 
     digest: bytes
     offset: int = 0
 
 
 class DatasetDescription(Message, frozen=True):
-    """The reply to `GetDataset`; the fields are those of `RegisterDataset`."""
+    """Reply to `GetDataset`; the fields are those of `RegisterDataset`."""
 
     dataset_id: str
     digest: bytes
@@ -113,7 +118,7 @@ class DatasetDescription(Message, frozen=True):
     has_element_ids: bool = False
 
 
-class GetDataset(Question[DatasetDescription], frozen=True):
-    """Ask what is known of a dataset."""
+class GetDataset(TypedRequest[DatasetDescription], frozen=True):
+    """Request the description of a dataset."""
 
     dataset_id: str

@@ -1,8 +1,8 @@
-"""Elements: what clients ask of workers."""
+"""Messages from clients to workers about elements."""
 
 from __future__ import annotations
 
-from headrace.serving.call import Message, Question
+from headrace.serving.rpc import Message, TypedRequest
 
 __all__ = [
     "NO_ELEMENT_IDS",
@@ -15,112 +15,115 @@ __all__ = [
 ]
 
 PROGRESS_REQUEST = -1
-"""The number of a request for no element: where tasks are read in rounds, its answer says how many
-of them are whole."""
+"""Request number of a request for no element; with coordinated reads its reply contains the number
+of complete rounds."""
 
 
 class ElementIds(Message, frozen=True):
-    """Where elements come from, for exactly-once and ordered reading."""
+    """Ids of the elements in a result batch, for exactly-once and ordered reading."""
 
     runs: tuple[tuple[int, int, int, int], ...] = ()
-    """The origins (`service.rows.OriginRun`) in the order of the elements; then, of units that
-    ended, the ordinals after the last."""
+    """Runs of element ids (`service.element_sets`), then the end ordinals of finished splits.
+
+    The ids are in the order of the elements unless `is_permuted`.
+    """
     is_permuted: bool = False
-    """The origins are in another order than the elements."""
+    """True if the ids are in another order than the elements."""
     permutation: bytes = b""
-    """Where they are: for each of them, in their order, which it is in the order of the elements,
-    as 32 bits (little-endian)."""
+    """For each id, the index of its element as a little-endian 32-bit integer."""
     interleaving: tuple[tuple[int, ...], int, int, int] | None = None
-    """In place of `permutation`, where units take turns: (units of the stream in turn, elements in
-    a turn, elements that came before since the cycle began, elements). Origins are sorted by those
-    units."""
+    """Replaces `permutation` if splits are interleaved: (splits of the stream in the cycle,
+    elements per turn, elements since the cycle began, number of elements). Ids are sorted by these
+    splits."""
     ids_per_element: tuple[int, ...] = ()
-    """How many origins each element has; empty: all as many."""
+    """Number of ids of each element; empty if all have the same number."""
     assigned: tuple[tuple[int, int, int, int], ...] = ()
-    """(number, units, unit, first) for what was dealt to the task and is not done: `units` units of
-    the stream from `unit` on, the first of which has this number in dealt order, and of each the
-    ordinals from `first_element` on."""
+    """(number, count, split, first) for assigned splits that are not done: `count` splits of the
+    stream from `split` on, whose numbers in assignment order start with `number`, and of each the
+    ordinals from `first` on."""
     failed_split: int = -1
-    """With an error, where elements are wanted in order: the unit, in dealt order, that it is
-    of."""
+    """With an error in ordered reading: its split, in assignment order."""
     failed_position: tuple[int, int] = (0, 0)
-    """With `failed_split`: where the error stands in the unit. (ordinal of the element before which
-    it stands, its number among those that stand there, from 1 on; 0: the element before that one
-    has failed itself; -1: so it has, below steps of the client's half that choose)"""
+    """With `failed_split`: position of the error in the split, as (ordinal of the element that it
+    precedes, its number among the errors there, from 1). Number 0: the element before that ordinal
+    failed; -1: it failed below filtering steps of the client stage."""
 
 
 NO_ELEMENT_IDS = ElementIds()
 
 
 class RoundProgress(Message, frozen=True):
-    """How far rounds are, for coordinated reads. `GetElementsReply.first_element` is the number of
-    the round."""
+    """Progress of reading rounds, for coordinated reads. `GetElementsReply.first_element` is the
+    round number."""
 
     num_complete: int
-    """So many rounds, from the first on, arrived at every consumer."""
+    """Number of rounds, from the first, that all consumers received."""
     lagging_consumers: tuple[int, ...] = ()
-    """In the answer to a word: consumers that have not received the next round, which is made."""
+    """In a reply to a progress request: consumers that have not received the next round, which is
+    ready."""
 
 
 class SkippedElements(Message, frozen=True):
-    """What a trainer missed that fell behind a cross-trainer cache."""
+    """Elements that a trainer missed because it lagged behind a cross-trainer cache."""
 
     count: int
-    """Elements before the first of the answer, which had gone."""
+    """Number of evicted elements before the first of the reply."""
 
 
 class GetElementsReply(Message, frozen=True):
-    """The reply to `GetElements`, with the chunk in its buffers (`element.wire`)."""
+    """Reply to `GetElements`, with the chunk in its buffers (`element.wire`)."""
 
     first_element: int
-    """The task's own number of the first element in the chunk."""
+    """Number of the chunk's first element within the task."""
     num_elements: int
-    """Elements in the chunk. 0: none came with this answer; unless `end_of_task` is set, ask again
-    once what came before is used up."""
+    """Number of elements in the chunk. 0: none in this reply; unless `end_of_task` is set, the
+    client requests again when it has consumed the earlier ones."""
     end_of_task: bool
-    """The task has no more elements for anyone. No buffers come with it."""
+    """True if the task has delivered its last element to all clients. The reply has no buffers."""
     done_from: int = 0
     done_to: int = 0
-    """Units from `done_from` to `done_to` - 1, in dealt order, are whole with this chunk: all their
-    elements came in it or in earlier ones, to whichever clients. Equal: none."""
+    """Splits from `done_from` to `done_to` - 1, in assignment order, are complete with this chunk:
+    all their elements were in this or earlier chunks, of any client. None if equal."""
     delivered_end: int = 0
-    """Of units from this one on, in dealt order, nothing came with this answer or an earlier one;
-    of those before `done_from`, nothing came with this one."""
+    """No elements of splits from this one on, in assignment order, were in this reply or an earlier
+    one; this reply has none of splits before `done_from`."""
     earlier_delivered_end: int = 0
-    """Of units from this one on, in dealt order, nothing came with an earlier answer to anybody."""
+    """No elements of splits from this one on, in assignment order, were in an earlier reply to any
+    client."""
     num_done: int = 0
-    """Units before this one, in dealt order, were delivered and acknowledged, to whichever
-    clients, and the dispatcher knows it."""
+    """Splits before this one, in assignment order, were delivered and acknowledged, by any clients,
+    and the dispatcher knows it."""
     error: bytes | None = None
-    """What stands in an element's place, with `num_elements` 0 (`transport.envelope.encode_error`).
-    It is data, whatever its class: an error as the answer itself is about the request alone."""
+    """Error in place of an element, with `num_elements` 0 (`transport.envelope.encode_error`). It
+    is data, whatever its class; an error as the reply itself concerns only the request."""
     mode_data: ElementIds | RoundProgress | SkippedElements | None = None
-    """What the task's reading mode adds."""
+    """Data of the task's reading mode."""
 
     @property
     def element_ids(self) -> ElementIds:
-        """Where the elements come from; nothing where the reading mode does not say it."""
+        """Ids of the elements; empty if the reading mode does not provide them."""
         return self.mode_data if isinstance(self.mode_data, ElementIds) else NO_ELEMENT_IDS
 
 
-class GetElements(Question[GetElementsReply], frozen=True):
-    """Ask for the next elements of a task: first come, first served, or this consumer's of a round,
-    whose number is that of the request."""
+class GetElements(TypedRequest[GetElementsReply], frozen=True):
+    """Request the next elements of a task: in arrival order, or this consumer's of a round, whose
+    number is the request number."""
 
     task_id: int
     ticket: str
     client_id: str
     request_number: int
-    """0, 1, 2, ... for this client and task; the same number gets the same answer again."""
+    """0, 1, 2, ... for this client and task; a repeated number gets the same reply."""
     acknowledged: int
-    """All answers with a number below this one have arrived and may be forgotten."""
+    """All replies with a number below this one were received and may be forgotten."""
     max_elements: int = 0
-    """At most so many elements may come; 0: as many as are at hand."""
+    """Maximum number of elements; 0 accepts all that are buffered."""
     trainer_id: str = ""
-    """For whom the client reads, where trainers share what workers make."""
+    """Trainer that the client reads for, with a cross-trainer cache."""
     codec: str = ""
-    """The answer may be packed with it (`element.packing`); empty: it is not."""
+    """Codec for compressing the reply (`element.packing`); empty disables compression."""
     consumer_index: int = -1
-    """Which consumer asks, where the task is read in rounds."""
+    """Index of the requesting consumer, with coordinated reads."""
     known_rounds: int = -1
-    """Of a word: it waits until more rounds than these are whole; negative: it does not wait."""
+    """In a progress request: wait until more rounds than these are complete; a negative number does
+    not wait."""

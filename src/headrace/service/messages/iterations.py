@@ -1,11 +1,11 @@
-"""Iterations: what clients say to the dispatcher."""
+"""Messages from clients to the dispatcher about iterations."""
 
 from __future__ import annotations
 
 import math
 
 from headrace.service.messages.job_options import JobOptions
-from headrace.serving.call import Done, Message, Question
+from headrace.serving.rpc import Done, Message, TypedRequest
 
 __all__ = [
     "ClientHeartbeat",
@@ -21,218 +21,226 @@ __all__ = [
 
 
 class TaskAddress(Message, frozen=True):
-    """Where to read one task."""
+    """Address of one task."""
 
     task_id: int
     worker_id: str
     worker_address: str
     task_token: str
-    """Proves to the worker that the dispatcher sent the client. To be compared, not read."""
+    """Proves to the worker that the dispatcher sent the client. An opaque value."""
     attempt: int = 0
-    """How often all copies of the iteration were lost before, or whoever had its shard; 0 where
-    units are dealt."""
+    """How often all copies of the iteration, or the owners of this shard, were lost before; 0 if
+    the iteration assigns splits."""
     shard_index: int | None = None
-    """Which share of the dataset it is, where those are fixed."""
+    """Index of the dataset shard, with static sharding."""
     tags: tuple[str, ...] = ()
-    """Of the worker."""
+    """Tags of the worker."""
     starting_round: int | None = None
-    """With which round of the iteration it joins, where it is read in rounds."""
+    """Reading round at which the task joins the iteration, with coordinated reads."""
 
 
 class OpenIterationReply(Message, frozen=True):
-    """The reply to `OpenIteration`."""
+    """Reply to `OpenIteration`."""
 
     iteration_id: int
     tasks: tuple[TaskAddress, ...]
     seed: int
-    """The first opener's: the same for all clients and tasks of the iteration."""
+    """Seed of the first client: the same for all clients and tasks of the iteration."""
     finished: bool
-    """The iteration is over: nothing is left to read."""
+    """True if the iteration is finished: nothing is left to read."""
     job_name: str = ""
     lease: float = math.inf
-    """Seconds without a heartbeat after which the client counts as gone, and what it has not
-    acknowledged may go to others."""
+    """Seconds without a heartbeat after which the client expires, and its unacknowledged elements
+    may be assigned again."""
     finished_by: str = ""
-    """Only if finished: who used it up, in words that can stand in a warning."""
+    """Description, for warnings, of the client that read it to the end; only if finished."""
     opened_by: str = ""
-    """Only if not finished: who opened it before, in words that can stand in a warning; empty: this
-    client is the first."""
+    """Description, for warnings, of the client that opened it before; only if not finished. Empty
+    if this client is the first."""
     has_other_readers: bool = False
-    """Whether other clients that are alive read the job now, this iteration or another."""
+    """Whether other active clients read the job now, in this iteration or another."""
     failure_reason: str = ""
-    """Only if finished: why it failed; empty: it did not."""
+    """Why the iteration failed; only if finished. Empty if it did not fail."""
     deployment_mode: str = ""
-    """Where the workers are that share datasets in fixed parts, for clients that are not told:
-    "COLOCATED" in their processes, "REMOTE" elsewhere; empty: wherever they find some."""
+    """Location of the workers among which datasets are divided statically, for clients whose
+    options do not say it: "COLOCATED" in the clients' processes, "REMOTE" elsewhere; empty:
+    wherever workers are found."""
     horizon: int = 0
-    """`ClientUpdate.horizon`."""
+    """See `ClientHeartbeatReply.horizon`."""
     cost_fn_needed: bool = False
-    """Nothing was opened: the plan of the cost function must be put first."""
+    """True if nothing was opened: the plan of the cost function must be stored first."""
 
 
-class OpenIteration(Question[OpenIterationReply], frozen=True):
-    """Join the job's iteration for a pass, making job and iteration if need be. An open
-    iteration of this client is closed. Where the reply says `cost_fn_needed`, nothing was made: the
-    dispatcher has no plan with the digest `options.cost_plan`; put it (`PutPlan`), then repeat this
-    request."""
+class OpenIteration(TypedRequest[OpenIterationReply], frozen=True):
+    """Join the job's iteration for an epoch; create the job and iteration if necessary.
+
+    An open iteration of this client is closed. If the reply has `cost_fn_needed`, nothing was
+    created: the dispatcher has no plan with the digest `options.cost_fn_digest`; send it
+    (`PutPlan`), then repeat this request.
+    """
 
     client_id: str
     dataset_id: str
     job_name: str | None
-    """None: a job of this client's own."""
+    """Name of the job; None for a job of this client alone."""
     epoch: tuple[int, ...]
-    """Which pass over the data, from the user's iteration inwards."""
+    """Epoch numbers, from the user's loop inwards."""
     seed: int
-    """For unseeded randomness, if this client is the first to open the iteration."""
+    """Seed for unseeded randomness, used if this client is the first to open the iteration."""
     options: JobOptions
     consumer_index: int | None = None
-    """Which of the consumers this client is, where rounds are read."""
+    """Index of this client among the consumers, with coordinated reads."""
     first_split: int = 0
-    """Of an iteration that this client is the first to open: nothing before this unit is read."""
+    """First split to read, used if this client is the first to open the iteration."""
     exclusive_reason: str = ""
-    """Not empty: no other client may read this iteration, for what stands here, in the client's
-    half, is about the whole stream."""
+    """The step of the client stage that needs the whole stream, so that no other client may read
+    the iteration; empty allows others."""
     delivered: tuple[tuple[int, int], ...] = ()
-    """Of an iteration that this client is the first to open: units that came whole before, after
-    `first_split`, as ranges that do not overlap."""
+    """Splits after `first_split` that were delivered before, as disjoint ranges; used if this
+    client is the first to open the iteration."""
     partial_splits: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """The same: other units of which some elements came, with ranges of their ordinals."""
+    """Other splits that were delivered in part, with ranges of the delivered ordinals; used
+    likewise."""
     start_position_id: str = ""
-    """Tells the place at which it begins from others; empty: the beginning. All clients of an
-    iteration begin it at the same place. Where its seed is not the client's to choose, it is that
-    of the place."""
+    """Identifies the start position; empty for the beginning. All clients of an iteration start it
+    at the same position. If the client does not choose the seed, the start position determines it.
+    """
     fixed_seeds: tuple[int, ...] = ()
-    """What steps draw from that draw the same in each pass, and were given no seed: for all clients
-    of an iteration the same. Empty: what the plan says."""
+    """Seeds for unseeded steps that draw the same values in each epoch, the same for all clients of
+    an iteration. Empty uses those of the plan."""
 
 
 class LostSplits(Message, frozen=True):
-    """What one task was dealt, and no client received: it is lost, or a client that it was sent to
-    is gone."""
+    """Splits of one task that no client received, because the task or the client that they were
+    sent to was lost."""
 
     worker_address: str
     task_id: int
     splits: tuple[tuple[int, int], ...]
     """Ranges of the iteration's stream, in order."""
     num_splits: int
-    """How many units that is."""
+    """Number of splits in `splits`."""
     abandoned: bool = False
-    """Worker processes ended while they computed them, again and again: they are dealt no more."""
+    """True if worker processes ended repeatedly while they computed the splits, which are not
+    assigned again."""
     died_workers: tuple[str, ...] = ()
-    """Of those that were given up: the worker of each process that ended, the last ones."""
+    """For abandoned splits: the workers of the last processes that ended."""
     client_id: str = ""
-    """Not empty: they were sent to this client, which left or died before it used them up."""
+    """Client that the splits were sent to and that left or died before it consumed them; empty if
+    they were lost with the task."""
     reason: str = ""
-    """What was seen of the worker, or why its task failed; can stand after a colon."""
+    """Observation about the worker, or error of its task; fits after a colon."""
     is_copy: bool = False
-    """Nothing is dealt, and it is the rest of the worker's copy that is lost: how much that is,
-    nobody knows (`num_splits` is 0)."""
+    """True if the iteration assigns no splits and the rest of the worker's copy is lost, an unknown
+    amount (`num_splits` is 0)."""
 
 
 class ClientHeartbeatReply(Message, frozen=True):
-    """The reply to `ClientHeartbeat`."""
+    """Reply to `ClientHeartbeat`."""
 
     tasks: tuple[TaskAddress, ...]
-    """Tasks to read: all of the iteration that are neither over nor lost."""
+    """Tasks to read: all of the iteration that are neither finished nor lost."""
     finished: bool
-    """No task is left, none will come, and nothing is left to settle: what was received is all
-    there is."""
+    """True if no task is left, none will be created, and all losses are reported: the received
+    elements are complete."""
     redeliverable: tuple[int, ...] = ()
-    """Finished tasks whose workers are there, and give what is not acknowledged again: a client
-    that was sent some of it asks until it has the end."""
+    """Finished tasks whose workers are available and redeliver unacknowledged elements: a client
+    that was sent some requests them until it receives the end of the task."""
     reports_needed: tuple[int, ...] = ()
-    """Lost tasks that this client must settle (`ReportDelivery`), even if it received
-    nothing."""
+    """Lost tasks that this client must report on (`ReportDelivery`), even if it received nothing.
+    """
     lost: tuple[LostSplits, ...] = ()
-    """Only if finished: what was lost with workers and clients."""
+    """What was lost with workers and clients; only if finished."""
     version: int = 0
-    """For `ClientHeartbeat.known_version`."""
+    """Value for `ClientHeartbeat.known_version`."""
     unchanged: bool = False
-    """Nothing changed since the version that the client knows: what that update said still holds,
-    and the other fields are empty."""
+    """True if nothing changed since the version that the client knows: that update still holds, and
+    the other fields are empty."""
     failure_reason: str = ""
-    """Only if finished: not empty where the iteration was given up, with the reason."""
+    """Why the iteration was abandoned; only if finished. Empty if it was not."""
     awaited_clients: tuple[str, ...] = ()
-    """Other clients of which nothing was heard for a moment, where nothing but that keeps the
-    iteration from its end: what they did not use is dealt again, if they are gone."""
+    """Other clients that have been silent for a moment, if only they keep the iteration from
+    finishing: if they have expired, the elements that they did not consume are assigned again."""
     horizon: int = 0
-    """Where it is read in rounds: tasks that join before this round are all known; others join
-    later. It is said also where nothing else changed."""
+    """With coordinated reads: all tasks that join before this round are known; others join later.
+    Set also if nothing else changed."""
     complete_rounds: tuple[tuple[int, int], ...] = ()
-    """Tasks that are gone, each with the number of its rounds that arrived at every consumer."""
+    """Unavailable tasks, each with the number of its rounds that all consumers received."""
     missing_consumer: str = ""
-    """Not empty where a consumer has left before the end, without which no round is whole: which
-    one, in words that can stand after a colon."""
+    """Description of a consumer that left before the end, without which no round is complete; fits
+    after a colon. Empty if none did."""
     abandoned_splits: tuple[tuple[int, int], ...] = ()
-    """Where elements come in order: ranges of units of the stream that are dealt no more, since
-    worker processes ended on them again and again."""
+    """With ordered reading: ranges of splits that are not assigned again because worker processes
+    ended on them repeatedly."""
     heartbeat_interval: float = 1.0
-    """Seconds until the next heartbeat, where nothing is urgent. It is said also where nothing else
-    changed."""
+    """Seconds until the next heartbeat if nothing is urgent. Set also if nothing else changed."""
     urgent_tasks: tuple[int, ...] = ()
-    """Tasks that hold `ClientHeartbeat.wanted_split`, or are to be dealt it next: they are asked
-    for more, however much is here. It is said also where nothing else changed."""
+    """Tasks that hold `ClientHeartbeat.wanted_split`, or will be assigned it next: the client
+    requests more from them even if its buffer is full. Set also if nothing else changed."""
     journal_problem: str = ""
-    """Why the dispatcher cannot write its journal, and so assigns nothing; empty: it can. It is
-    said also where nothing else changed."""
+    """Why the dispatcher cannot write its journal, and so assigns nothing; empty if it can. Set
+    also if nothing else changed."""
 
 
-class ClientHeartbeat(Question[ClientHeartbeatReply], frozen=True):
-    """Say that a client is alive and reading. A NotFoundError says that the iteration was given up,
-    or that the dispatcher is another one."""
+class ClientHeartbeat(TypedRequest[ClientHeartbeatReply], frozen=True):
+    """Report that a client is alive and reading.
+
+    A NotFoundError means that the iteration was discarded, or that another dispatcher replied.
+    """
 
     client_id: str
     known_version: int = -1
-    """The `version` of the last update; -1: none yet."""
+    """`version` of the last update; -1 if none was received."""
     horizon: int = 0
-    """Where it is read in rounds: up to which round this consumer would like to go; 0: what it
-    knows suffices."""
+    """With coordinated reads: exclusive bound of the rounds that this consumer wants to read; 0 if
+    its known horizon suffices."""
     elements: int = 0
-    """How many it has received so far."""
+    """Number of elements received so far."""
     wait_seconds: float = 0.0
-    """Seconds for which its consumer has waited for elements so far."""
+    """Seconds that the consumer has waited for elements so far."""
     buffered_batches: int = 0
-    """Answers of workers that are here and not used up."""
+    """Number of result batches that are buffered and not consumed."""
     wanted_split: int = -1
-    """Where elements come in order: the unit of the stream that its consumer has waited for for a
-    while; -1: none."""
+    """With ordered reading: the split that the consumer has been waiting for; -1 if none."""
 
 
-class ReportDelivery(Question[Done], frozen=True):
-    """Say what this client received of a lost task, after which it takes no more of it. Units of
-    which nothing came to any of its clients are dealt again; of the others, those that came whole
-    to none are lost. A client that leaves a shared job early settles tasks that still run: for
-    what it used of them."""
+class ReportDelivery(TypedRequest[Done], frozen=True):
+    """Report what this client received of a lost task, after which it takes nothing more from it.
+
+    Splits that no client received any element of are assigned again; of the others, those that no
+    client received completely are lost. A client that leaves a shared job early also reports on
+    running tasks: the elements that it consumed.
+    """
 
     client_id: str
     task_id: int
     delivered: tuple[tuple[int, int], ...]
-    """Ranges of units in dealt order that arrived whole (`GetElementsReply.done_from`)."""
+    """Ranges of splits received completely, in assignment order (`GetElementsReply.done_from`)."""
     partially_delivered: tuple[tuple[int, int], ...] = ()
-    """Ranges of units in dealt order of which something may have arrived
+    """Ranges of splits that may have been received in part, in assignment order
     (`GetElementsReply.delivered_end`)."""
     rounds: int | None = None
-    """Where it is read in rounds: how many of the task's arrived, from the first on;
-    `delivered` and `partially_delivered` are the units of those."""
+    """With coordinated reads: number of the task's rounds received, from the first; `delivered` and
+    `partially_delivered` are the splits of those rounds."""
     partial_splits: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """Where elements have origins: units in dealt order of which some elements arrived, each with
-    ranges of their ordinals. The others are dealt again."""
+    """If elements have ids: splits, in assignment order, that were received in part, each with
+    ranges of the received ordinals. The other elements are assigned again."""
     consumed: bool = False
-    """All that was used: if the client goes, nobody needs it. Of what it settled before and did not
-    use, others do."""
+    """True if everything reported was consumed: it is not assigned again if the client departs.
+    What the client reported before and did not consume is."""
 
 
-class CloseIteration(Question[Done], frozen=True):
+class CloseIteration(TypedRequest[Done], frozen=True):
     """Stop reading."""
 
     client_id: str
 
 
-class ReportUnreachable(Question[Done], frozen=True):
-    """Say that the worker of a task does not answer."""
+class ReportUnreachable(TypedRequest[Done], frozen=True):
+    """Report that the worker of a task does not reply."""
 
     client_id: str
     task_id: int
     connection_refused: bool
-    """The connection was refused or reset: nothing listens there any more. A worker that is only
-    silent is waited for."""
+    """True if the connection was refused or reset: no process listens at the address any longer. If
+    False, the worker is only silent and keeps its lease."""

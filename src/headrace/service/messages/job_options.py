@@ -1,4 +1,4 @@
-"""Terms: what all who read a job ask for alike."""
+"""Options that all clients of a job share."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ __all__ = ["JobOptions"]
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job is read, as its first reader asks for it; whoever joins it asks for the same.
+    """How a job is read, as requested by its first client; clients that join must request the same.
 
-    It is in the request that opens an iteration, in the fact that the job began, and in the
-    dispatcher's state. A field that is added has a default that means what was the case before.
+    The record is in the request that opens an iteration, in the event that creates the job, and in
+    the dispatcher's state. The default of a new field must preserve the earlier behaviour.
     """
 
     processing_mode: int
     target_workers: str = "AUTO"
     num_consumers: int | None = None
-    """Rounds of so many elements are read together, one by each consumer; None: whoever asks first
-    is served first."""
+    """Number of consumers that read rounds together, one element each; None delivers elements in
+    the order of requests."""
     cross_trainer_cache: bool = False
-    """Each trainer gets all elements, which are computed once."""
+    """Whether each trainer receives all elements, which are computed once."""
     visitation: str | None = None
-    """How often elements come where something is lost; None: the default of the mode."""
+    """How often elements are delivered after losses; None uses the default of the mode."""
     ordered: bool = False
-    """Elements come in the order in which one process would yield them."""
+    """Whether elements are delivered in the order in which one process would yield them."""
     remainder: str = "drop"
-    """What becomes of elements at the end that do not fill a round."""
+    """What happens to elements at the end that do not fill a round."""
     cost_fn_id: str = ""
-    """Tells one cost function from others; empty: there is none."""
+    """Identifies the cost function; empty if there is none."""
     cost_fn_digest: bytes = b""
-    """Digest of the cost function, a plan of one `map` that is put as plans are (`PutPlan`). Two
-    that say the same may be different bytes: the first reader's are used."""
+    """Digest of the cost function, a plan of one `map` that is stored like other plans (`PutPlan`).
+    Equal functions may be pickled to different bytes: those of the first client are used."""
     partition_mode: str = ""
-    """How the plan is cut in two (`rewrites.cut`): workers run the lower half, and the client the
-    upper one. Empty: workers run all of it."""
+    """How the plan is partitioned (`rewrites.partition`): workers run the worker stage, the client
+    runs the client stage. Empty if workers run the whole plan."""
     num_splits: int | None = None
-    """Units that the lower half is dealt in, or INFINITE (-1); None: as the dataset says."""
+    """Number of splits of the worker stage, or INFINITE (-1); None uses that of the dataset."""
     group: str = ""
-    """Not empty: one of several jobs, whose iterations of a pass draw from one seed."""
+    """Name of the group if the job is one of several whose iterations of an epoch share a seed."""
     group_options: str = ""
-    """What the jobs of a group must agree on, in words."""
+    """Description of the options that all jobs of a group must share."""

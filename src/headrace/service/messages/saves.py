@@ -1,10 +1,10 @@
-"""Saves: a dataset is written into a directory by the workers, and no client reads it."""
+"""Messages about saves: workers write a dataset into a directory, and no client reads it."""
 
 from __future__ import annotations
 
 import msgspec
 
-from headrace.serving.call import Done, Message, Question
+from headrace.serving.rpc import Done, Message, TypedRequest
 
 __all__ = [
     "CommitFiles",
@@ -17,78 +17,80 @@ __all__ = [
 
 
 class SavedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk file of a task's stream that is whole and not published (`saved.ChunkRecord`)."""
+    """A finished, unpublished chunk file of a task's stream (`saved.ChunkRecord`)."""
 
     number: int
-    """Its number in the stream, from 0 on."""
+    """Number of the file in the stream, from 0."""
     elements: int
     bytes: int
     form: str
 
 
 class SaveDestination(msgspec.Struct, frozen=True, array_like=True):
-    """Where a task writes what it makes; its stream has the number of the task."""
+    """Where a task writes its elements; its stream has the number of the task."""
 
     save_id: str
     """Id of the save."""
     path: str
-    """The directory, which was begun."""
+    """The directory, already created."""
     spec: bytes
-    """Spec of the elements as JSON (`saved.format.Begun.spec`); empty: not known beforehand."""
+    """Spec of the elements as JSON (`saved.format.SaveHeader.spec`); empty if unknown."""
     chunk_bytes: int | None = None
-    """How large chunk files are to be; None: a good size."""
+    """Target size of chunk files in bytes; None uses a default."""
 
 
 class SaveStatus(Message, frozen=True):
-    """The reply to `StartSave` and `GetSaveStatus`: how far a save is."""
+    """Status of a save: the reply to `StartSave` and `GetSaveStatus`."""
 
     is_open: bool = False
-    """The directory was begun: whoever waits for it finds it."""
+    """True once the directory was created and readers can find it."""
     is_closed: bool = False
-    """Nothing more happens: it is finished, or it failed."""
+    """True once the save has finished or failed."""
     error: str = ""
-    """Not empty: it failed, and this is why."""
+    """Why the save failed; empty if it did not."""
     error_class: str = ""
-    """The name of the error's class."""
+    """Name of the error's class."""
     elements: int = 0
-    """In files that count, as `files` and `bytes` are."""
+    """Number of elements in committed files, as are `files` and `bytes`."""
     files: int = 0
     bytes: int = 0
 
 
-class StartSave(Question[SaveStatus], frozen=True):
-    """Let the workers save a registered dataset. Whoever asks chooses the id: a request that is
-    repeated finds what the first one began."""
+class StartSave(TypedRequest[SaveStatus], frozen=True):
+    """Let the workers save a registered dataset.
+
+    The client chooses the id: a repeated request finds the save that the first one started.
+    """
 
     save_id: str
     """Id of the save: 16 hexadecimal digits."""
     dataset_id: str
     path: str
-    """A directory, by path or URL, that means the same to the dispatcher and to all workers."""
+    """A directory, as path or URL, that the dispatcher and all workers can access by this name."""
     plan_digest: str
-    """Digest of the plan (`plan_digest.identity_digest`)."""
+    """Digest of the plan (`plan.identity.identity_digest`)."""
     spec: bytes
-    """Spec of the elements as JSON; empty: not known before they are made."""
+    """Spec of the elements as JSON; empty if unknown before they are produced."""
     seed: int
-    """For unseeded randomness."""
+    """Seed for unseeded randomness."""
     chunk_bytes: int | None = None
 
 
-class GetSaveStatus(Question[SaveStatus], frozen=True):
-    """Ask how far a save is. A NotFoundError says that the dispatcher does not know it."""
+class GetSaveStatus(TypedRequest[SaveStatus], frozen=True):
+    """Request the status of a save. A NotFoundError means that the dispatcher does not know it."""
 
     save_id: str
 
 
-class CommitFiles(Question[Done], frozen=True):
-    """Say that files of a task's stream are whole, and which units they hold. From then on they
-    count, and the units are not dealt again."""
+class CommitFiles(TypedRequest[Done], frozen=True):
+    """Report finished files of a task's stream, and which splits they contain. They are then
+    committed, and the splits are not assigned again."""
 
     worker_id: str
     task_id: int
     task_token: str
     report_number: int
-    """How often the task has said so before; the same number is noted once."""
+    """Number of earlier reports of the task; a repeated number counts once."""
     files: tuple[SavedFile, ...]
     num_done: int
-    """All units before this one, in dealt order, are in these files and those before them."""
+    """All splits before this one, in assignment order, are in these files and the earlier ones."""

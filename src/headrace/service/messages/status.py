@@ -1,8 +1,8 @@
-"""Status: who is there, and what is going on.
+"""Status of the service: workers, clients, jobs and their activity.
 
-What was counted (elements, bytes, waits) comes with heartbeats, so it is up to a second old (five
-where there are a thousand clients), and begins with this run of the dispatcher's process. Rates are
-per second, over the last ten or so.
+Counters (elements, bytes, waits) arrive with heartbeats, so they are up to a second old (five with
+a thousand clients), and start with this process of the dispatcher. Rates are per second, over about
+the last ten seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from headrace.service.messages.activity import TrainerActivity
-from headrace.serving.call import Message, Question
+from headrace.serving.rpc import Message, TypedRequest
 from headrace.versions import Versions, own_versions
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class WorkerStatus(Message, frozen=True):
-    """One worker, as the dispatcher sees it."""
+    """Status of one worker."""
 
     worker_id: str
     address: str
@@ -36,18 +36,18 @@ class WorkerStatus(Message, frozen=True):
     draining: bool = False
     tags: tuple[str, ...] = ()
     elements: int = 0
-    """Made by the worker."""
+    """Number of elements that the worker produced."""
     bytes: int = 0
     elements_per_second: float = 0.0
     bytes_per_second: float = 0.0
     buffered_batches: int = 0
-    """Portions that it has made, and that no client has asked for."""
+    """Number of result batches that no client has requested yet."""
     buffered_bytes: int = 0
     versions: Versions = Versions()
 
 
 class LostWorker(Message, frozen=True):
-    """A worker that counts as lost."""
+    """A lost worker."""
 
     address: str
     reason: str
@@ -55,119 +55,119 @@ class LostWorker(Message, frozen=True):
 
 
 class ClientStatus(Message, frozen=True):
-    """One client of an iteration."""
+    """Status of one client of an iteration."""
 
     client_id: str
     seconds_since_heartbeat: float
     elements: int = 0
-    """Received by the client."""
+    """Number of elements that the client received."""
     elements_per_second: float = 0.0
     wait_seconds: float = 0.0
-    """Seconds for which its consumer has waited for elements."""
+    """Seconds that its consumer has waited for elements."""
     wait_ratio: float = 0.0
-    """The part of the last seconds in which it waited: 0.0 never, 1.0 all the time."""
+    """Fraction of the last seconds that it waited, from 0.0 to 1.0."""
     buffered_batches: int = 0
-    """Answers of workers that are there and not used up."""
+    """Number of result batches that are buffered and not consumed."""
 
 
 class TaskStatus(Message, frozen=True):
-    """A task that runs."""
+    """Status of a running task."""
 
     task_id: int
     worker_address: str
     splits_held: int = 0
-    """Dealt to it, and not known to be done."""
+    """Number of splits assigned to it and not known to be done."""
     elements: int = 0
     elements_per_second: float = 0.0
     buffered_batches: int = 0
     buffered_bytes: int = 0
     waiting_for: str = ""
-    """What it stands still for now: "clients", "units", or nothing."""
+    """What production waits for now: "clients", "units", or "" if it does not wait."""
     client_wait_ratio: float = 0.0
     split_wait_ratio: float = 0.0
-    """The part of the last seconds in which it waited so."""
+    """Fractions of the last seconds that it waited for clients, and for splits."""
     shard_index: int | None = None
     trainers: tuple[TrainerActivity, ...] = ()
-    """Where each of several trainers reads all of its elements."""
+    """Progress of each trainer, if several trainers read all elements of the task."""
 
 
 class StepStatus(Message, frozen=True):
-    """One step of a dataset, on all workers."""
+    """Status of one step of a dataset, on all workers."""
 
     step: str
     seconds: float
-    """For which threads of workers were at it."""
+    """Total time that threads of workers spent in the step."""
     busy_threads: float = 0.0
-    """How many threads were at it, in the mean of the last seconds."""
+    """Average number of threads in the step during the last seconds."""
 
 
 class IterationStatus(Message, frozen=True):
-    """One pass of a job that is remembered."""
+    """Status of one epoch of a job that is remembered."""
 
     iteration_id: int
     epoch: tuple[int, ...]
     finished: bool
     elapsed_seconds: float
-    """Since it began, or since the dispatcher was started again."""
+    """Seconds since it started, or since the dispatcher was restarted."""
     num_splits: int | None = None
-    """All that are dealt in it; -1: without end; None: nothing is dealt."""
+    """Number of its splits; -1 if infinite; None if it assigns none."""
     splits_assigned: int = 0
-    """At least once."""
+    """Number of splits assigned at least once."""
     splits_in_progress: int = 0
-    """With workers or on the way to clients."""
+    """Number of splits on workers or in flight to clients."""
     splits_unassigned: int | None = None
-    """That wait to be dealt; None: without end."""
+    """Number of splits that are yet to be assigned; None if infinite."""
     splits_abandoned: int = 0
     progress: float | None = None
-    """The part that is done, from 0.0 to 1.0; None: not known."""
+    """Fraction that is done, from 0.0 to 1.0; None if unknown."""
     remaining_seconds: float | None = None
-    """If it goes on as it did so far; None: not known."""
+    """Estimate from the rate so far; None if unknown."""
     elements: int = 0
-    """Made by workers."""
+    """Number of elements that workers produced."""
     bytes: int = 0
     elements_per_second: float = 0.0
     bytes_per_second: float = 0.0
     history: tuple[float, ...] = ()
-    """Elements per second in each of the last two minutes' intervals of three seconds."""
+    """Elements per second in each three-second interval of the last two minutes."""
     wait_seconds: float = 0.0
-    """Seconds that its clients waited, all together."""
+    """Total seconds that its clients waited."""
     clients: tuple[ClientStatus, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
-    """Those that run."""
+    """Its running tasks."""
     steps: tuple[StepStatus, ...] = ()
-    """The longest first."""
+    """Its steps, by decreasing time."""
     failure_reason: str = ""
 
 
 class JobStatus(Message, frozen=True):
-    """One job, as the dispatcher sees it."""
+    """Status of one job."""
 
     job_id: int
     name: str
-    """Empty: it is a client's own."""
+    """Name of the job; empty for a client's own job."""
     dataset_id: str
     processing_mode: int
     num_epochs: int
     running_tasks: int
     clients: int
     iterations: tuple[IterationStatus, ...] = ()
-    """Those that are remembered in full, the oldest first."""
+    """Iterations that are remembered in full, oldest first."""
     elements: int = 0
-    """Of all its passes, those that are forgotten too."""
+    """Number of elements of all its epochs, including forgotten ones."""
     bytes: int = 0
     wait_seconds: float = 0.0
     path: str = ""
-    """Of a save: the directory that its workers write. It has no clients."""
+    """Directory that a save writes to. A save has no clients."""
     ordered: bool = False
-    """Its elements come in the order of one process."""
+    """Whether its elements are delivered in the order of one process."""
     num_consumers: int | None = None
-    """How many read in rounds; None: it has no rounds."""
+    """Number of consumers of a round; None without rounds."""
     remainder: str = "drop"
-    """What becomes of elements that are too few for a round."""
+    """What happens to elements at the end that do not fill a round."""
 
 
 class DispatcherStatus(Message, frozen=True):
-    """The reply to `GetStatus`."""
+    """Reply to `GetStatus`."""
 
     workers: tuple[WorkerStatus, ...]
     jobs: tuple[JobStatus, ...]
@@ -175,25 +175,25 @@ class DispatcherStatus(Message, frozen=True):
     dispatcher_id: str = ""
     clients: int = 0
     plan_bytes: int = 0
-    """What is kept of datasets."""
+    """Total size of the stored plans."""
     uptime_seconds: float = 0.0
-    """Since the dispatcher was started."""
+    """Seconds since the dispatcher was started."""
     elements: int = 0
-    """Made by all workers, also for jobs that are forgotten."""
+    """Number of elements that all workers produced, including those of forgotten jobs."""
     bytes: int = 0
     wait_seconds: float = 0.0
-    """Seconds that clients waited, all together."""
+    """Total seconds that clients waited."""
     workers_lost: int = 0
     recently_lost_workers: tuple[LostWorker, ...] = ()
-    """The last of them, the newest first."""
+    """The workers lost last, newest first."""
     refused_connections: int = 0
-    """Connections that ended before they began, for wrong keys or no words of ours."""
+    """Number of connections refused because of a wrong key or an unknown protocol."""
     slots: int = 0
     occupied_slots: int = 0
-    """Of the fixed list of workers, if there is one."""
+    """Number of occupied slots in the fixed list of workers, if there is one."""
     versions: Versions = msgspec.field(default_factory=own_versions)
-    """Of the dispatcher."""
+    """Versions of the dispatcher."""
 
 
-class GetStatus(Question[DispatcherStatus], frozen=True):
-    """Ask who is there, and what is going on."""
+class GetStatus(TypedRequest[DispatcherStatus], frozen=True):
+    """Request the status of the service."""

@@ -1,9 +1,9 @@
-"""Tasks: what a worker asks the dispatcher about one, and says of it."""
+"""Messages from workers to the dispatcher about tasks."""
 
 from __future__ import annotations
 
 from headrace.service.messages.saves import SaveDestination
-from headrace.serving.call import Done, Message, Question
+from headrace.serving.rpc import Done, Message, TypedRequest
 
 __all__ = [
     "FailTask",
@@ -18,109 +18,113 @@ __all__ = [
 
 
 class TaskDefinition(Message, frozen=True):
-    """The reply to `GetTask`."""
+    """Reply to `GetTask`."""
 
     task_id: int
     iteration_id: int
     dataset_id: str
     digest: bytes
-    """Of the plan, for `GetPlan`."""
+    """Digest of the plan, for `GetPlan`."""
     epoch: tuple[int, ...]
     seed: int
-    """What random steps of this task draw from that have no seed of their own. Where parts of one
-    dataset are dealt or fixed, it is the same for all tasks of the iteration."""
+    """Seed for unseeded random steps of this task. With dynamic or static sharding it is the same
+    for all tasks of the iteration."""
     task_token: str
-    """What a client that the dispatcher sent shows, and what the worker shows the dispatcher."""
+    """Token that a client sent by the dispatcher presents to the worker, and the worker to the
+    dispatcher."""
     assigns_splits: bool
-    """It reads units, which its worker asks for (`GetSplit`); else it reads the plan whole, or the
-    part of it that is fixed."""
+    """True if the task reads splits, which its worker requests (`GetSplit`); otherwise it reads the
+    whole plan or a fixed shard."""
     shard_index: int | None = None
     num_shards: int | None = None
     starting_round: int | None = None
     shard_kind: str = ""
-    """Which part of the plan shard `shard_index` of `num_shards` is; the name of a way of the
-    worker's. Empty: the plan as it is."""
+    """How shard `shard_index` of `num_shards` is taken from the plan: a name that the worker knows.
+    Empty reads the plan unchanged."""
     delivery_policy: str = "first_come"
-    """Which client gets which of its elements; the name of a way of the worker's."""
+    """Delivery policy, which decides the client that receives an element: a name that the worker
+    knows."""
     has_element_ids: bool = False
-    """Its portions say of which units their elements are, and which of each."""
+    """True if its result batches contain the ids of their elements."""
     num_consumers: int | None = None
-    """For how many consumers a round of its elements is (`terms.Terms`, as the next ones)."""
+    """Number of consumers of a round (`JobOptions.num_consumers`)."""
     save_destination: SaveDestination | None = None
-    """Not None: its elements are for no client, and are written to files."""
+    """Directory to write to: the elements go into files, not to clients. None delivers to clients.
+    """
     remainder: str = "drop"
     cost_fn_digest: bytes = b""
     """Digest of the cost function, for `GetPlan`."""
     partition_mode: str = ""
-    """Which half of the plan it runs."""
+    """How the plan is partitioned into worker stage and client stage."""
     fixed_seeds: tuple[int, ...] = ()
-    """What steps draw from that draw the same in each pass, and have no seed of their own; empty:
-    what the plan says."""
+    """Seeds for unseeded steps that draw the same values in each epoch; empty uses those of the
+    plan."""
 
 
-class GetTask(Question[TaskDefinition], frozen=True):
-    """Ask what a task is about that a client asked for."""
+class GetTask(TypedRequest[TaskDefinition], frozen=True):
+    """Request the definition of a task that a client asked for."""
 
     worker_id: str
     task_id: int
 
 
 class GetSplitReply(Message, frozen=True):
-    """The reply to `GetSplit`: units from `start` to `stop` - 1."""
+    """Reply to `GetSplit`: splits `start` to `stop` - 1."""
 
     start: int
     stop: int
-    """`start == stop` and not `wait`: nothing is left for this task."""
+    """End of the range. If `start == stop` and not `wait`, nothing is left for this task."""
     wait: bool = False
-    """Nothing now: the task has its share, or what others hold may yet come back. Ask again
-    soon."""
+    """True if nothing can be assigned now: the task has its part, or splits of other tasks may yet
+    be returned. The worker requests again soon."""
     is_poison_candidate: bool = False
-    """Workers died with these units before: deliver what comes of them at once. Nothing more is
-    granted meanwhile."""
+    """True if workers died with these splits before: the worker must deliver their elements at
+    once. Until then it gets no other splits."""
     ordinals: tuple[tuple[int, int], ...] = ()
-    """Not empty: it is one unit, and of its elements only these are wanted, by their ordinals
-    (`service.rows`)."""
+    """If not empty, the assignment is one split, and only these ordinals of its elements are needed
+    (`service.element_sets`)."""
     flush: bool = False
-    """Where it is to wait: nothing may come before what it holds is delivered. Its steps are to
-    give all that they hold, as at the end, and others begin with what is granted next."""
+    """With `wait`: nothing can be assigned until what the task holds is delivered. Its steps must
+    flush all that they buffer, as at the end, and new ones start with the next assignment."""
     is_last: bool = False
-    """Nothing is left after these units, and nobody else has any that may come back: the task need
-    not ask again."""
+    """True if nothing is left after these splits, and no other task holds any that may be returned:
+    the task need not request again."""
 
 
-class GetSplit(Question[GetSplitReply], frozen=True):
-    """Ask for the next units of a task."""
+class GetSplit(TypedRequest[GetSplitReply], frozen=True):
+    """Request the next splits of a task."""
 
     worker_id: str
     task_id: int
     task_token: str
     assignment_number: int
-    """How many grants the task has received so far; the same number gets the same units again. An
-    answer without units does not count."""
+    """Number of assignments that the task has received so far; a repeated number gets the same
+    splits again. A reply without splits does not count."""
     max_splits: int
-    """Units that the worker would like; it gets no more."""
+    """Maximum number of splits to assign."""
     num_done: int
-    """All units before this one, in dealt order, are done: delivered and acknowledged. The
-    dispatcher forgets where they went."""
+    """All splits before this one, in assignment order, are delivered and acknowledged. The
+    dispatcher forgets where they are in the stream."""
 
 
-class FinishTask(Question[Done], frozen=True):
-    """Say that a task's last element was handed out."""
+class FinishTask(TypedRequest[Done], frozen=True):
+    """Report that a task delivered its last element."""
 
     worker_id: str
     task_id: int
     task_token: str
     cut_short: bool = False
-    """The worker was asked to leave while it made a copy: the rest of that is missing."""
+    """True if the worker was draining while the task read a copy: the rest of the copy is missing.
+    """
     num_done: int = 0
     """As in `GetSplit`."""
     num_assigned: int | None = None
-    """How many units came: what was dealt after them was in an answer that came too late, and is
-    dealt again. None: nobody says."""
+    """Number of splits received: those assigned after them were in a reply that came too late, and
+    are assigned again. None if unknown."""
 
 
-class FailTask(Question[Done], frozen=True):
-    """Say that a task ended by an error of the worker's own: what it did not deliver is lost."""
+class FailTask(TypedRequest[Done], frozen=True):
+    """Report that a task ended with an error of the worker: undelivered elements are lost."""
 
     worker_id: str
     task_id: int
@@ -128,36 +132,38 @@ class FailTask(Question[Done], frozen=True):
     reason: str
 
 
-class ReturnSplits(Question[Done], frozen=True):
-    """Say that units of a task were not delivered and never will be: they are dealt again."""
+class ReturnSplits(TypedRequest[Done], frozen=True):
+    """Report splits of a task that will never be delivered: they are assigned again."""
 
     worker_id: str
     task_id: int
     task_token: str
     splits: tuple[tuple[int, int], ...]
-    """Ranges in dealt order."""
+    """Ranges in assignment order."""
 
 
-class ReportDepartedClient(Question[Done], frozen=True):
-    """Say what of a task a client that is gone was sent and had not acknowledged. It gets nothing
-    more of the task."""
+class ReportDepartedClient(TypedRequest[Done], frozen=True):
+    """Report the elements of a task that a departed client was sent and had not acknowledged.
+
+    The client receives nothing more of the task.
+    """
 
     worker_id: str
     task_id: int
     task_token: str
     client_id: str
     unacknowledged: tuple[tuple[int, int], ...]
-    """Ranges in dealt order, all of whose elements went to that client alone: they are dealt
-    again, except for those that it said it used."""
+    """Ranges in assignment order whose elements all went to that client alone: they are assigned
+    again, except those that it reported as consumed."""
     possibly_lost: tuple[tuple[int, int], ...]
-    """Ranges of others of which something may have gone to it."""
+    """Ranges of other splits that may have been sent to it in part."""
     partially_unacknowledged: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """Where elements have origins: units in dealt order of which some elements went to it that it
-    did not acknowledge, each with ranges of their ordinals. They are dealt again."""
+    """If elements have ids: splits, in assignment order, with ranges of the ordinals that it did
+    not acknowledge. These elements are assigned again."""
     partially_acknowledged: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """The same of what it acknowledged, of units that are not done."""
+    """Likewise the elements that it acknowledged, of splits that are not done."""
     delivered: tuple[tuple[int, int], ...] = ()
-    """Where elements have no origins: ranges of which all was acknowledged, by this client or
-    others. If the worker is lost, nobody else knows what a client that is gone had of it."""
+    """If elements have no ids: ranges acknowledged completely, by this client or others. If the
+    worker is lost, no other process knows what a departed client received."""
     partially_delivered: tuple[tuple[int, int], ...] = ()
-    """The same of units of which something was acknowledged."""
+    """Likewise, splits that were acknowledged in part."""

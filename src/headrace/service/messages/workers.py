@@ -1,11 +1,11 @@
-"""Workers: that they come, are there, and go."""
+"""Messages from workers to the dispatcher about themselves."""
 
 from __future__ import annotations
 
 import msgspec
 
 from headrace.service.messages.activity import TaskActivity
-from headrace.serving.call import Done, Message, Question
+from headrace.serving.rpc import Done, Message, TypedRequest
 from headrace.versions import Versions, own_versions
 
 __all__ = [
@@ -19,58 +19,62 @@ __all__ = [
 
 
 class RegisterWorkerReply(Message, frozen=True):
-    """The reply to `RegisterWorker`."""
+    """Reply to `RegisterWorker`."""
 
     heartbeat_interval: float
-    """Seconds between heartbeats that keep this worker counted as alive with room to spare."""
+    """Seconds between heartbeats, well below the worker's lease."""
     dispatcher_id: str
-    """Changes when a dispatcher starts without its journal: tasks of another one are over."""
+    """Id of the dispatcher, which changes when one starts without its journal: earlier tasks are
+    void."""
 
 
-class RegisterWorker(Question[RegisterWorkerReply], frozen=True):
-    """Say that a worker is there and takes tasks."""
+class RegisterWorker(TypedRequest[RegisterWorkerReply], frozen=True):
+    """Register a worker, which then takes tasks."""
 
     worker_id: str
-    """Another one each time that a worker process starts or registers again after it was lost."""
+    """Id of the worker process; a new one for each start, and for each registration after a loss.
+    """
     address: str
-    """Where clients reach it, as "host:port"; not a wildcard such as 0.0.0.0."""
+    """Address at which clients reach it, as "host:port"; not a wildcard such as 0.0.0.0."""
     tags: tuple[str, ...] = ()
     versions: Versions = msgspec.field(default_factory=own_versions)
-    """Of the worker."""
+    """Versions of the worker."""
 
 
 class WorkerHeartbeatReply(Message, frozen=True):
-    """The reply to `WorkerHeartbeat`."""
+    """Reply to `WorkerHeartbeat`."""
 
     tasks_to_delete: tuple[int, ...]
     dispatcher_id: str = ""
     departed_clients: tuple[tuple[int, str], ...] = ()
-    """Tasks of the worker with clients that are gone (`ReportDepartedClient`)."""
+    """Tasks of the worker with departed clients (`ReportDepartedClient`)."""
     tasks_to_start: tuple[int, ...] = ()
-    """Tasks of the worker that no client will ask for, and that it has not begun."""
+    """Tasks of the worker that no client requests, and that it has not started."""
     heartbeat_interval: float = 0.0
-    """Seconds until the next heartbeat; 0.0: as at the last one."""
+    """Seconds until the next heartbeat; 0.0 keeps the last interval."""
 
 
-class WorkerHeartbeat(Question[WorkerHeartbeatReply], frozen=True):
-    """Say that a worker is alive, and which tasks it holds. A NotFoundError says that it must
-    register again."""
+class WorkerHeartbeat(TypedRequest[WorkerHeartbeatReply], frozen=True):
+    """Report that a worker is alive, and which tasks it holds.
+
+    A NotFoundError means that it must register again.
+    """
 
     worker_id: str
     tasks: tuple[int, ...]
     activity: tuple[TaskActivity, ...] = ()
-    """Of tasks whose numbers changed since the last heartbeat."""
+    """Activity of tasks whose counters changed since the last heartbeat."""
 
 
-class DrainWorker(Question[Done], frozen=True):
-    """Say that a worker is going to leave: it gets no new task and no new units, and delivers what
-    it has."""
+class DrainWorker(TypedRequest[Done], frozen=True):
+    """Report that a worker will leave: it gets no new tasks or splits, and delivers its remaining
+    elements."""
 
     worker_id: str
 
 
-class UnregisterWorker(Question[Done], frozen=True):
-    """Say that a worker leaves now: it has delivered or handed back everything. What it did
-    neither with is lost."""
+class UnregisterWorker(TypedRequest[Done], frozen=True):
+    """Report that a worker leaves now, after it has delivered or returned everything. Anything else
+    is lost."""
 
     worker_id: str

@@ -10,6 +10,6 @@
 
 A package has up to three parts, each above the core of a process: `policy` for the dispatcher,
 which assigns tasks and splits; `delivery` for the worker, which answers requests for elements; and
-a session or a source for the client. `dispatcher/policy_selection.py`, `worker/ways.py` and
+a session or a source for the client. `dispatcher/policy_selection.py`, `worker/registry.py` and
 `client/reader.py` register them.
 """

@@ -1,40 +1,41 @@
-"""The worker: runs tasks and hands their elements to clients.
+"""Data worker: runs tasks and sends their elements to clients.
 
-What is decided, on plain values, without thread, socket or clock:
+Pure logic on plain values, without threads, sockets or clocks:
 
-    session       who the worker is to the dispatcher, what it asks, how it leaves
-    registration  under which id, with which heartbeats
-    leaving       how far it is with leaving, and what it has not delivered
-    task_table    all its tasks, from the first request for one to its end
-    plans         plans by digest, fetched once, in parts
-    task          one task: its requests and portions, its units, its report
-    ways          what a task's definition says by name: how units and elements are handed out
-    hand_out      what every way to hand out elements does
-    first_come    the next portion to who has waited longest
-    unit_asking   how many units are asked for, and when
-    dealt_order   whence elements are, by units in dealt order
-    agenda        what is to be done now, and when to look again
+    core              registration with the dispatcher, requests to it, draining
+    registration      worker id, heartbeats and their intervals
+    draining          phases of draining, and what was not delivered
+    task_table        all tasks, from the first request for a task to its end
+    plan_lookups      plans by digest, each fetched once, in parts
+    task              one task: its requests, result batches, splits and reports
+    registry          delivery policies and producers by the names in task definitions
+    delivery_policy   interface of the delivery policies
+    fifo_delivery     sends each result batch to the request that has waited longest
+    split_requests    when to request splits, and how many
+    assignment_order  maps element ids from splits of the stream to assignment order
+    pending_actions   actions to execute now, and when to check again
 
-What does it:
+Input and output:
 
-    server        where the worker listens, and its life
-    here          which workers are of this process, by their ids
-    shell         the session under a lock, the I/O thread, the producers
-    task_thread   a thread that reads the iterator of a task
-    producer      one that cuts its elements into portions
-    preloading    modules that are imported before the first task
-    unit_ends     when it is said of units that they ended
-    feed          where a producer waits for room and for units
-    meters        what is done for each task, for heartbeats and metrics
-    gauges        what Prometheus is told
-    sampler       at which steps of datasets the time goes
-    hang_detector tasks that make no progress
-    opening       the one place where the engine is called
-    portion       what answers one request
-    answering     how that is put into the answer
-    sending       what of a portion is sent
-    packer        packs it for a slow wire, on threads of its own
-    failure       what went wrong, in words for clients
+    server              the listening server and its lifecycle
+    local_workers       workers of this process by id
+    runner              the core with its lock, I/O thread and producers
+    task_thread         a thread that reads the iterator of a task
+    producer            a task thread that groups elements into result batches
+    preloading          imports modules before the first task
+    split_ends          decides when the ends of splits are reported
+    producer_channel    lets a producer wait for room and for splits
+    task_metrics        work done for each task, for heartbeats and metrics
+    prometheus_metrics  metrics for Prometheus
+    step_profiler       time spent in each step of the datasets
+    hang_detector       tasks that make no progress
+    task_iterator       the only module that calls the engine
+    result_batch        the result of one request
+    replies             puts a result batch into a reply
+    batch_frames        the frames of a result batch that are sent
+    reply_compressor    compresses replies on its own threads, for slow networks
+    client_errors       errors of tasks, as reported to clients
 
-Elements leave by the path of a request; nothing is sent to a client that did not ask.
+Elements are sent only as replies to requests; a client that does not request elements receives
+none.
 """

@@ -1,11 +1,11 @@
-"""A worker process, as `LocalCluster` starts it.
+"""Worker process, as started by `LocalCluster`.
 
     python -m headrace.service.worker CONFIG LOG_TO LIFELINE
 
-CONFIG is a JSON object of `WorkerConfig` arguments, LOG_TO the number of the descriptor that takes
-over from standard output and error once the worker is ready, LIFELINE that of a pipe that closes
-when whoever started it is gone (`process/parent_link.py`). SIGTERM lets it deliver what it has
-first; a second one does not.
+CONFIG is a JSON object of `WorkerConfig` arguments. LOG_TO is the number of the file descriptor
+that replaces standard output and error once the worker is ready. LIFELINE is that of a pipe that
+closes when the parent process ends (`process/parent_link.py`). The first SIGTERM drains the worker;
+a second one stops it at once.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def main(text: str, log_to: int, lifeline: int) -> None:
         try:
             preload(module)
         except ImportError as error:
-            # One line, and not the import system's own frames.
+            # One line, without the frames of the import system.
             sys.exit(f"preload={module!r}: {error}; is its folder in sys.path, or PYTHONPATH?")
     ended = threading.Event()
-    # Watched from the start: the parent may die while this waits for a dispatcher.
+    # Watched from the start, because the parent may die while the worker waits for a dispatcher.
     set_when_stopped(ended, _STOP_SECONDS)
     server = WorkerServer(config)
     draining = threading.Event()
@@ -60,7 +60,7 @@ def main(text: str, log_to: int, lifeline: int) -> None:
     on_sigterm(leave)
     if config.hang_timeout:
         exit_when_hung(config.hang_timeout)
-    # From here on what users' functions print goes where the parent's own words go.
+    # From here on, output of user functions goes to the parent's standard output and error.
     report_ready(server.address, log_to)
     ended.wait()
     server.stop()

@@ -1,12 +1,12 @@
-"""Finds tasks that make no progress: a function that never returns.
+"""Detection of tasks that make no progress, for example because a function never returns.
 
 A task makes progress when it makes a result batch, is assigned splits, or has waited. A step that
-fills a large buffer does none of these for long, so the calls that its threads are in are compared:
-the same frame objects in a later look mean that none of the calls returned.
-Frames are held from one look to the next, and only of tasks without other progress.
+fills a large buffer may do none of these for a long time, so the calls of its threads are compared:
+the same frame objects in a later check mean that none of the calls returned.
 
-Of each thread counts what leads to the first function outside Headrace, that function included:
-what it calls in turn, to wait in a loop, does not matter.
+Frames are held from one check to the next, and only of tasks without other progress. Each stack is
+compared down to the first function outside Headrace, inclusive; calls made by that function, such
+as a wait in a loop, are ignored.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from headrace.process.parent_link import report_hang
-from headrace.service.worker.meters import Meter, Meters
-from headrace.service.worker.sampler import find_stage
+from headrace.service.worker.step_profiler import find_step
+from headrace.service.worker.task_metrics import TaskMetrics, WorkerMetrics
 
 __all__ = ["HangDetector"]
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_INTERVAL = 10.0
 _SHORTEST_INTERVAL = 0.1
-_LOOKS = 10
+_CHECKS_PER_TIMEOUT = 10
 _LIBRARY = ("headrace", "threading", "queue", "concurrent")
 
 
@@ -47,42 +47,44 @@ class HangDetector:
     """Reports each task that makes no progress for too long (`process.watchdog.report_hang`).
 
     Args:
-        meters: The meters of the tasks that run.
-        timeout: Seconds without progress; 0.0: nothing is looked at.
+        metrics: Counters of the running tasks.
+        timeout: Seconds without progress; 0.0 disables the detection.
     """
 
-    def __init__(self, meters: Meters, timeout: float) -> None:
-        self._meters = meters
+    def __init__(self, metrics: WorkerMetrics, timeout: float) -> None:
+        self._metrics = metrics
         self._timeout = timeout or math.inf
-        self._interval = min(_LONGEST_INTERVAL, max(_SHORTEST_INTERVAL, timeout / _LOOKS))
-        self._looked_at = -math.inf
-        self._stalled: dict[Meter, _Stalled] = {}
+        self._interval = min(
+            _LONGEST_INTERVAL, max(_SHORTEST_INTERVAL, timeout / _CHECKS_PER_TIMEOUT)
+        )
+        self._checked_at = -math.inf
+        self._stalled: dict[TaskMetrics, _Stalled] = {}
 
-    def look(self, now: float) -> None:
-        """Look, if it is time to; to be called often, by one thread."""
-        elapsed = now - self._looked_at
+    def check(self, now: float) -> None:
+        """Check all tasks if a check is due; called often, by one thread."""
+        elapsed = now - self._checked_at
         if self._timeout == math.inf:
             return
-        running = self._meters.running
+        running = self._metrics.running
         for meter in self._stalled.keys() - running:
             del self._stalled[meter]
         if elapsed < self._interval:
             return
-        self._looked_at = now
+        self._checked_at = now
         for meter in running:
             # Time in which the whole process was stopped does not count.
-            self._look_at(meter, min(elapsed, 2 * self._interval))
+            self._check_task(meter, min(elapsed, 2 * self._interval))
 
-    def _look_at(self, meter: Meter, elapsed: float) -> None:
+    def _check_task(self, meter: TaskMetrics, elapsed: float) -> None:
         stalled = self._stalled.get(meter)
         if stalled is None or stalled.progress != meter.progress or meter.waits_for_clients:
             self._stalled[meter] = _Stalled(meter.progress)
             return
-        threads = _threads_of(meter)
-        calls = {thread: _calls(frame) for thread, frame in threads.items()}
-        # Where splits are waited for, only a function of the user's can be what hangs.
+        threads = _task_threads(meter)
+        calls = {thread: _outer_calls(frame) for thread, frame in threads.items()}
+        # While the task waits for splits, only a user function can hang.
         hangs = [thread for thread, frames in calls.items() if not _is_ours(frames[-1])]
-        if not (hangs or (calls and not meter.asks_for_splits)):
+        if not (hangs or (calls and not meter.is_requesting_splits)):
             calls = {}
         if not calls or calls != stalled.calls:
             stalled.calls, stalled.seconds, stalled.is_reported = calls, 0.0, False
@@ -91,13 +93,13 @@ class HangDetector:
         if stalled.seconds > self._timeout and not stalled.is_reported:
             stalled.is_reported = True
             report_hang(
-                _log, self._words(meter, stalled, [threads[each] for each in hangs or calls])
+                _log, self._describe(meter, stalled, [threads[each] for each in hangs or calls])
             )
 
-    def _words(self, meter: Meter, stalled: _Stalled, frames: list[FrameType]) -> str:
+    def _describe(self, meter: TaskMetrics, stalled: _Stalled, frames: list[FrameType]) -> str:
         splits = ""
-        if meter.splits is not None:
-            start, stop = meter.splits
+        if meter.last_splits is not None:
+            start, stop = meter.last_splits
             splits = f" (the splits assigned last are {start} to {stop - 1})"
         stacks = "\n".join("".join(traceback.format_stack(frame)) for frame in frames)
         return (
@@ -106,7 +108,7 @@ class HangDetector:
         )
 
 
-def _threads_of(meter: Meter) -> dict[int, FrameType]:
+def _task_threads(meter: TaskMetrics) -> dict[int, FrameType]:
     """Return the innermost frames of the threads that work on a task."""
     frames = sys._current_frames()
     try:
@@ -114,14 +116,14 @@ def _threads_of(meter: Meter) -> dict[int, FrameType]:
         return {
             thread: frame
             for thread, frame in frames.items()
-            if thread == meter.thread or find_stage(frame, [meter]) is not None
+            if thread == meter.thread_id or find_step(frame, [meter]) is not None
         }
     finally:
         frames.clear()
 
 
-def _calls(innermost: FrameType) -> list[FrameType]:
-    """Return the calls that a thread is in, down to the first function outside Headrace."""
+def _outer_calls(innermost: FrameType) -> list[FrameType]:
+    """Return the calls of a thread, down to the first function outside Headrace."""
     stack = [frame for frame, _ in traceback.walk_stack(innermost)][::-1]
     outside = next((i for i, frame in enumerate(stack) if not _is_ours(frame)), None)
     if outside is not None:

@@ -1,4 +1,4 @@
-"""Modules that a worker imports before its first task, by name or by file."""
+"""Import of modules, by name or file, before a worker's first task."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def preload(module: str) -> None:
     """Import a module.
 
     Args:
-        module: Its name; or the path of a Python file, which is then a module of the file's name,
-            as if its folder were in `sys.path`.
+        module: Name of the module, or path of a Python file. The file becomes a module of the
+            file's name, as if its folder were in `sys.path`.
 
     Raises:
-        ImportError: There is none, or it needs one that there is not.
+        ImportError: If the module, or one that it imports, does not exist.
     """
     if not (module.endswith(".py") or os.sep in module):
         importlib.import_module(module)

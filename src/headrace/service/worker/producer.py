@@ -1,18 +1,18 @@
-"""The producer: a thread that reads a task's iterator and cuts its elements into portions.
+"""Producer: a thread that reads a task's iterator and groups its elements into result batches.
 
-Rule 1. The first portion holds one element and each at most twice as many as the one before, so
-        that the first element comes soon and a short dataset is shared fairly.
-Rule 2. An element that fails is a portion of its own: an error, answered once; the task goes on.
-        The unit that ends with it is whole with it: if the worker dies, nobody deals it again.
-Rule 3. A task fails if its plan cannot be opened, if it raises `_MOST_FAILURES` times in a row
-        with the same words, or if something escapes from it that is no `Exception`: what its
-        iterator would yield after that is not known.
-Rule 4. Whatever happens, the outlet hears of the end.
-Rule 5. What is in hand is put before units are waited for (`hand_over`), be it on this thread or on
-        one of the plan's that reads ahead: there may be none for long. What comes then is put at
-        once, so that nobody makes more than two portions where there was room for one.
-Rule 6. After a pause, before which the plan's steps gave all that they held, a portion without
-        elements says that all units so far are whole: clients say at once what they used.
+Rule 1. The first batch holds one element, and each batch at most twice as many as the one before,
+    so that the first element arrives early and a short dataset is shared fairly.
+Rule 2. A failed element is a separate batch: an error that is sent once; the task continues. A
+    split that ends with the error is complete with it: it is not reassigned if the worker dies.
+Rule 3. A task fails if its plan cannot be opened, if it raises the same message `_MAX_FAILURES`
+    times in succession, or if an error that is no `Exception` escapes, because the state of the
+    iterator is then undefined.
+Rule 4. The sink always receives the end.
+Rule 5. Buffered elements are delivered before a wait for splits (`flush`), on this thread or on a
+    read-ahead thread of the plan, because the wait may be long. Elements that arrive during the
+    wait are delivered at once, so that at most two batches are made where there was room for one.
+Rule 6. After a pause, before which the steps of the plan yield everything they hold, a batch
+    without elements reports that all splits so far are complete: clients then acknowledge at once.
 """
 
 from __future__ import annotations
@@ -22,137 +22,139 @@ import math
 import time
 from collections.abc import Callable
 
-from headrace.counts import count_user_function_error
 from headrace.element import wire
-from headrace.element.brief import joined_columns
 from headrace.element.chunk import Chunk, concatenate
+from headrace.element.compact_columns import concatenate_columns
 from headrace.errors import HeadraceError, UserFunctionError
+from headrace.execution.element_ids import ErrorPosition, get_error_position, group_by_split
 from headrace.execution.iterator import ElementIterator, State
-from headrace.execution.origins import ErrorOrigin, by_unit, origin_of_error
+from headrace.process_metrics import count_user_function_error
+from headrace.service.element_sets import END_ORDINAL, ElementIdRun
 from headrace.service.messages import ElementIds
-from headrace.service.rows import END, OriginRun
-from headrace.service.worker.failure import describe, for_clients
-from headrace.service.worker.feed import Outlet
-from headrace.service.worker.opening import (
-    origins_of,
+from headrace.service.worker.client_errors import format_error, to_client_error
+from headrace.service.worker.producer_channel import ResultSink
+from headrace.service.worker.result_batch import ResultBatch
+from headrace.service.worker.split_ends import SplitEnds
+from headrace.service.worker.task_iterator import (
+    count_begun_splits,
+    count_yielded_splits,
+    find_element_ids,
     state_after,
-    units_begun,
-    units_ended,
-    units_given,
+    take_ended_splits,
 )
-from headrace.service.worker.portion import Portion
 from headrace.service.worker.task_thread import TaskThread
-from headrace.service.worker.unit_ends import UnitEnds
 from headrace.transport.channel import Buffer
 
-__all__ = ["MOST_ELEMENTS", "Producer", "next_limit"]
+__all__ = ["MAX_BATCH_ELEMENTS", "Producer", "next_batch_limit"]
 
 _log = logging.getLogger(__name__)
 
-MOST_ELEMENTS = 1 << 16
-_PORTION_BYTES = 8 << 20
-"""What a portion costs beside its elements, at both ends together, is as much as to copy some three
-megabytes; and much larger ones leave the caches between those who make, send and use them."""
-_PORTION_SECONDS = 0.04
-"""Where elements are made slowly, threads of two processes wake for each portion, which costs them
-a millisecond or two."""
-_MOST_FAILURES = 100
+MAX_BATCH_ELEMENTS = 1 << 16
+_BATCH_BYTES = 8 << 20
+"""The fixed cost of a batch, for both ends, is that of copying about three megabytes; and much
+larger batches do not stay in the caches between producing, sending and using them.
+"""
+_BATCH_SECONDS = 0.04
+"""If elements are produced slowly, each batch wakes threads of two processes, which costs them a
+millisecond or two.
+"""
+_MAX_FAILURES = 100
 
 
-def next_limit(
-    limit: int, count: int, size: int, seconds: float, portion_bytes: int = _PORTION_BYTES
+def next_batch_limit(
+    limit: int, count: int, size: int, seconds: float, batch_bytes: int = _BATCH_BYTES
 ) -> int:
-    """Return how many elements the next portion may hold.
+    """Return the maximum number of elements of the next batch.
 
     Args:
-        limit: How many the last one might hold.
-        count: How many it held.
-        size: Bytes of these.
-        seconds: How long they took.
-        portion_bytes: How large it may be, if it has more than one.
+        limit: Maximum number of elements of the last batch.
+        count: Number of its elements.
+        size: Bytes of its elements.
+        seconds: Seconds it took to produce.
+        batch_bytes: Maximum bytes of a batch with more than one element.
     """
-    if seconds > _PORTION_SECONDS:
+    if seconds > _BATCH_SECONDS:
         return max(1, limit // 2)
-    if count == limit and seconds < _PORTION_SECONDS / 2:
-        affordable = max(1, portion_bytes * count // max(size, 1))
-        return max(1, min(limit * 2, MOST_ELEMENTS, affordable))
+    if count == limit and seconds < _BATCH_SECONDS / 2:
+        affordable = max(1, batch_bytes * count // max(size, 1))
+        return max(1, min(limit * 2, MAX_BATCH_ELEMENTS, affordable))
     return limit
 
 
-class Producer(TaskThread[Outlet]):
-    """Produces one task's portions on a thread of its own.
+class Producer(TaskThread[ResultSink]):
+    """Produces one task's result batches on a separate thread.
 
     Args:
-        name: Of the task, for the thread and the log.
-        open_plan: Makes the iterator, given what puts what is in hand (`hand_over`).
-        outlet: Who takes the portions.
-        counts_units: Whether the iterator's states are to be asked for units.
-        most_elements: How many a portion may hold.
-        says_origins: Whether portions are to say whence their elements are.
-        portion_bytes: How large portions of several elements may be; None: 8 MiB.
-        in_order: Whether they are wanted in order: unit by unit, with each end.
+        name: Name of the task, for the thread and the log.
+        open_plan: Creates the iterator, given `flush`.
+        sink: Receiver of the batches.
+        counts_splits: Whether the iterator's states have split counts.
+        max_elements: Maximum number of elements of a batch.
+        reports_element_ids: Whether batches carry element ids.
+        max_batch_bytes: Maximum bytes of a batch with several elements; None for 8 MiB.
+        is_ordered: Whether elements are read in order: split by split, with each end.
     """
 
     def __init__(
         self,
         name: str,
         open_plan: Callable[[Callable[[], None]], ElementIterator],
-        outlet: Outlet,
+        sink: ResultSink,
         *,
-        counts_units: bool = False,
-        most_elements: int = MOST_ELEMENTS,
-        says_origins: bool = False,
-        portion_bytes: int | None = None,
-        in_order: bool = False,
+        counts_splits: bool = False,
+        max_elements: int = MAX_BATCH_ELEMENTS,
+        reports_element_ids: bool = False,
+        max_batch_bytes: int | None = None,
+        is_ordered: bool = False,
     ) -> None:
-        super().__init__(name, open_plan, outlet)
-        self._portion_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
-        #: What is larger is cut apart.
-        self._largest = math.inf if portion_bytes is None else 2 * portion_bytes
-        self._counts_units = counts_units
-        self._most_elements = most_elements
-        self._says_origins = says_origins
-        self._in_order = in_order
-        self._ends = UnitEnds(in_order=in_order)
-        #: What is read, while it is.
+        super().__init__(name, open_plan, sink)
+        self._batch_bytes = min(_BATCH_BYTES, max_batch_bytes or _BATCH_BYTES)
+        #: Larger chunks are divided.
+        self._max_frame_bytes = math.inf if max_batch_bytes is None else 2 * max_batch_bytes
+        self._counts_splits = counts_splits
+        self._max_elements = max_elements
+        self._reports_element_ids = reports_element_ids
+        self._is_ordered = is_ordered
+        self._split_ends = SplitEnds(is_ordered=is_ordered)
+        #: The iterator while it is being read.
         self._iterator: ElementIterator | None = None
-        #: What was yielded and is in no portion.
-        self._in_hand: list[Chunk] = []
-        #: The state after that, and of how many units something was yielded at most.
-        self._at: tuple[State, int] | None = None
-        #: Whether a part of this portion was put before units were waited for.
-        self._was_parted = False
-        self._produced = 0
-        #: Units that are whole with what was put.
-        self._units_put = 0
-        #: Those that were dealt before the last pause.
-        self._given = 0
+        #: Chunks that were yielded and are in no batch yet.
+        self._buffered_chunks: list[Chunk] = []
+        #: State after these chunks, and the end of the splits that may have yielded elements.
+        self._position: tuple[State, int] | None = None
+        #: Whether a part of this batch was delivered before a wait for splits.
+        self._was_flushed = False
+        self._num_elements = 0
+        #: End of the splits that are complete with the delivered batches.
+        self._delivered_to = 0
+        #: End of the splits assigned before the last pause.
+        self._flushed_to = 0
 
-    def hand_over(self) -> None:
-        with self._hand:
-            self._was_parted = self._was_parted or bool(self._in_hand)
-            self._put_hand()
-            given = 0 if self._iterator is None else units_given(self._iterator)
-            if given > self._given:
-                self._given = self._units = self._touched = given
-                before, self._units_put = self._units_put, given
-                self._put_nothing(before, self._ended())
+    def flush(self) -> None:
+        with self._put_lock:
+            self._was_flushed = self._was_flushed or bool(self._buffered_chunks)
+            self._put_buffered()
+            given = 0 if self._iterator is None else count_yielded_splits(self._iterator)
+            if given > self._flushed_to:
+                self._flushed_to = self._done_to = self._delivered_end = given
+                before, self._delivered_to = self._delivered_to, given
+                self._put_empty_batch(before, self._take_split_ends())
 
-    def _give_up(self, error: BaseException) -> str:
-        failure = describe(error)
+    def _fail(self, error: BaseException) -> str:
+        failure = format_error(error)
         try:
             _log.error("%s ends: %s", self._name, failure, exc_info=error)
-            self._put_error(for_clients(error))
+            self._put_error(to_client_error(error))
         except BaseException:
             _log.exception("%s cannot report its error", self._name)
         return failure
 
     def _produce(self) -> str | None:
         try:
-            iterator = self._open()
+            iterator = self._open_iterator()
         except BaseException as error:
-            self._put_error(for_clients(error))
-            return f"its plan cannot be opened: {describe(error)}"
+            self._put_error(to_client_error(error))
+            return f"its plan cannot be opened: {format_error(error)}"
         self._iterator = iterator
         try:
             return self._produce_from(iterator)
@@ -162,14 +164,14 @@ class Producer(TaskThread[Outlet]):
 
     def _produce_from(self, iterator: ElementIterator) -> str | None:
         limit, failures, last_words = 1, 0, ""
-        while self._outlet.wait_for_room():
-            limit = min(limit, self._outlet.most or limit)
+        while self._sink.wait_for_room():
+            limit = min(limit, self._sink.max_elements or limit)
             error: BaseException | None = None
             at_end = False
             count = size = 0
-            self._was_parted = False
+            self._was_flushed = False
             since = time.perf_counter()
-            while count < limit and size < self._portion_bytes:
+            while count < limit and size < self._batch_bytes:
                 try:
                     chunk = iterator.next_chunk(limit - count)
                 except BaseException as raised:
@@ -178,112 +180,113 @@ class Producer(TaskThread[Outlet]):
                 if chunk is None:
                     at_end = True
                     break
-                self._take(iterator, chunk)
+                self._add_chunk(iterator, chunk)
                 count += chunk.size
                 size += wire.frame_bytes(chunk)
-                slow = time.perf_counter() - since > _PORTION_SECONDS / 2
-                if slow or self._outlet.puts_at_once or self._was_parted:
+                slow = time.perf_counter() - since > _BATCH_SECONDS / 2
+                if slow or self._sink.delivers_at_once or self._was_flushed:
                     break
             seconds = time.perf_counter() - since
-            with self._hand:
-                # That a unit ended with an error is said with the error.
-                self._put_hand(says_ends=error is None)
+            with self._put_lock:
+                # If a split ended with an error, its end is reported with the error.
+                self._put_buffered(reports_ends=error is None)
             if count:
                 failures = 0
             if at_end:
-                self._put_ends()
+                self._put_split_ends()
                 return None
             if error is None:
-                if not self._was_parted:
-                    wanted = next_limit(limit, count, size, seconds, self._portion_bytes)
-                    limit = min(self._most_elements, wanted)
+                if not self._was_flushed:
+                    wanted = next_batch_limit(limit, count, size, seconds, self._batch_bytes)
+                    limit = min(self._max_elements, wanted)
                 continue
-            said = for_clients(error)
-            # Where the iterator stands after what is no `Exception` is not known. And as in
-            # `_take`: its state is asked for without the lock.
-            knows = self._counts_units and isinstance(error, Exception)
+            said = to_client_error(error)
+            # After an error that is no `Exception` the iterator's state is undefined. The state is
+            # requested without the lock for the same reason as in `_add_chunk`.
+            knows = self._counts_splits and isinstance(error, Exception)
             state = iterator.get_state() if knows else None
-            # A unit that ends with a failure is whole with it, and nobody needs it again.
-            self._put_error(said, state, units_begun(iterator), origin_of_error(error))
+            # A split that ends with an error is complete with it and is not needed again.
+            self._put_error(said, state, count_begun_splits(iterator), get_error_position(error))
             if not isinstance(error, Exception):
-                return describe(error)
+                return format_error(error)
             failures = failures + 1 if str(said) == last_words else 1
             last_words = str(said)
-            if failures >= _MOST_FAILURES:
+            if failures >= _MAX_FAILURES:
                 _log.warning("%s ends: %d times in a row: %s", self._name, failures, last_words)
                 return f"{failures} times in a row: {last_words}"
         return None
 
-    def _take(self, iterator: ElementIterator, chunk: Chunk) -> None:
-        """Have a chunk in hand."""
-        # Asked for here and not when it is put: another thread must not ask for states. And without
-        # the lock: a thread of the plan that waits for it may hold what a state has to wait for.
-        at = (state_after(chunk), units_begun(iterator)) if self._counts_units else None
-        with self._hand:
-            self._in_hand.append(chunk)
-            self._at = at
+    def _add_chunk(self, iterator: ElementIterator, chunk: Chunk) -> None:
+        """Buffer a chunk."""
+        # The state is requested now, because another thread that calls `flush` must not request it;
+        # and without the lock, because a thread of the plan that waits for the lock may hold what
+        # the state needs.
+        at = (state_after(chunk), count_begun_splits(iterator)) if self._counts_splits else None
+        with self._put_lock:
+            self._buffered_chunks.append(chunk)
+            self._position = at
 
-    def _put_hand(self, *, says_ends: bool = True) -> None:
-        chunks, self._in_hand = self._in_hand, []
+    def _put_buffered(self, *, reports_ends: bool = True) -> None:
+        chunks, self._buffered_chunks = self._buffered_chunks, []
         if chunks:
-            if self._at is not None:
-                self._count(*self._at)
-            before, self._units_put = self._units_put, self._units
-            ended = self._ended() if says_ends else ()
-            self._put_chunk(_joined(chunks), before, self._units, ended)
+            if self._position is not None:
+                self._count_splits(*self._position)
+            before, self._delivered_to = self._delivered_to, self._done_to
+            ended = self._take_split_ends() if reports_ends else ()
+            self._put_chunk(_concatenated(chunks), before, self._done_to, ended)
 
-    def _put_ends(self) -> None:
-        """Say which units ended that no portion was put after, where they are wanted in order."""
-        with self._hand:
-            ended = self._ended(at_end=True) if self._in_order else ()
+    def _put_split_ends(self) -> None:
+        """Report the remaining ends of splits, in ordered reading."""
+        with self._put_lock:
+            ended = self._take_split_ends(at_end=True) if self._is_ordered else ()
             if ended:
-                self._put_nothing(self._units_put, ended)
+                self._put_empty_batch(self._delivered_to, ended)
 
-    def _put_nothing(self, done_from: int, ended: tuple[OriginRun, ...]) -> None:
-        """Put a portion without elements: it says of units that they are whole, or ended."""
-        self._outlet.put(
-            Portion(
-                first=self._produced,
+    def _put_empty_batch(self, done_from: int, ended: tuple[ElementIdRun, ...]) -> None:
+        """Deliver a batch without elements, which reports complete or ended splits."""
+        self._sink.put(
+            ResultBatch(
+                first_element=self._num_elements,
                 done_from=done_from,
-                done_to=self._units_put,
-                touched=self._touched,
-                mode=ElementIds(runs=ended) if ended else None,
+                done_to=self._delivered_to,
+                delivered_end=self._delivered_end,
+                mode_data=ElementIds(runs=ended) if ended else None,
             )
         )
 
-    def _ended(self, *, at_end: bool = False) -> tuple[OriginRun, ...]:
-        """Return what is to be said of units that ended (`rows`)."""
-        iterator = self._iterator if self._says_origins else None
-        ended = () if iterator is None else units_ended(iterator)
-        runs = self._outlet.origins((), ended) if ended else ()
-        return self._ends.due(runs, END if at_end else self._units)
+    def _take_split_ends(self, *, at_end: bool = False) -> tuple[ElementIdRun, ...]:
+        """Return the ends of splits to report (`split_ends`)."""
+        iterator = self._iterator if self._reports_element_ids else None
+        ended = () if iterator is None else take_ended_splits(iterator)
+        runs = self._sink.element_ids((), ended) if ended else ()
+        return self._split_ends.take_due(runs, END_ORDINAL if at_end else self._done_to)
 
     def _put_chunk(
         self,
         chunk: Chunk,
         done_from: int,
         done_to: int,
-        ended: tuple[OriginRun, ...],
+        ended: tuple[ElementIdRun, ...],
     ) -> None:
         buffers: list[Buffer] = []
         error: HeadraceError | None = None
-        if self._in_order:
-            chunk = by_unit(chunk)
+        if self._is_ordered:
+            chunk = group_by_split(chunk)
         try:
             buffers = wire.encode(chunk)
         except HeadraceError as raised:
             error = raised
         size = sum([memoryview(buffer).nbytes for buffer in buffers])
-        if chunk.size > 1 and (error is not None or size > self._largest):
-            # Perhaps it is one element that cannot be sent: the others can.
+        if chunk.size > 1 and (error is not None or size > self._max_frame_bytes):
+            # One element may be the cause; the others can still be sent.
             middle = chunk.size // 2
             self._put_chunk(chunk.slice(0, middle), done_from, done_from, ())
             self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to, ended)
             return
         mode: ElementIds | None = None
-        if self._says_origins:
-            origins = origins_of(chunk)
-            runs = self._outlet.origins(origins.runs, ()) + ended
+        if self._reports_element_ids:
+            origins = find_element_ids(chunk)
+            runs = self._sink.element_ids(origins.runs, ()) + ended
             mode = ElementIds(
                 runs=runs,
                 is_permuted=origins.is_mixed,
@@ -293,18 +296,18 @@ class Producer(TaskThread[Outlet]):
                 failed_split=runs[0][0] if error is not None and runs else -1,
                 failed_position=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
             )
-        number, self._produced = self._produced, self._produced + chunk.size
-        self._outlet.put(
-            Portion(
-                first=number,
-                count=0 if error else chunk.size,
+        number, self._num_elements = self._num_elements, self._num_elements + chunk.size
+        self._sink.put(
+            ResultBatch(
+                first_element=number,
+                num_elements=0 if error else chunk.size,
                 buffers=buffers,
                 size=size,
                 done_from=done_from,
                 done_to=done_to,
-                touched=self._touched,
+                delivered_end=self._delivered_end,
                 error=error,
-                mode=mode,
+                mode_data=mode,
             )
         )
 
@@ -313,48 +316,48 @@ class Producer(TaskThread[Outlet]):
         error: HeadraceError,
         state: State | None = None,
         begun_at_most: int = 0,
-        origin: ErrorOrigin | None = None,
+        origin: ErrorPosition | None = None,
     ) -> None:
-        """Put an error.
+        """Deliver an error.
 
         Args:
-            error: Which.
-            state: That of the iterator after it, where it counts units and that is known.
-            begun_at_most: From which unit on nothing was yielded.
-            origin: Where it stands among the elements, if that is known.
+            error: The error.
+            state: State of the iterator after it, if it counts splits and is defined.
+            begun_at_most: End of the splits that may have yielded elements.
+            origin: Position of the error among the elements, if known.
         """
         if isinstance(error, UserFunctionError):
             count_user_function_error()
-        with self._hand:
+        with self._put_lock:
             if state is not None:
-                self._count(state, begun_at_most)
+                self._count_splits(state, begun_at_most)
             else:
-                self._touched = max(self._touched, begun_at_most)
-            before, self._units_put = self._units_put, self._units
-            ended = self._ended()
+                self._delivered_end = max(self._delivered_end, begun_at_most)
+            before, self._delivered_to = self._delivered_to, self._done_to
+            ended = self._take_split_ends()
             mode = ElementIds(runs=ended) if ended else None
-            if origin is not None and self._in_order:
-                run = (origin.unit, 1, origin.element, 1)
-                ((failed, *_),) = self._outlet.origins((run,), ())
-                at = (origin.ordinal, origin.number)
+            if origin is not None and self._is_ordered:
+                run = (origin.split, 1, origin.element, 1)
+                ((failed, *_),) = self._sink.element_ids((run,), ())
+                at = (origin.ordinal, origin.number_at_ordinal)
                 mode = ElementIds(runs=ended, failed_split=failed, failed_position=at)
-            self._outlet.put(
-                Portion(
-                    first=self._produced,
+            self._sink.put(
+                ResultBatch(
+                    first_element=self._num_elements,
                     error=error,
                     done_from=before,
-                    done_to=self._units,
-                    touched=self._touched,
-                    mode=mode,
+                    done_to=self._done_to,
+                    delivered_end=self._delivered_end,
+                    mode_data=mode,
                 )
             )
 
 
-def _joined(chunks: list[Chunk]) -> Chunk:
-    """Return the elements of all chunks; large ones stay where they are until they are sent."""
+def _concatenated(chunks: list[Chunk]) -> Chunk:
+    """Return the elements of all chunks; large ones are not copied before they are sent."""
     count = sum(chunk.size for chunk in chunks)
     if len(chunks) > 1 and sum(map(wire.frame_bytes, chunks)) >= count * wire.OWN_BUFFER_BYTES:
         rows = [row for chunk in chunks for row in chunk.rows()]
-        places = [column for chunk in chunks if (column := chunk.column) is not None]
-        return Chunk.of_rows(rows, None, joined_columns(places) if places else None)
+        places = [column for chunk in chunks if (column := chunk.compact_metadata) is not None]
+        return Chunk.of_rows(rows, None, concatenate_columns(places) if places else None)
     return concatenate(chunks)

@@ -1,9 +1,10 @@
-"""Registration: who the worker is to the dispatcher, and when it says that it is alive.
+"""Registration of the worker with the dispatcher, and its heartbeats.
 
-Rule 1. Each registration is under a new id. It is over when the dispatcher does not know the id any
-        more, or when it is another one: a dispatcher without a journal that was restarted.
-Rule 2. A heartbeat follows each answer to the last one after an interval, which the dispatcher
-        wishes unless the worker's configuration does: a longer one where there are many workers.
+Rule 1. Each registration uses a new id. It ends when the dispatcher no longer knows the id, or when
+    the dispatcher is a different one, restarted without a journal.
+Rule 2. The next heartbeat follows the reply to the last one after an interval. The worker's
+    configuration sets the interval; otherwise the dispatcher does, longer if there are many
+    workers.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from headrace.service.messages import (
 
 __all__ = ["Registration"]
 
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 
 class Registration:
-    """How a worker is registered.
+    """State of a worker's registration.
 
     Args:
-        address: Where clients reach it.
+        address: Address at which clients reach the worker.
         tags: See `WorkerConfig.worker_tags`.
-        new_id: Returns another id each time.
-        interval: Seconds between heartbeats; None: what the dispatcher wishes.
+        new_id: Returns a new id on each call.
+        interval: Seconds between heartbeats; None lets the dispatcher decide.
     """
 
     def __init__(
@@ -44,50 +45,54 @@ class Registration:
         self._address = address
         self._tags = tags
         self._new_id = new_id
-        self._wished = interval
+        self._configured_interval = interval
         self._interval = 1.0
-        self._incarnation = ""
+        self._dispatcher_id = ""
         self.worker_id = ""
         self.is_registered = False
-        self.was_ever = False
-        """Whether a dispatcher has ever taken this worker."""
+        self.was_ever_registered = False
+        """Whether a dispatcher has ever accepted this worker."""
         self.due_at = math.inf
-        """When the next heartbeat is due, or the next try to register."""
+        """Time of the next heartbeat or registration attempt."""
 
-    def begin(self) -> RegisterWorker:
-        """Register under a new id; return what to say."""
+    def start(self) -> RegisterWorker:
+        """Start a registration under a new id; return the request."""
         self.worker_id = self._new_id()
         self.is_registered, self.due_at = False, math.inf
         return RegisterWorker(worker_id=self.worker_id, address=self._address, tags=self._tags)
 
-    def registered(self, answer: RegisterWorkerReply, now: float) -> None:
-        """Take note that the dispatcher has taken the worker."""
-        self.is_registered = self.was_ever = True
-        self._incarnation = answer.dispatcher_id
-        self._interval = answer.heartbeat_interval if self._wished is None else self._wished
+    def accepted_by_dispatcher(self, answer: RegisterWorkerReply, now: float) -> None:
+        """Record that the dispatcher accepted the worker."""
+        self.is_registered = self.was_ever_registered = True
+        self._dispatcher_id = answer.dispatcher_id
+        self._interval = (
+            answer.heartbeat_interval
+            if self._configured_interval is None
+            else self._configured_interval
+        )
         self.due_at = now + self._interval
 
-    def refused(self, now: float) -> None:
-        """Take note that the dispatcher has not taken the worker; it may the next time."""
-        self.due_at = now + _AGAIN_SECONDS
+    def refused_by_dispatcher(self, now: float) -> None:
+        """Record that the dispatcher rejected the worker; it may accept it later."""
+        self.due_at = now + _RETRY_SECONDS
 
-    def beat(
+    def make_heartbeat(
         self, running: tuple[int, ...], activity: tuple[TaskActivity, ...] = ()
     ) -> WorkerHeartbeat:
-        """Return a heartbeat; the next one is due after its answer."""
+        """Return a heartbeat; the next one is due after its reply."""
         self.due_at = math.inf
         return WorkerHeartbeat(worker_id=self.worker_id, tasks=running, activity=activity)
 
-    def beaten(self, answer: WorkerHeartbeatReply | Exception, now: float) -> None:
-        """Take note that a heartbeat was answered."""
+    def heartbeat_answered(self, answer: WorkerHeartbeatReply | Exception, now: float) -> None:
+        """Record the reply to a heartbeat."""
         if (
             isinstance(answer, WorkerHeartbeatReply)
             and answer.heartbeat_interval
-            and self._wished is None
+            and self._configured_interval is None
         ):
             self._interval = answer.heartbeat_interval
         self.due_at = now + self._interval
 
-    def is_known_to(self, update: WorkerHeartbeatReply) -> bool:
-        """Whether the dispatcher that answered is the one that took the worker."""
-        return update.dispatcher_id in ("", self._incarnation)
+    def matches_dispatcher(self, update: WorkerHeartbeatReply) -> bool:
+        """Return whether the reply is from the dispatcher that accepted the worker."""
+        return update.dispatcher_id in ("", self._dispatcher_id)

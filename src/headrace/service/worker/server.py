@@ -1,8 +1,8 @@
-"""The worker: where it listens, and its life. What it does, `shell.py` and `session.py` say.
+"""Server and lifecycle of a data worker. Its behaviour is in `runner` and `core`.
 
-start       listen, register; from then on a heartbeat
-drain       say that the worker is leaving, deliver what there is, then stop
-stop        hand back what was not delivered, say that the worker left, close everything
+start       listens, registers and sends heartbeats
+drain       announces the shutdown, delivers buffered output, then stops
+stop        returns undelivered splits, deregisters, and closes everything
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable
 from headrace.errors import UnavailableError
 from headrace.service.config import WorkerConfig, default_cache_bytes
 from headrace.service.messages import DispatcherReply, WorkerRequest
-from headrace.service.worker.gauges import metrics_of
-from headrace.service.worker.hand_out import Bounds
-from headrace.service.worker.here import new_worker_id
+from headrace.service.worker.core import DataWorkerCore
+from headrace.service.worker.delivery_policy import BufferLimits
+from headrace.service.worker.local_workers import new_worker_id
 from headrace.service.worker.preloading import preload
-from headrace.service.worker.session import Session
-from headrace.service.worker.shell import Shell
+from headrace.service.worker.prometheus_metrics import collect_metrics
+from headrace.service.worker.runner import DataWorkerRunner
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import address as addresses
@@ -32,7 +32,7 @@ __all__ = ["DRAIN_SECONDS", "WorkerServer"]
 _log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 25.0
-"""How long a worker that leaves delivers what it has, unless it is given another time."""
+"""Default number of seconds that a draining worker has to deliver its output."""
 
 _DISPATCHER_SECONDS = 3600.0
 _NOT_REGISTERED = "the dispatcher does not know this worker, or not yet"
@@ -41,8 +41,8 @@ _NOT_REGISTERED = "the dispatcher does not know this worker, or not yet"
 class WorkerServer(LifeCycle):
     """Runs tasks for the clients of a data service.
 
-    `stop` hands back what was not delivered. It takes a second at most: a function of the user's
-    that does not return is left to itself.
+    `stop` returns undelivered splits to the dispatcher. It takes at most a second: a user function
+    that does not return is abandoned.
 
     >>> with hr.service.DispatchServer() as dispatcher:
     ...     address = dispatcher.target.removeprefix("tcp://")
@@ -52,13 +52,13 @@ class WorkerServer(LifeCycle):
     [0, 1, 2]
 
     Args:
-        config: Whose dispatcher, and where to listen.
-        start: Start now; else `start()` does.
+        config: Address of the dispatcher, address to listen at, and other settings.
+        start: Whether to start now; otherwise call `start()`.
 
     Raises:
-        ValueError: `config` names no dispatcher.
-        ImportError: A module of `config.preload` is not there.
-        UnavailableError: The dispatcher did not answer in `config.dispatcher_timeout_ms`.
+        ValueError: If `config` has no dispatcher address.
+        ImportError: If a module of `config.preload` does not exist.
+        UnavailableError: If the dispatcher did not reply within `config.dispatcher_timeout_ms`.
     """
 
     def __init__(self, config: WorkerConfig, start: bool = True) -> None:
@@ -70,52 +70,52 @@ class WorkerServer(LifeCycle):
         self._config = config
         self._address = ""
         self._metrics_address = ""
-        self._shell = Shell(_dialler(config), config.hang_timeout)
+        self._runner = DataWorkerRunner(_dispatcher_connector(config), config.hang_timeout)
         if start:
             self.start()
 
     @property
     def address(self) -> str:
-        """Where clients reach it, as "host:port"; empty before `start`."""
+        """Address at which clients reach the worker, as "host:port"; empty before `start`."""
         return self._address
 
     @property
     def metrics_address(self) -> str:
-        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        """Address of `/metrics`, as "host:port"; empty if `metrics_port` is None."""
         return self._metrics_address
 
     def num_tasks(self) -> int:
         """Return the number of tasks that are not finished."""
-        return self._shell.num_tasks
+        return self._runner.num_tasks
 
     def drain(self, timeout: float | None = None) -> None:
-        """Deliver what there is, then stop.
+        """Deliver buffered output, then stop.
 
-        The worker takes no new tasks and no new units. Tasks with dealt units run out; copies of a
-        whole dataset end where they are. What was not delivered in time is handed back to the
-        dispatcher where that is possible, and a warning says how much was not. `stop`, from another
-        thread, ends the wait.
+        The worker accepts no new tasks and no new splits. Tasks with assigned splits finish those;
+        tasks that read a whole dataset end where they are. Undelivered splits are returned to the
+        dispatcher if possible, and a warning reports how much was not delivered. A call of `stop`
+        by another thread ends the wait.
 
         Args:
-            timeout: Seconds to deliver in; None: `DRAIN_SECONDS`.
+            timeout: Seconds for the delivery; None for `DRAIN_SECONDS`.
         """
-        self._shell.drain(DRAIN_SECONDS if timeout is None else timeout)
+        self._runner.drain(DRAIN_SECONDS if timeout is None else timeout)
         self.stop()
 
     def _open(self) -> None:
-        config, shell = self._config, self._shell
+        config, shell = self._config, self._runner
         for module in config.preload:
             preload(module)
         if config.metrics_port is not None:
             endpoint = Endpoint(
                 config.metrics_host,
                 config.metrics_port,
-                metrics=lambda: metrics_of(
+                metrics=lambda: collect_metrics(
                     shell.totals(), tasks=shell.num_tasks, is_registered=shell.is_registered
                 ),
-                why_not_ready=lambda: "" if shell.is_registered else _NOT_REGISTERED,
+                not_ready_reason=lambda: "" if shell.is_registered else _NOT_REGISTERED,
             )
-            self._keep(endpoint.close)
+            self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
         server = zeromq.serve(
             shell.handle,
@@ -124,25 +124,25 @@ class WorkerServer(LifeCycle):
             port=config.port,
             security=config.security,
         )
-        self._keep(server.close)
+        self._on_stop(server.close)
         _, port = addresses.split(server.address)
-        self._address = _advertised(config, server.address).replace("%port%", str(port))
-        # Clients of this process ask for the address that the dispatcher names.
+        self._address = _advertised_address(config, server.address).replace("%port%", str(port))
+        # Clients in this process ask for the address that the dispatcher knows.
         name, number = addresses.split(self._address)
         local = inprocess.serve(shell.handle, request_type=WorkerRequest, host=name, port=number)
-        self._keep(local.close)
-        # Closed before the servers are: what is handed out after that does not arrive.
-        self._keep(shell.close)
-        shell.open(_session(self._address, config, shell))
+        self._on_stop(local.close)
+        # Closed before the servers, because later replies would not arrive.
+        self._on_stop(shell.close)
+        shell.open(_create_core(self._address, config, shell))
         shell.register()
 
 
-def _advertised(config: WorkerConfig, address: str) -> str:
-    """Return where clients are told to look for the worker.
+def _advertised_address(config: WorkerConfig, address: str) -> str:
+    """Return the address at which clients reach the worker.
 
     Raises:
-        UnavailableError: It listens at every address of this machine, and which of these others
-            reach cannot be found out now.
+        UnavailableError: If the worker listens at all addresses of this machine, and the one that
+            other machines reach cannot be determined now.
     """
     if config.worker_address is not None or not addresses.is_wildcard(config.host):
         return config.worker_address or address
@@ -174,23 +174,27 @@ def _advertised(config: WorkerConfig, address: str) -> str:
     return addresses.join(host, addresses.split(address)[1])
 
 
-def _session(address: str, config: WorkerConfig, shell: Shell) -> Session[Request]:
+def _create_core(
+    address: str, config: WorkerConfig, runner: DataWorkerRunner
+) -> DataWorkerCore[Request]:
     wished, patience = config.heartbeat_interval_ms, config.dispatcher_timeout_ms
-    return Session(
+    return DataWorkerCore(
         address,
         config.dispatcher_address or "",
         time.monotonic(),
         new_id=new_worker_id,
-        chance=random_chance,
+        random=random_chance,
         tags=tuple(config.worker_tags or ()),
         heartbeat_interval=None if wished is None else max(1, wished) / 1000,
-        patience=_DISPATCHER_SECONDS if patience is None else max(1, patience) / 1000,
-        bounds=Bounds(window_bytes=config.cross_trainer_cache_size_bytes or default_cache_bytes()),
-        activity=shell.changes,
+        dispatcher_timeout=_DISPATCHER_SECONDS if patience is None else max(1, patience) / 1000,
+        limits=BufferLimits(
+            window_bytes=config.cross_trainer_cache_size_bytes or default_cache_bytes()
+        ),
+        take_activity=runner.take_changes,
     )
 
 
-def _dialler(config: WorkerConfig) -> Callable[[], Channel]:
+def _dispatcher_connector(config: WorkerConfig) -> Callable[[], Channel]:
     keys = config.security
     return lambda: zeromq.connect(
         config.dispatcher_address or "",

@@ -1,11 +1,11 @@
-"""A task: who gets what of it, the units that it was dealt, its end. No thread, lock or clock.
+"""One task: delivery of its result batches, its splits, and its end. No thread, lock or clock.
 
-Each method takes what happened and adds what is to be done to `actions`.
+Each method handles one input and adds the resulting actions to `actions`.
 
-Rule 1. A producer makes one portion, and the next when there is room for it.
-Rule 2. A task that is cut takes no more units; one that reads a plan whole ends where it is.
-Rule 3. The dispatcher hears that a task is over before its clients do: it then knows that the
-        iteration is over when they ask. If it does not answer, the clients need not wait.
+Rule 1. A producer makes one batch, and the next one when there is room for it.
+Rule 2. A draining task requests no further splits; one that reads its whole plan ends where it is.
+Rule 3. The dispatcher learns of the end of a task before its clients do, so that it knows that the
+    iteration has ended when they ask. If it does not reply, the clients do not wait for it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,29 @@ from headrace.service.messages import (
     ReturnSplits,
     TaskDefinition,
 )
-from headrace.service.ranges import Ranges, first, first_missing, subtracted
-from headrace.service.worker.agenda import Actions, Grant
-from headrace.service.worker.hand_out import HandOut, Left, Ready
-from headrace.service.worker.portion import Answer, Portion
-from headrace.service.worker.unit_asking import UnitAsking
+from headrace.service.ranges import Ranges, first_missing, first_n, subtract
+from headrace.service.worker.delivery_policy import (
+    BufferedOutput,
+    DeliveryPolicy,
+    UndeliveredOutput,
+)
+from headrace.service.worker.pending_actions import SplitGrant, WorkerActions
+from headrace.service.worker.result_batch import BatchReply, ResultBatch
+from headrace.service.worker.split_requests import SplitRequests
 
-__all__ = ["Task", "is_ticket", "was_deleted", "wrong_ticket"]
+__all__ = ["DataWorkerTask", "deleted_task_error", "matches_token", "wrong_token_error"]
 
 R = TypeVar("R")
 
 
-class Task(Generic[R]):
+class DataWorkerTask(Generic[R]):
     """One task, from its start to its end.
 
     Args:
-        definition: What the dispatcher says of it.
-        worker_id: Whose it is.
-        producer: Number of its producer.
-        hand_out: Decides which client gets which portion.
+        definition: The dispatcher's definition of the task.
+        worker_id: ID of the worker.
+        producer: Number of the task's producer.
+        delivery: Decides which client receives which batch.
     """
 
     def __init__(
@@ -52,311 +56,325 @@ class Task(Generic[R]):
         definition: TaskDefinition,
         worker_id: str,
         producer: int,
-        hand_out: HandOut[R],
+        delivery: DeliveryPolicy[R],
     ) -> None:
         self.task_id = definition.task_id
-        self.ticket = definition.task_token
+        self.task_token = definition.task_token
         self.producer = producer
         self.is_finished = False
-        """Whether the clients may hear that it is over."""
-        self.finish_at = math.inf
-        """When it is finished although the dispatcher did not answer."""
+        """Whether clients may learn that the task has ended."""
+        self.finish_deadline = math.inf
+        """When the task is finished even if the dispatcher has not replied."""
         self._worker_id = worker_id
-        self._units = UnitAsking() if definition.assigns_splits else None
-        #: How many grants there were when it was last told to pause: then nothing is held.
-        self._paused_after = 0
-        self._hand_out = hand_out
-        #: The producer has made a portion, and was not let make another.
+        self._split_requests = SplitRequests() if definition.assigns_splits else None
+        #: Assignment number at the last pause; no elements are held back at that point.
+        self._grants_at_pause = 0
+        self._delivery = delivery
+        #: Whether the producer has made a batch and waits for room for the next one.
         self._waits_for_room = False
         self._has_ended = False
-        self._is_cut = False
+        self._is_draining = False
         self._failure: str | None = None
-        #: What was left when it was called off.
-        self.left: Left | None = None
+        #: Output that was not delivered when the task was cancelled.
+        self.undelivered: UndeliveredOutput | None = None
 
     @property
-    def is_dealt(self) -> bool:
-        """Whether it reads units, not the plan as a whole."""
-        return self._units is not None
+    def reads_splits(self) -> bool:
+        """Whether the task reads assigned splits, not the whole plan."""
+        return self._split_requests is not None
 
     @property
-    def is_over(self) -> bool:
-        """Whether it is finished and everything acknowledged."""
-        return self.is_finished and self._hand_out.is_settled
+    def is_complete(self) -> bool:
+        """Whether the task is finished and everything is acknowledged."""
+        return self.is_finished and self._delivery.is_fully_acknowledged
 
     @property
-    def received(self) -> Ranges:
-        """Units that clients have whole, as far as that is counted unit by unit."""
-        return self._hand_out.acknowledged[0]
+    def received_splits(self) -> Ranges:
+        """Splits that clients received completely, if that is tracked per split."""
+        return self._delivery.acknowledged_splits[0]
 
     @property
-    def is_deserted(self) -> bool:
-        """Whether all clients that asked are gone, and what is left can be handed back."""
-        return self.is_dealt and self._hand_out.is_deserted
+    def is_abandoned(self) -> bool:
+        """Whether all clients have departed, so that remaining splits can be returned."""
+        return self.reads_splits and self._delivery.is_abandoned
 
     @property
-    def ready(self) -> Ready:
-        """What is made and waits for clients."""
-        return self._hand_out.ready
+    def buffered(self) -> BufferedOutput:
+        """Output that waits for clients."""
+        return self._delivery.buffered
 
-    # --- clients --------------------------------------------------------------------------------
+    # --- clients ----------------------------------------------------------------------------------
 
-    def requested(self, request: R, message: GetElements, now: float, actions: Actions[R]) -> None:
+    def request_received(
+        self, request: R, message: GetElements, now: float, actions: WorkerActions[R]
+    ) -> None:
         """Answer a request now or later."""
-        if not is_ticket(message.ticket, self.ticket):
-            actions.answers.append((request, wrong_ticket(self.task_id)))
+        if not matches_token(message.ticket, self.task_token):
+            actions.replies.append((request, wrong_token_error(self.task_id)))
             return
-        self._answer(self._hand_out.ask(request, message, now), actions)
+        self._add_replies(self._delivery.request_received(request, message, now), actions)
 
-    def depart(self, client_id: str, actions: Actions[R]) -> ReportDepartedClient:
-        """Give a client that is gone nothing more; return what to say of it."""
-        answers, departure = self._hand_out.depart(client_id)
-        self._answer(answers, actions)
-        received, touched = self._hand_out.acknowledged
+    def remove_client(self, client_id: str, actions: WorkerActions[R]) -> ReportDepartedClient:
+        """Stop delivery to a departed client; return the report about it."""
+        answers, departure = self._delivery.remove_client(client_id)
+        self._add_replies(answers, actions)
+        received, touched = self._delivery.acknowledged_splits
         return ReportDepartedClient(
             worker_id=self._worker_id,
             task_id=self.task_id,
-            task_token=self.ticket,
+            task_token=self.task_token,
             client_id=client_id,
-            unacknowledged=departure.units,
-            possibly_lost=departure.lost,
-            partially_unacknowledged=departure.parts,
-            partially_acknowledged=departure.used,
+            unacknowledged=departure.unacknowledged,
+            possibly_lost=departure.possibly_lost,
+            partially_unacknowledged=departure.partially_unacknowledged,
+            partially_acknowledged=departure.partially_acknowledged,
             delivered=received,
             partially_delivered=touched,
         )
 
-    def forget(self, client_id: str, actions: Actions[R]) -> None:
-        """Forget what a client that is gone had not acknowledged: the dispatcher has heard it."""
-        self._answer(self._hand_out.forget(client_id), actions)
+    def forget_client(self, client_id: str, actions: WorkerActions[R]) -> None:
+        """Forget what a departed client had not acknowledged: the dispatcher knows it."""
+        self._add_replies(self._delivery.forget_client(client_id), actions)
 
-    def forget_silent(self, now: float, actions: Actions[R]) -> None:
-        """Drop what clients of a copy hold that were not heard of for long.
+    def drop_expired(self, now: float, actions: WorkerActions[R]) -> None:
+        """Drop batches held by silent clients of a task that reads its whole plan.
 
-        Of dealt units nothing is dropped before the dispatcher says that a client is gone.
+        Batches of assigned splits are kept until the dispatcher reports that a client departed.
         """
-        if self.is_dealt:
+        if self.reads_splits:
             return
-        answers, lost = self._hand_out.forget_silent(now)
+        answers, lost = self._delivery.drop_expired(now)
         if lost:
             actions.warnings.append(
                 f"task {self.task_id}: {lost} elements were dropped: the client that they were "
                 "sent to did not acknowledge them and was not heard of for long"
             )
-        self._answer(answers, actions)
+        self._add_replies(answers, actions)
 
-    def _answer(self, answers: list[tuple[R, Answer]], actions: Actions[R]) -> None:
-        actions.answers += answers
-        if self._waits_for_room and self._hand_out.has_room:
+    def _add_replies(self, answers: list[tuple[R, BatchReply]], actions: WorkerActions[R]) -> None:
+        actions.replies += answers
+        if self._waits_for_room and self._delivery.has_room:
             self._waits_for_room = False
             actions.resumes.append(self.producer)
-            most = self._hand_out.portion_elements
+            most = self._delivery.max_batch_elements
             if most is not None:
-                actions.most[self.producer] = most
+                actions.max_elements[self.producer] = most
 
-    # --- the producer ---------------------------------------------------------------------------
+    # --- producer ---------------------------------------------------------------------------------
 
-    def produced(self, portion: Portion, actions: Actions[R]) -> None:
-        """Take a portion."""
-        self._waits_for_room = self.left is None
+    def batch_produced(self, portion: ResultBatch, actions: WorkerActions[R]) -> None:
+        """Add a batch."""
+        self._waits_for_room = self.undelivered is None
         if self.producer in actions.resumes:
-            actions.resumes.remove(self.producer)  # it takes up the room that there was before
-        self._answer(self._hand_out.add(portion), actions)
+            actions.resumes.remove(self.producer)  # the batch uses the room granted before
+        self._add_replies(self._delivery.add_batch(portion), actions)
 
-    def ended(self, failure: str | None, actions: Actions[R]) -> None:
-        """Take note that no portion will follow, and why, if the task failed."""
+    def producer_ended(self, failure: str | None, actions: WorkerActions[R]) -> None:
+        """Record that no batch will follow, and the reason if the task failed."""
         self._has_ended, self._failure = True, failure
         self._waits_for_room = False
-        dealt = 0 if self._units is None or failure is not None else self._units.dealt
-        if self._units is not None:
-            # A thread of the plan that read ahead may have waited for more.
-            self._units.is_over, self._units.ask_at = True, math.inf
-        self._hand_out.conclude(failed=failure is not None, cut=self._is_cut)
-        self._answer(self._hand_out.exhaust(dealt), actions)
-        if self._hand_out.dropped:
+        dealt = (
+            0
+            if self._split_requests is None or failure is not None
+            else self._split_requests.num_assigned
+        )
+        if self._split_requests is not None:
+            # A read-ahead thread of the plan may have been waiting for more.
+            self._split_requests.is_exhausted, self._split_requests.request_at = True, math.inf
+        self._delivery.note_outcome(failed=failure is not None, drained=self._is_draining)
+        self._add_replies(self._delivery.note_exhausted(dealt), actions)
+        if self._delivery.dropped_elements:
             actions.warnings.append(
-                f"task {self.task_id}: the last {self._hand_out.dropped} elements are too few for "
+                f"task {self.task_id}: the last {self._delivery.dropped_elements} elements are too "
+                "few for "
                 "a round of all consumers, and go to nobody (remainder='drop')"
             )
 
-    def needs_units(self, now: float, actions: Actions[R]) -> None:
-        """Take note that the producer waits for units."""
-        assert self._units is not None, f"task {self.task_id} is dealt no units"
-        self._units.need(now)
-        self._end_units(actions)
+    def splits_needed(self, now: float, actions: WorkerActions[R]) -> None:
+        """Record that the producer waits for splits."""
+        assert self._split_requests is not None, f"task {self.task_id} is dealt no units"
+        self._split_requests.splits_needed(now)
+        self._end_splits(actions)
 
-    # --- the dispatcher -------------------------------------------------------------------------
+    # --- dispatcher -------------------------------------------------------------------------------
 
     @property
-    def ask_at(self) -> float:
-        """When the dispatcher is to be asked for units."""
-        return math.inf if self._units is None else self._units.ask_at
+    def request_splits_at(self) -> float:
+        """When to request splits from the dispatcher."""
+        return math.inf if self._split_requests is None else self._split_requests.request_at
 
-    def ask_for_units(self, now: float) -> GetSplit | None:
-        """Return what to ask the dispatcher now, if anything."""
-        units = self._units
-        if units is None or units.ask_at > now:
+    def take_split_request(self, now: float) -> GetSplit | None:
+        """Return the split request that is due now, if any."""
+        units = self._split_requests
+        if units is None or units.request_at > now:
             return None
-        units.ask_at = math.inf
+        units.request_at = math.inf
         return GetSplit(
             worker_id=self._worker_id,
             task_id=self.task_id,
-            task_token=self.ticket,
-            assignment_number=units.number,
-            max_splits=units.want,
-            num_done=first_missing(self._hand_out.done),
+            task_token=self.task_token,
+            assignment_number=units.assignment_number,
+            max_splits=units.request_size,
+            num_done=first_missing(self._delivery.completed_splits),
         )
 
-    def granted(
-        self, asked: GetSplit, granted: GetSplitReply, now: float, actions: Actions[R]
+    def split_request_answered(
+        self, asked: GetSplit, granted: GetSplitReply, now: float, actions: WorkerActions[R]
     ) -> None:
-        """Take what the dispatcher answered."""
-        assert self._units is not None
-        units = self._units.take(granted, now)
+        """Handle the dispatcher's reply to a split request."""
+        assert self._split_requests is not None
+        units = self._split_requests.reply_received(granted, now)
         if units is not None:
-            self._hand_out.deal(*units, granted.ordinals)
+            self._delivery.assign(*units, granted.ordinals)
         if units is not None:
-            # With what it deals, the dispatcher keeps what is done.
-            self._hand_out.forget_done(asked.num_done)
-        if self.left is not None or self._has_ended:
-            # They are handed back, or come back with the others of a task that failed.
-            self._units.ask_at = math.inf
+            # With each assignment, the dispatcher records what is done.
+            self._delivery.forget_completed(asked.num_done)
+        if self.undelivered is not None or self._has_ended:
+            # The splits are returned, or reassigned with the others of a failed task.
+            self._split_requests.request_at = math.inf
         elif units is not None:
-            self._units.is_over = self._units.is_over or granted.is_last
+            self._split_requests.is_exhausted = self._split_requests.is_exhausted or granted.is_last
             actions.grants.append(
-                Grant(
+                SplitGrant(
                     producer=self.producer,
-                    units=units,
-                    is_alone=granted.is_poison_candidate,
-                    rows=granted.ordinals,
-                    done=asked.num_done,
+                    splits=units,
+                    deliver_at_once=granted.is_poison_candidate,
+                    ordinals=granted.ordinals,
+                    num_done=asked.num_done,
                 )
             )
         else:
-            if granted.flush and self._paused_after < self._units.number:
-                self._paused_after = self._units.number
-                self._units.is_wanted, self._units.ask_at = False, math.inf
-                actions.grants.append(Grant(producer=self.producer, is_pause=True))
+            if granted.flush and self._grants_at_pause < self._split_requests.assignment_number:
+                self._grants_at_pause = self._split_requests.assignment_number
+                self._split_requests.is_needed, self._split_requests.request_at = False, math.inf
+                actions.grants.append(SplitGrant(producer=self.producer, is_pause=True))
             elif granted.wait:
-                actions.waits.append(self.producer)
-            self._end_units(actions)
+                actions.deferrals.append(self.producer)
+            self._end_splits(actions)
 
-    def files_to_say(self) -> CommitFiles | None:
-        """Return what to say of files that are whole, if anything."""
-        unheard = self._hand_out.unheard
-        if unheard is None or self.left is not None:
+    def files_to_report(self) -> CommitFiles | None:
+        """Return the report of completed files that is due, if any."""
+        unheard = self._delivery.unreported_files
+        if unheard is None or self.undelivered is not None:
             return None
         number, files, done = unheard
         return CommitFiles(
             worker_id=self._worker_id,
             task_id=self.task_id,
-            task_token=self.ticket,
+            task_token=self.task_token,
             report_number=number,
             files=files,
             num_done=done,
         )
 
-    def files_heard(self, number: int, actions: Actions[R]) -> None:
-        """Take note that the dispatcher has heard of files."""
-        self._hand_out.heard(number)
-        self._answer([], actions)
+    def files_reported(self, number: int, actions: WorkerActions[R]) -> None:
+        """Record that the dispatcher acknowledged a report of files."""
+        self._delivery.files_reported(number)
+        self._add_replies([], actions)
 
-    def _end_units(self, actions: Actions[R]) -> None:
-        units = self._units
-        if units is not None and units.is_over and units.is_wanted and not self._has_ended:
-            units.is_wanted, units.ask_at = False, math.inf
-            actions.grants.append(Grant(producer=self.producer))
+    def _end_splits(self, actions: WorkerActions[R]) -> None:
+        units = self._split_requests
+        if units is not None and units.is_exhausted and units.is_needed and not self._has_ended:
+            units.is_needed, units.request_at = False, math.inf
+            actions.grants.append(SplitGrant(producer=self.producer))
 
     @property
-    def may_report(self) -> bool:
-        """Whether it is over, and nobody knows yet."""
+    def should_report(self) -> bool:
+        """Whether the task has ended and the dispatcher does not know it."""
         return (
             self._has_ended
-            and self.left is None
+            and self.undelivered is None
             and not self.is_finished
-            and self.finish_at == math.inf
-            and self._hand_out.may_finish
+            and self.finish_deadline == math.inf
+            and self._delivery.can_finish
         )
 
-    def report(self) -> FinishTask | FailTask:
-        """Return what to say to the dispatcher when it is over."""
+    def end_report(self) -> FinishTask | FailTask:
+        """Return the report of the task's end for the dispatcher."""
         if self._failure is None:
             return FinishTask(
                 worker_id=self._worker_id,
                 task_id=self.task_id,
-                task_token=self.ticket,
-                cut_short=self._is_cut,
-                num_done=first_missing(self._hand_out.done) if self.is_dealt else 0,
-                num_assigned=None if self._units is None else self._units.dealt,
+                task_token=self.task_token,
+                cut_short=self._is_draining,
+                num_done=first_missing(self._delivery.completed_splits) if self.reads_splits else 0,
+                num_assigned=None
+                if self._split_requests is None
+                else self._split_requests.num_assigned,
             )
-        return self.failed(self._failure)
+        return self.failure_report(self._failure)
 
-    def failed(self, reason: str) -> FailTask:
-        """Return what to say to the dispatcher if the task fails."""
+    def failure_report(self, reason: str) -> FailTask:
+        """Return the report of a failure of the task."""
         return FailTask(
-            worker_id=self._worker_id, task_id=self.task_id, task_token=self.ticket, reason=reason
+            worker_id=self._worker_id,
+            task_id=self.task_id,
+            task_token=self.task_token,
+            reason=reason,
         )
 
-    def finish(self, actions: Actions[R]) -> None:
-        """Let the clients hear that it is over."""
+    def finish(self, actions: WorkerActions[R]) -> None:
+        """Let clients receive the end of the task."""
         if not self.is_finished:
-            self.is_finished, self.finish_at = True, math.inf
-            self._answer(self._hand_out.finish(), actions)
+            self.is_finished, self.finish_deadline = True, math.inf
+            self._add_replies(self._delivery.note_finished(), actions)
 
-    # --- the owner ------------------------------------------------------------------------------
+    # --- owner ------------------------------------------------------------------------------------
 
-    def cut(self, actions: Actions[R]) -> None:
-        """Take no more units, produce no more of a copy; deliver what there is."""
-        self._is_cut = self._is_cut or not self._has_ended
-        if self._units is None:
+    def drain(self, actions: WorkerActions[R]) -> None:
+        """Stop requesting splits or reading a whole plan, and deliver the produced elements."""
+        self._is_draining = self._is_draining or not self._has_ended
+        if self._split_requests is None:
             if not self._has_ended:
-                actions.cuts.append(self.producer)
+                actions.stops.append(self.producer)
             return
-        self._units.is_over = True
-        # What the dispatcher grants just now is delivered.
-        if not self._units.is_asked:
-            self._end_units(actions)
+        self._split_requests.is_exhausted = True
+        # Splits that the dispatcher is assigning now are still delivered.
+        if not self._split_requests.is_pending:
+            self._end_splits(actions)
 
-    def call_off(self, refusal: Exception, actions: Actions[R]) -> Left:
-        """Refuse everybody from now on, except for what was given before; end the producer."""
-        if self.left is None:
-            answers, self.left = self._hand_out.call_off(refusal)
-            actions.answers += answers
+    def cancel(self, refusal: Exception, actions: WorkerActions[R]) -> UndeliveredOutput:
+        """Reject all further requests, except for batches sent before, and end the producer."""
+        if self.undelivered is None:
+            answers, self.undelivered = self._delivery.cancel(refusal)
+            actions.replies += answers
             self._waits_for_room = False
-            if self._units is not None:
-                self._units.ask_at = math.inf
+            if self._split_requests is not None:
+                self._split_requests.request_at = math.inf
             if not self._has_ended:
-                actions.closes.append(self.producer)
-        return self.left
+                actions.cancellations.append(self.producer)
+        return self.undelivered
 
-    def hand_back(self) -> ReturnSplits | None:
-        """Return what to say of the units of which nothing was given to anybody, if there are any.
+    def split_return(self) -> ReturnSplits | None:
+        """Return the report that returns splits without delivered elements, if there are any.
 
-        To be called when the task is called off, and what it asked for is here.
+        Call this after the task was cancelled and its pending split request was answered.
         """
-        if self._units is None or self._failure is not None or self.left is None:
+        if self._split_requests is None or self._failure is not None or self.undelivered is None:
             return None
-        units = subtracted(first(self._units.dealt), self.left.touched)
+        units = subtract(
+            first_n(self._split_requests.num_assigned), self.undelivered.delivered_splits
+        )
         if not units:
             return None
         return ReturnSplits(
             worker_id=self._worker_id,
             task_id=self.task_id,
-            task_token=self.ticket,
+            task_token=self.task_token,
             splits=units,
         )
 
 
-def is_ticket(shown: str, ticket: str) -> bool:
-    """Whether a ticket that somebody shows is this one."""
-    return hmac.compare_digest(shown.encode(errors="replace"), ticket.encode())
+def matches_token(presented: str, token: str) -> bool:
+    """Return whether the presented token equals the task's token."""
+    return hmac.compare_digest(presented.encode(errors="replace"), token.encode())
 
 
-def wrong_ticket(task_id: int) -> CancelledError:
-    """Return the error for a request that does not show the task's ticket.
+def wrong_token_error(task_id: int) -> CancelledError:
+    """Return the error for a request that does not present the task's token.
 
-    For whoever asks it is as if the task had been called off: what became of its reading, only a
-    dispatcher knows.
+    To the client it is as if the task had been cancelled: only a dispatcher knows the state of its
+    reading.
     """
     return CancelledError(
         f"the request shows another ticket than that of task {task_id} on this worker: it belongs "
@@ -366,8 +384,8 @@ def wrong_ticket(task_id: int) -> CancelledError:
     )
 
 
-def was_deleted(task_id: int) -> CancelledError:
-    """Return the error for the clients of a task that the dispatcher wants no more."""
+def deleted_task_error(task_id: int) -> CancelledError:
+    """Return the error for clients of a task that the dispatcher deleted."""
     return CancelledError(
         f"task {task_id} has been deleted: its iteration was released, because its clients closed "
         "it or were not heard of for too long; iterate over the dataset again"

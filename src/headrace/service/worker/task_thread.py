@@ -1,4 +1,4 @@
-"""The thread that reads a task's iterator, whatever becomes of the elements."""
+"""The thread that reads a task's iterator, independent of where the elements go."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from headrace.execution.dealt import begun_units
+from headrace.execution.assigned_iterators import count_started_splits
 from headrace.execution.iterator import ElementIterator, State
-from headrace.service.worker.feed import Outlet
-from headrace.service.worker.opening import units_whole
+from headrace.service.worker.producer_channel import ResultSink
+from headrace.service.worker.task_iterator import count_complete_splits
 
 __all__ = ["TaskThread"]
 
 _log = logging.getLogger(__name__)
 
-OutletT = TypeVar("OutletT", bound=Outlet)
+SinkT = TypeVar("SinkT", bound=ResultSink)
 
 
-class TaskThread(ABC, Generic[OutletT]):
-    """Reads one task on a thread of its own.
+class TaskThread(ABC, Generic[SinkT]):
+    """Reads one task on a separate thread.
 
     Args:
-        name: Of the task, for the thread and the log.
-        open_plan: Makes the iterator, given `hand_over`.
-        outlet: Who hears what was made.
+        name: Name of the task, for the thread and the log.
+        open_plan: Creates the iterator, given `flush`.
+        sink: Receiver of the output.
     """
 
     def __init__(
-        self, name: str, open_plan: Callable[[Callable[[], None]], ElementIterator], outlet: OutletT
+        self, name: str, open_plan: Callable[[Callable[[], None]], ElementIterator], sink: SinkT
     ) -> None:
         self._name = name
-        # Given up as soon as it was called: it holds the plan.
+        # Dropped after its call, because it holds the plan.
         self._open_plan: Callable[[Callable[[], None]], ElementIterator] | None = open_plan
-        self._outlet = outlet
-        #: Held while something is put and counted: a thread of the plan may hand over, too.
-        self._hand = threading.Lock()
-        #: Units that are whole with what was counted, and those of which something was.
-        self._units = self._touched = 0
+        self._sink = sink
+        #: Held while output is passed on and counted, because a thread of the plan may call
+        #: `flush`.
+        self._put_lock = threading.Lock()
+        #: Ends of the splits that are complete with the counted output, and of those with elements
+        #: in it.
+        self._done_to = self._delivered_end = 0
         self._thread = threading.Thread(target=self._run, name=f"headrace-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin.
+        """Start the thread.
 
         Raises:
-            RuntimeError: The system has no thread left.
+            RuntimeError: If the system cannot start another thread.
         """
         self._thread.start()
 
@@ -56,42 +58,44 @@ class TaskThread(ABC, Generic[OutletT]):
         return self._thread.ident
 
     def join(self, timeout: float) -> None:
-        """Wait so many seconds for the thread: a function of the user's cannot be interrupted."""
+        """Wait at most `timeout` seconds; user functions cannot be interrupted."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(max(0.0, timeout))
 
     @abstractmethod
-    def hand_over(self) -> None:
-        """Put what is in hand, before units are waited for; any thread may call this."""
+    def flush(self) -> None:
+        """Pass on buffered output before a wait for splits; any thread may call this."""
 
     @abstractmethod
     def _produce(self) -> str | None:
-        """Read everything; return why the task failed, if it did."""
+        """Read everything; return why the task failed, or None."""
 
     @abstractmethod
-    def _give_up(self, error: BaseException) -> str:
-        """Return why the task failed, after an error that escaped."""
+    def _fail(self, error: BaseException) -> str:
+        """Return why the task failed, after an error that `_produce` did not handle."""
 
     def _run(self) -> None:
         failure: str | None = None
         try:
             failure = self._produce()
         except BaseException as error:
-            # What escaped was ours, or came while things were closed; the clients must hear of it.
-            failure = self._give_up(error)
+            # Such errors are bugs in Headrace or errors on closing; clients must receive them.
+            failure = self._fail(error)
         finally:
             try:
-                self._outlet.end(failure)
+                self._sink.end(failure)
             except BaseException:
                 _log.exception("%s cannot be ended", self._name)
 
-    def _open(self) -> ElementIterator:
+    def _open_iterator(self) -> ElementIterator:
         open_plan, self._open_plan = self._open_plan, None
         assert open_plan is not None
-        return open_plan(self.hand_over)
+        return open_plan(self.flush)
 
-    def _count(self, state: State, begun_at_most: int) -> None:
-        """Count the units that are whole at a state, and those that were begun before it."""
-        begun = begun_units(state)
-        self._units = units_whole(state, self._units)
-        self._touched = max(self._touched, self._units, begun_at_most if begun is None else begun)
+    def _count_splits(self, state: State, begun_at_most: int) -> None:
+        """Count the splits that are complete at a state, and those that were started before it."""
+        begun = count_started_splits(state)
+        self._done_to = count_complete_splits(state, self._done_to)
+        self._delivered_end = max(
+            self._delivered_end, self._done_to, begun_at_most if begun is None else begun
+        )

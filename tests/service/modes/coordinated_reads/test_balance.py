@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.service.modes.coordinated_reads.balance import balanced
+from headrace.service.modes.coordinated_reads.balance import balance_rows
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -15,7 +15,7 @@ def test_lognormal_costs_of_32_rows_and_more_are_balanced(seed: int) -> None:
     chance = np.random.default_rng(seed)
     groups, rows = int(chance.integers(2, 17)), int(chance.integers(32, 65))
     costs = chance.lognormal(0.0, 1.0, groups * rows)
-    shares = balanced(costs, groups)
+    shares = balance_rows(costs, groups)
     assert {len(share) for share in shares} == {rows}
     totals = [costs[share].sum() for share in shares]
     assert max(totals) <= max(1.05 * np.mean(totals), costs.max()), f"seed {seed}"
@@ -28,7 +28,7 @@ def test_lognormal_costs_of_32_rows_and_more_are_balanced(seed: int) -> None:
 def test_each_row_goes_to_one_group_and_groups_differ_by_one_row_at_most(
     costs: list[float], groups: int
 ) -> None:
-    shares = balanced(costs, groups)
+    shares = balance_rows(costs, groups)
     assert len(shares) == groups
     assert sorted(row for share in shares for row in share) == list(range(len(costs)))
     sizes = [len(share) for share in shares]
@@ -38,4 +38,4 @@ def test_each_row_goes_to_one_group_and_groups_differ_by_one_row_at_most(
 
 def test_the_same_costs_always_give_the_same_groups() -> None:
     costs = [3.0, 1.0, 1.0, 3.0, 2.0, 2.0]
-    assert balanced(costs, 2) == balanced(list(costs), 2) == [[0, 1, 4], [2, 3, 5]]
+    assert balance_rows(costs, 2) == balance_rows(list(costs), 2) == [[0, 1, 4], [2, 3, 5]]

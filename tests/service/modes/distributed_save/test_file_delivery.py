@@ -18,8 +18,8 @@ from headrace.service.messages import (
     WorkerHeartbeat,
     WorkerHeartbeatReply,
 )
-from headrace.service.worker.agenda import Actions
-from headrace.service.worker.portion import Portion
+from headrace.service.worker.pending_actions import WorkerActions
+from headrace.service.worker.result_batch import ResultBatch
 from tests.service.worker.driving import AWAY, INTERVAL, Driven, definition
 
 ONE, TWO = SavedFile(0, 5, 100, "{}"), SavedFile(1, 5, 100, "{}")
@@ -44,8 +44,8 @@ class Writing(Driven):
         return [(each.report_number, each.files, each.num_done) for each in self.of(CommitFiles)]
 
 
-def files(*found: SavedFile, done: int) -> Portion:
-    return Portion(first=0, files=found, done_to=done, touched=done)
+def files(*found: SavedFile, done: int) -> ResultBatch:
+    return ResultBatch(first_element=0, files=found, done_to=done, delivered_end=done)
 
 
 def test_a_task_that_no_client_asks_for_is_begun_by_the_dispatchers_word() -> None:
@@ -108,8 +108,8 @@ def test_a_task_that_is_to_wait_lets_its_producer_know() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.need(producer)
-    actions: Actions[str] = worker.grants(0, 0, wait=True)
-    assert actions.waits == [producer]
+    actions: WorkerActions[str] = worker.grants(0, 0, wait=True)
+    assert actions.deferrals == [producer]
 
 
 def test_what_the_dispatcher_does_not_want_ends_the_task() -> None:
@@ -117,7 +117,7 @@ def test_what_the_dispatcher_does_not_want_ends_the_task() -> None:
     producer = worker.begin_writing()
     worker.produce(producer, files(ONE, done=0))
     actions = worker.say(CommitFiles, FailedPreconditionError("the task is lost"))
-    assert actions.closes == [producer]
+    assert actions.cancellations == [producer]
     assert worker.of(FailTask) == []
 
 

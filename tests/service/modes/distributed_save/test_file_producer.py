@@ -18,13 +18,13 @@ from headrace.execution.iterator import ElementIterator
 from headrace.plan.serialize import dump_plan
 from headrace.saved.chunk_file import ChunkFile
 from headrace.saved.directory import SavedDirectory
-from headrace.saved.format import Begun, ChunkRecord
+from headrace.saved.format import ChunkRecord, SaveHeader
 from headrace.service.messages import SaveDestination
 from headrace.service.modes.distributed_save.producer import FileProducer
-from headrace.service.worker.agenda import Grant
-from headrace.service.worker.feed import Feed
-from headrace.service.worker.opening import open_plan
-from headrace.service.worker.portion import Portion
+from headrace.service.worker.pending_actions import SplitGrant
+from headrace.service.worker.producer_channel import ProducerChannel
+from headrace.service.worker.result_batch import ResultBatch
+from headrace.service.worker.task_iterator import open_plan
 from headrace.storage.files import LocalFolder
 from tests.service.reading import wait_until
 from tests.service.worker.driving import definition
@@ -45,17 +45,17 @@ class Session:
         patience: float = 0.3,
     ) -> None:
         self.directory = SavedDirectory(path)
-        self.directory.begin(Begun(SAVE, "digest", None))
-        self.said: list[Portion] = []
+        self.directory.begin(SaveHeader(SAVE, "digest", None))
+        self.said: list[ResultBatch] = []
         self.failure: str | None = None
         self.ended_ = threading.Event()
         self.needs = threading.Semaphore(0)
-        self.feed = Feed(1, self)
+        self.feed = ProducerChannel(1, self)
         plan = dump_plan(dataset.plan)
         task = definition(dealt=True)
 
         def opened(hand_over: Callable[[], None]) -> ElementIterator:
-            return open_plan(plan, task, partial(self.feed.next_units, hand_over), worker="w:1")
+            return open_plan(plan, task, partial(self.feed.next_splits, hand_over), worker="w:1")
 
         order = SaveDestination(SAVE, str(path), b"", chunk_bytes)
         self.producer = FileProducer(
@@ -63,31 +63,31 @@ class Session:
         )
         self.producer.start()
 
-    def produced(self, producer: int, portion: Portion) -> None:
+    def batch_produced(self, producer: int, portion: ResultBatch) -> None:
         self.said.append(portion)
         self.feed.resume()
 
-    def needs_units(self, producer: int) -> None:
+    def splits_needed(self, producer: int) -> None:
         self.needs.release()
 
-    def ended(self, producer: int, failure: str | None) -> None:
+    def producer_ended(self, producer: int, failure: str | None) -> None:
         self.failure = failure
         self.ended_.set()
 
     def grant(self, *units: tuple[int, int] | None) -> None:
         for each in units:
             assert self.needs.acquire(timeout=SECONDS)
-            self.feed.grant(Grant(producer=1, units=each))
+            self.feed.grant(SplitGrant(producer=1, splits=each))
 
     def let_wait(self) -> None:
         assert self.needs.acquire(timeout=SECONDS)
-        self.feed.let_wait()
+        self.feed.defer()
 
     def end(self) -> None:
         assert self.ended_.wait(SECONDS)
         self.producer.join(SECONDS)
 
-    def elements(self, portion: Portion) -> list[Any]:
+    def elements(self, portion: ResultBatch) -> list[Any]:
         found: list[Any] = []
         for each in portion.files:
             record = ChunkRecord(4, each.number, each.elements, each.bytes, each.form, 0)
@@ -98,7 +98,7 @@ class Session:
         return found
 
     def leftovers(self) -> list[str]:
-        return self.directory.folder.leftovers()
+        return self.directory.folder.list_unpublished()
 
 
 def test_all_is_said_at_the_end(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_all_is_said_at_the_end(tmp_path: Path) -> None:
     session.grant((0, 3), (7, 9), None)
     session.end()
     (portion,) = session.said
-    assert (portion.done_from, portion.done_to, portion.count) == (0, 5, 5)
+    assert (portion.done_from, portion.done_to, portion.num_elements) == (0, 5, 5)
     assert session.elements(portion) == [0, 2, 4, 14, 16]
     assert session.leftovers() == []
 
@@ -125,7 +125,7 @@ def test_elements_without_bytes_are_written(tmp_path: Path) -> None:
     session.grant((0, 5), None)
     session.end()
     assert session.failure is None
-    assert sum(each.count for each in session.said) == 5
+    assert sum(each.num_elements for each in session.said) == 5
 
 
 def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path)
     session.let_wait()
     wait_until(lambda: bool(session.said))
     assert session.said[0].done_to == 3
-    session.feed.grant(Grant(producer=1, units=(3, 5)))
+    session.feed.grant(SplitGrant(producer=1, splits=(3, 5)))
     session.grant(None)
     session.end()
     assert session.elements(session.said[1]) == [3, 4]
@@ -144,11 +144,11 @@ def test_what_a_step_holds_is_said_when_it_has_run_out(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x % 2 == 0).batch(2))
     session.grant((0, 3))
     session.let_wait()
-    session.feed.grant(Grant(producer=1, units=(3, 5)))
+    session.feed.grant(SplitGrant(producer=1, splits=(3, 5)))
     session.grant(None)
     session.end()
     assert [each.done_to for each in session.said] in ([5], [3, 5])
-    assert sum(each.count for each in session.said) == 2
+    assert sum(each.num_elements for each in session.said) == 2
 
 
 @pytest.mark.parametrize("and_waits", [False, True])
@@ -158,7 +158,7 @@ def test_what_steps_hold_is_said_at_a_pause(tmp_path: Path, and_waits: bool) -> 
     session.grant((0, 8))
     assert session.needs.acquire(timeout=SECONDS)
     assert session.said == []
-    session.feed.grant(Grant(producer=1, is_pause=True))
+    session.feed.grant(SplitGrant(producer=1, is_pause=True))
     if and_waits:
         session.let_wait()
         session.needs.release()
@@ -174,8 +174,8 @@ def test_units_without_elements_are_said_too(tmp_path: Path) -> None:
     session.grant((0, 8))
     session.let_wait()
     wait_until(lambda: bool(session.said))
-    assert sum(each.count for each in session.said) == 2
-    session.feed.grant(Grant(producer=1))
+    assert sum(each.num_elements for each in session.said) == 2
+    session.feed.grant(SplitGrant(producer=1))
     session.end()
     assert session.failure is None
 
@@ -279,7 +279,7 @@ def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
 
     order = SaveDestination(SAVE, str(tmp_path), b"")
     session.ended_.clear()
-    FileProducer("task-2", refuse, Feed(2, session), destination=order, stream=5).start()
+    FileProducer("task-2", refuse, ProducerChannel(2, session), destination=order, stream=5).start()
     session.end()
     assert session.failure == "its plan cannot be opened: ValueError: no such thing"
 
@@ -303,7 +303,9 @@ def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
     session.end()
     session.ended_.clear()
     order = SaveDestination(SAVE, str(tmp_path), b"")
-    FileProducer("task-2", lambda _: Empty(), Feed(2, session), destination=order, stream=5).start()
+    FileProducer(
+        "task-2", lambda _: Empty(), ProducerChannel(2, session), destination=order, stream=5
+    ).start()
     session.end()
     assert session.failure is None
     assert closed == [True]

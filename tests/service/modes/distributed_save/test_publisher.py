@@ -10,12 +10,12 @@ import pytest
 
 from headrace.errors import UnavailableError
 from headrace.saved.directory import SavedDirectory
-from headrace.saved.format import Begun, ChunkRecord
+from headrace.saved.format import ChunkRecord, SaveHeader
 from headrace.service import messages
 from headrace.service.modes.distributed_save import publisher as publishing
 from headrace.service.modes.distributed_save.publisher import SavePublisher
 from headrace.service.modes.distributed_save.records import files_of
-from headrace.serving.call import Question
+from headrace.serving.rpc import TypedRequest
 from tests.service.dispatcher.scenario import Scenario, saving
 
 SAVE, OTHER = "0" * 16, "1" * 16
@@ -36,7 +36,7 @@ class Directories:
         """Start another publisher, as after a restart."""
         self.publisher = SavePublisher(self._ask, self.patience)
 
-    def _ask(self, question: Question[Any]) -> Any:
+    def _ask(self, question: TypedRequest[Any]) -> Any:
         return self.scene.ask(question)  # type: ignore[arg-type]
 
     def look(self) -> None:
@@ -102,7 +102,7 @@ def test_a_directory_is_begun_filled_and_finished(there: Directories) -> None:
     there.finish()
     there.look()
     assert there.update().is_closed
-    standing = SavedDirectory(there.path).look()
+    standing = SavedDirectory(there.path).read_status()
     assert standing.chunks is not None
     assert [each.bytes for each in standing.chunks] == [3, 3, 5]
 
@@ -121,7 +121,7 @@ def test_after_a_restart_all_is_done_again_that_may_not_have_been(there: Directo
         there.scene.restart()
         there.look()
     assert there.update().is_closed
-    assert len(SavedDirectory(there.path).look().chunks or ()) == 2
+    assert len(SavedDirectory(there.path).read_status().chunks or ()) == 2
 
 
 def test_files_that_do_not_count_are_never_seen_and_are_swept(there: Directories) -> None:
@@ -133,16 +133,16 @@ def test_files_that_do_not_count_are_never_seen_and_are_swept(there: Directories
     (there.path / "stray").write_bytes(b"")
     there.write(b"one", done=4)
     there.look()
-    assert len(directory.published(SAVE)) == 1
+    assert len(directory.list_published(SAVE)) == 1
     there.finish()
     there.look()
-    assert directory.folder.leftovers() == []
+    assert directory.folder.list_unpublished() == []
     assert "stray" in there.names()
 
 
 def test_a_directory_that_holds_a_dataset_is_left_alone(there: Directories) -> None:
     directory = SavedDirectory(there.path)
-    directory.begin(Begun(OTHER, "other", None))
+    directory.begin(SaveHeader(OTHER, "other", None))
     directory.finish(OTHER, [])
     there.begin()
     there.look()
@@ -161,19 +161,23 @@ def test_a_save_that_failed_says_so_in_its_directory(there: Directories) -> None
     there.look()
     assert there.update().is_closed
     assert there.names() == ["ERROR", "dataset.json"]
-    assert SavedDirectory(there.path).look().error == "the worker at u:1: ValueError: seven"
+    assert SavedDirectory(there.path).read_status().error == "the worker at u:1: ValueError: seven"
 
 
 def test_a_directory_that_another_save_took_is_left_to_it(there: Directories) -> None:
     there.begin()
     there.look()
-    SavedDirectory(there.path).begin(Begun(OTHER, "digest", None))
+    SavedDirectory(there.path).begin(SaveHeader(OTHER, "digest", None))
     there.write(b"one", done=4)
     there.look()
     there.look()
     update = there.update()
     assert (update.is_closed, update.error_class) == (True, "AbortedError")
-    assert SavedDirectory(there.path).look() == (Begun(OTHER, "digest", None), None, None)
+    assert SavedDirectory(there.path).read_status() == (
+        SaveHeader(OTHER, "digest", None),
+        None,
+        None,
+    )
 
 
 def test_what_cannot_be_done_now_is_tried_again_and_then_fails(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.service import messages
-from headrace.service.client.losses import describe_loss
+from headrace.service.client.data_loss import describe_loss
 from headrace.service.dispatcher import events
 from headrace.service.dispatcher.state import TaskPhase
 from tests.service.dispatcher.scenario import OFF, Scenario

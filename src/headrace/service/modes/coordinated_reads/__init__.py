@@ -1,12 +1,12 @@
-"""Coordinated reads: consumers read rounds together, an element each.
+"""Coordinated reads: consumers read rounds together, one element each.
 
-policy        the dispatcher assigns tasks, and knows the consumers
-records       what the dispatcher remembers of consumers and rounds
-apply         changes of the dispatcher's state
-delivery      the worker gives an element of each round to each consumer, or to none
-round_shape   the rows of a round's batches, shared among consumers
-balance       rows shared so that each consumer has as many, at a similar cost
-session       the client reads one round after another
-session_task  its view of one task
-turns         the task of each round
+policy               the dispatcher assigns tasks and tracks consumers
+events               journaled state of consumers and rounds, and its events
+apply                application of the events to the state
+round_delivery       the worker delivers each round to all consumers or to none
+round_shaping        shares the rows of a round's batches among consumers
+balance              shares rows so that each consumer has the same number at a similar cost
+coordinated_session  the client reads one round after another
+round_task_reader    the client's view of one task
+round_order          determines the task of each round
 """

@@ -1,4 +1,4 @@
-"""Applies facts about rounds. A part of `dispatcher.apply`, which says how."""
+"""Application of the events of coordinated reads, as part of `dispatcher.apply`."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from headrace.service.dispatcher.apply_reports import clear_awaited_report
 from headrace.service.dispatcher.apply_splits import mark_partially_delivered
 from headrace.service.dispatcher.event import require
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.modes.coordinated_reads.records import (
-    RoundsOpened,
-    RoundsSettled,
-    consumers_of,
-    rounds_of,
+from headrace.service.modes.coordinated_reads.events import (
+    HorizonAdvanced,
+    RoundsReported,
+    coordinated_iteration,
+    coordinated_task,
 )
-from headrace.service.ranges import at_least, united
+from headrace.service.ranges import drop_below, union
 
 __all__ = ["APPLY"]
 
 
-def rounds_opened(state: DispatcherState, event: RoundsOpened) -> None:
-    """Let consumers go on."""
+def apply_horizon_advanced(state: DispatcherState, event: HorizonAdvanced) -> None:
+    """Let consumers advance to the new horizon."""
     iteration = state.iterations[event.iteration_id]
-    consumers = consumers_of(iteration.mode_state)
+    consumers = coordinated_iteration(iteration.mode_state)
     require(not iteration.finished, "the iteration is finished")
-    require(event.until > consumers.horizon, "consumers may go there already")
-    consumers.horizon = event.until
+    require(event.horizon > consumers.horizon, "consumers may go there already")
+    consumers.horizon = event.horizon
 
 
-def rounds_settled(state: DispatcherState, event: RoundsSettled) -> None:
-    """Note how many rounds of a task a consumer received; the fewest of all count."""
+def apply_rounds_reported(state: DispatcherState, event: RoundsReported) -> None:
+    """Record how many rounds of a task a consumer received; the minimum over consumers counts."""
     task = clear_awaited_report(state, event.task_id, event.client_id)
-    rounds, splits = rounds_of(task.mode_state), task.assigned
-    if rounds.arrived is None or event.rounds < rounds.arrived:
-        rounds.arrived = event.rounds
-        splits.delivered = united(at_least(event.received, splits.num_done))
+    rounds, splits = coordinated_task(task.mode_state), task.assigned
+    if rounds.received_rounds is None or event.rounds < rounds.received_rounds:
+        rounds.received_rounds = event.rounds
+        splits.delivered = union(drop_below(event.delivered, splits.num_done))
         splits.partially_delivered = ()
-        mark_partially_delivered(task, (*event.received, *event.touched))
+        mark_partially_delivered(task, (*event.delivered, *event.partially_delivered))
 
 
 APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
-    RoundsOpened: rounds_opened,
-    RoundsSettled: rounds_settled,
+    HorizonAdvanced: apply_horizon_advanced,
+    RoundsReported: apply_rounds_reported,
 }

@@ -1,7 +1,7 @@
-"""Balance: rows are shared among groups so that each has as many, and none is much dearer.
+"""Balancing of rows: groups receive equally many rows at similar total costs.
 
-The dearest rows are given out first, each to the cheapest group that has room. Then rows of the
-dearest group change places with rows of cheaper ones, while that helps.
+The most expensive rows are assigned first, each to the cheapest group that has room. Then rows of
+the most expensive group are swapped with rows of cheaper groups, while that helps.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["balanced"]
+__all__ = ["balance_rows"]
 
 _NEAR_ENOUGH = 1.01
-"""Times the mean: what the dearest group may cost, beyond which rows change places."""
+"""Cost of the most expensive group, as a multiple of the mean, above which rows are swapped."""
 _SWAPS_PER_GROUP = 16
 
 
-def balanced(costs: Sequence[float], groups: int) -> list[list[int]]:
-    """Return for each group the rows that it gets, by number, in ascending order.
+def balance_rows(costs: Sequence[float], groups: int) -> list[list[int]]:
+    """Return the row numbers of each group, in ascending order.
 
-    Numbers of rows differ by one at most. Of two ways that cost the same, the first rows decide, so
-    that the same costs always give the same groups.
+    Group sizes differ by at most one. Ties are resolved by the order of rows, so that equal costs
+    always result in equal groups.
 
     Args:
-        costs: Of each row.
-        groups: How many there are.
+        costs: Cost of each row.
+        groups: Number of groups.
     """
     prices = np.asarray(costs, dtype=np.float64)
-    members = _dealt(prices, groups)
+    members = _assign_rows(prices, groups)
     totals = np.array([prices[rows].sum() for rows in members])
     limit = _NEAR_ENOUGH * float(totals.mean())
     for _ in range(_SWAPS_PER_GROUP * groups):
@@ -40,7 +40,7 @@ def balanced(costs: Sequence[float], groups: int) -> list[list[int]]:
     return [sorted(rows.tolist()) for rows in members]
 
 
-def _dealt(prices: NDArray[np.float64], groups: int) -> list[NDArray[np.intp]]:
+def _assign_rows(prices: NDArray[np.float64], groups: int) -> list[NDArray[np.intp]]:
     rows, extra = divmod(len(prices), groups)
     room = [rows + (group < extra) for group in range(groups)]
     members: list[list[int]] = [[] for _ in range(groups)]
@@ -59,14 +59,14 @@ def _swap(
     totals: NDArray[np.float64],
     dearest: int,
 ) -> bool:
-    """Let the dearest group change a row for a cheaper one; False: nothing would help."""
+    """Swap a row of the most expensive group for a cheaper one; return False if none helps."""
     own = members[dearest]
     for other in np.argsort(totals, kind="stable").tolist():
         gap = float(totals[dearest] - totals[other])
         if other == dearest or gap <= 0.0 or not len(members[other]):
             continue
         saved = prices[own][:, None] - prices[members[other]][None, :]
-        # What is saved here is paid there: best is half of the gap.
+        # One group saves what the other pays, so half of the gap is best.
         saved[(saved <= 0.0) | (saved >= gap)] = np.inf
         away = np.abs(saved - gap / 2)
         best = int(away.argmin())

@@ -1,19 +1,21 @@
-"""Rounds: the consumers of a job read together, one element each of every round.
+"""Policy of coordinated reads: the consumers of a job each read one element of every round.
 
-A round is of one task, and tasks take turns (`turns` says how). What all consumers must
-know alike is decided here, and journaled:
+A round belongs to one task, and tasks take turns (`round_order`). Everything that all consumers
+must agree on is decided here and journaled:
 
-Rule 1. *Which tasks there are in a round.* An iteration has a horizon, beyond which no consumer
-        goes. Consumers say how far they would like to go, and the horizon is put there
-        (`RoundsOpened`). A task that comes later joins at the horizon (`TaskRounds.first`).
-Rule 2. *How many rounds a task gave that is gone.* Each consumer says how many arrived
-        (`RoundsSettled`); those that arrived everywhere count, the others never were. Where
-        not all consumers had joined, none did. Of a finished task all did, whoever says so.
-Rule 3. *Who is which consumer.* An index is read by one client. A consumer that left before the end
-        is not replaced: nobody knows what it used. When all have left, the iteration is given up,
-        and the next consumers begin it again.
+Rule 1. *Tasks of each round.* An iteration has a horizon, which no consumer passes. Consumers
+    request a new horizon, and the dispatcher moves it there (`HorizonAdvanced`). A task that is
+    created later joins at the horizon (`CoordinatedTask.starting_round`).
+Rule 2. *Number of rounds of an unavailable task.* Each consumer reports how many arrived
+    (`RoundsReported`); those that arrived everywhere count, the others are void. If not all
+    consumers had joined, none did. All rounds of a finished task arrived everywhere, whichever
+    consumer reports.
+Rule 3. *Identity of consumers.* An index is read by one client. A consumer that left before the end
+    is not replaced, because it is unknown what it consumed. When all have left, the iteration is
+    discarded, and the next consumers start again.
 
-How workers share the dataset, the mode says: copies (OFF), or units that are dealt (DYNAMIC).
+The processing mode determines how workers share the dataset: a copy each (OFF), or assigned splits
+(DYNAMIC).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from headrace.service.dispatcher.state import (
     JobIteration,
     RegisteredDataset,
 )
+from headrace.service.epochs import format_epoch
 from headrace.service.messages import (
     ClientHeartbeat,
     ClientHeartbeatReply,
@@ -41,32 +44,31 @@ from headrace.service.messages import (
     OpenIterationReply,
     TaskDefinition,
 )
-from headrace.service.modes.coordinated_reads.records import (
-    Consumers,
-    RoundsOpened,
-    TaskRounds,
-    consumers_of,
-    rounds_of,
+from headrace.service.modes.coordinated_reads.events import (
+    CoordinatedIteration,
+    CoordinatedTask,
+    HorizonAdvanced,
+    coordinated_iteration,
+    coordinated_task,
 )
 from headrace.service.modes.dynamic.policy import DynamicSharding
 from headrace.service.modes.no_sharding.policy import NoSharding
-from headrace.service.passes import pass_in_words
 
-__all__ = ["RoundCopies", "RoundDealing"]
+__all__ = ["CoordinatedDynamicSharding", "CoordinatedNoSharding"]
 
-_MOST_AHEAD = 1 << 20
-"""Rounds by which the horizon is moved at once, at most."""
+_MAX_HORIZON_STEP = 1 << 20
+"""Maximum number of rounds by which the horizon advances at once."""
 
 
-class _Rounds(IterationPolicy):
-    """What copies and dealt units have in common where they are read in rounds."""
+class _CoordinatedPolicy(IterationPolicy):
+    """Common part of both sharding policies for reading in rounds."""
 
     delivery_policy = "rounds"
 
     def check_dataset(
         self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
     ) -> None:
-        """Refuse consumers that have no job in common."""
+        """Reject consumers without a common job."""
         super().check_dataset(state, dataset, request)
         if request.job_name is None:
             raise FailedPreconditionError(
@@ -74,45 +76,47 @@ class _Rounds(IterationPolicy):
                 f"{request.options.num_consumers}."
             )
 
-    def new_iteration_state(self, options: JobOptions) -> Consumers:
-        """Return consumers of which none is there yet."""
+    def new_iteration_state(self, options: JobOptions) -> CoordinatedIteration:
+        """Return a state without consumers."""
         assert options.num_consumers is not None
-        return Consumers(options.num_consumers)
+        return CoordinatedIteration(options.num_consumers)
 
     def extend_opened_reply(
         self, reply: OpenIterationReply, iteration: JobIteration
     ) -> OpenIterationReply:
-        """Add how far consumers may go."""
-        return msgspec.structs.replace(reply, horizon=consumers_of(iteration.mode_state).horizon)
+        """Add the horizon."""
+        return msgspec.structs.replace(
+            reply, horizon=coordinated_iteration(iteration.mode_state).horizon
+        )
 
     def extend_definition(
         self, definition: TaskDefinition, state: DispatcherState, task: DispatcherTask
     ) -> TaskDefinition:
-        """Add who reads the task, and from which round on."""
-        consumers = consumers_of(state.iterations[task.iteration_id].mode_state)
+        """Add the number of consumers and the first round of the task."""
+        consumers = coordinated_iteration(state.iterations[task.iteration_id].mode_state)
         return msgspec.structs.replace(
             definition,
-            starting_round=rounds_of(task.mode_state).first,
-            num_consumers=consumers.number,
+            starting_round=coordinated_task(task.mode_state).starting_round,
+            num_consumers=consumers.num_consumers,
         )
 
     def check_client(self, iteration: JobIteration, request: OpenIteration) -> None:
-        """Refuse a client whose index another has, or had."""
+        """Reject a client whose index belongs or belonged to another client."""
         _check_index(iteration, request)
 
     def tasks_to_create(
         self, state: DispatcherState, iteration: JobIteration
     ) -> list[TaskAssignment]:
-        """Return the tasks that are to begin, from the horizon on."""
-        horizon = consumers_of(iteration.mode_state).horizon
+        """Return the tasks to create, which begin at the horizon."""
+        horizon = coordinated_iteration(iteration.mode_state).horizon
         return [
-            msgspec.structs.replace(post, mode_state=TaskRounds(horizon))
+            msgspec.structs.replace(post, mode_state=CoordinatedTask(horizon))
             for post in super().tasks_to_create(state, iteration)
         ]
 
     def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
-        """Return the end of an iteration that all consumers have left, or what else is first."""
-        if not iteration.clients and consumers_of(iteration.mode_state).departed:
+        """Return the discarding of an iteration that all consumers left, or another due event."""
+        if not iteration.clients and coordinated_iteration(iteration.mode_state).departed_consumers:
             return events.IterationDiscarded(iteration_id=iteration.iteration_id)
         return super().pending_recovery(state, iteration)
 
@@ -123,12 +127,12 @@ class _Rounds(IterationPolicy):
         request: ClientHeartbeat,
         context: DecisionContext,
     ) -> tuple[AnyEvent, ...]:
-        """Let consumers go on where this one would like to."""
-        horizon = consumers_of(iteration.mode_state).horizon
-        until = min(request.horizon, horizon + _MOST_AHEAD)
+        """Advance the horizon if this consumer asks for it."""
+        horizon = coordinated_iteration(iteration.mode_state).horizon
+        until = min(request.horizon, horizon + _MAX_HORIZON_STEP)
         if iteration.finished or until <= horizon:
             return ()
-        return (RoundsOpened(iteration_id=iteration.iteration_id, until=until),)
+        return (HorizonAdvanced(iteration_id=iteration.iteration_id, horizon=until),)
 
     def extend_heartbeat_reply(
         self,
@@ -138,28 +142,28 @@ class _Rounds(IterationPolicy):
         request: ClientHeartbeat,
         context: DecisionContext,
     ) -> ClientHeartbeatReply:
-        """Add how far consumers may go; where something changed, also what has ended or left."""
-        horizon = consumers_of(iteration.mode_state).horizon
+        """Add the horizon and, after a change, ended tasks and departed consumers."""
+        horizon = coordinated_iteration(iteration.mode_state).horizon
         if reply.unchanged:
             return msgspec.structs.replace(reply, horizon=horizon)
         tasks = state.tasks_of(iteration)
         return msgspec.structs.replace(
             reply,
             horizon=horizon,
-            complete_rounds=_lengths(tasks),
-            missing_consumer=_leaver(iteration, tasks),
+            complete_rounds=_final_round_counts(tasks),
+            missing_consumer=_describe_leavers(iteration, tasks),
         )
 
 
-class RoundCopies(_Rounds, NoSharding):
-    """Copies that are read in rounds."""
+class CoordinatedNoSharding(_CoordinatedPolicy, NoSharding):
+    """A copy of the dataset per worker, read in rounds."""
 
 
-class RoundDealing(_Rounds, DynamicSharding):
-    """Units are dealt, and what tasks make of them is read in rounds."""
+class CoordinatedDynamicSharding(_CoordinatedPolicy, DynamicSharding):
+    """Assigned splits, whose elements are read in rounds."""
 
-    #: A round that lacks a part stops all tasks, that of the leaving worker too: each would wait
-    #: for the other. What comes back is dealt to a task that runs still, or begins then.
+    #: A round with a missing part blocks all tasks, including that of the draining worker, so each
+    #: would wait for the other. Returned splits are assigned to a running or new task.
     awaits_draining_workers = False
     reports_complete_splits = False
 
@@ -169,52 +173,57 @@ class RoundDealing(_Rounds, DynamicSharding):
         iteration: JobIteration,
         is_unheard: Callable[[str, int], bool],
     ) -> list[str]:
-        """Return nobody: what was sent to a consumer, no other can use."""
+        """Return no clients: elements sent to one consumer cannot be used by another."""
         return []
 
 
 def _check_index(iteration: JobIteration, opening: OpenIteration) -> None:
     index, client_id = opening.consumer_index, opening.client_id
-    consumers = consumers_of(iteration.mode_state)
-    if index is None or consumers.present.get(client_id) == index:
+    consumers = coordinated_iteration(iteration.mode_state)
+    if index is None or consumers.consumer_by_client.get(client_id) == index:
         return
-    holders = {each: holder for holder, each in consumers.present.items()}
+    holders = {each: holder for holder, each in consumers.consumer_by_client.items()}
     if index in holders:
         seen = f"is client {holders[index]}, which reads it"
         cure = (
             "A client that is not heard counts as gone after `client_timeout_ms`. Start all "
             "consumers again once all have left"
         )
-    elif index in consumers.departed:
-        seen = f"was client {consumers.departed[index]}, which has left: what it used is not known"
+    elif index in consumers.departed_consumers:
+        client = consumers.departed_consumers[index]
+        seen = f"was client {client}, which has left: what it used is not known"
         cure = "Start all consumers again once all have left"
     else:
         return
     raise FailedPreconditionError(
         f"consumer {index} of {opening.options.num_consumers} of job {opening.job_name}, "
-        f"{pass_in_words(opening.epoch)}, {seen}; the current round has already "
+        f"{format_epoch(opening.epoch)}, {seen}; the current round has already "
         f"reached up to {consumers.horizon}. This may indicate that the consumer was restarted "
         f"with the same job name. {cure}, or choose another job_name"
     )
 
 
-def _lengths(tasks: list[DispatcherTask]) -> tuple[tuple[int, int], ...]:
-    """Return the tasks that are gone, each with how many of its rounds arrived everywhere."""
+def _final_round_counts(tasks: list[DispatcherTask]) -> tuple[tuple[int, int], ...]:
+    """Return the unavailable tasks, each with the number of its rounds that arrived everywhere."""
     return tuple(
-        (task.task_id, rounds.arrived or 0)
+        (task.task_id, rounds.received_rounds or 0)
         for task in tasks
         if task.is_unavailable
         and not task.awaiting_reports
-        and not (rounds := rounds_of(task.mode_state)).torn
+        and not (rounds := coordinated_task(task.mode_state)).has_unknown_length
     )
 
 
-def _leaver(iteration: JobIteration, tasks: list[DispatcherTask]) -> str:
-    """Return which consumer left before the end; empty: none did."""
-    # How many rounds of a torn task all have, nobody will ever say.
-    if iteration.finished and not any(rounds_of(task.mode_state).torn for task in tasks):
+def _describe_leavers(iteration: JobIteration, tasks: list[DispatcherTask]) -> str:
+    """Return which consumers left before the end; empty if none did."""
+    # The number of rounds that all consumers have of such a task remains unknown.
+    if iteration.finished and not any(
+        coordinated_task(task.mode_state).has_unknown_length for task in tasks
+    ):
         return ""
     return " and ".join(
         f"consumer {index} (client {client_id}) has left"
-        for index, client_id in sorted(consumers_of(iteration.mode_state).departed.items())
+        for index, client_id in sorted(
+            coordinated_iteration(iteration.mode_state).departed_consumers.items()
+        )
     )

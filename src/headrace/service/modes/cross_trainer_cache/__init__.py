@@ -1,7 +1,6 @@
-"""Cross-trainer cache: trainers share what the workers produce.
+"""Cross-trainer cache: several trainers share the elements that workers produce.
 
-policy          the dispatcher's policies of other modes, shared by trainers
-delivery        the worker gives every portion to every trainer
-window          the newest portions, and where trainers are in them
-falling_behind  counts elements that a trainer missed
+policy         sharding policies of shared jobs at the dispatcher
+shared_window  delivery policy: a sliding window of batches that all trainers read
+lag            counts elements that a trainer missed
 """

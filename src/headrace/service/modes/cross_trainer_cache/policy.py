@@ -1,8 +1,8 @@
-"""Jobs whose trainers share what workers make: the same policies, for data without an end.
+"""Sharding policies of jobs with a cross-trainer cache, for infinite datasets.
 
-Each trainer reads all elements of every task; what one of them did not get when a worker died is
-not dealt again, for others had it. Copies of endless data are never whole. So, other than in
-`copies`, the iteration goes on as long as no copy ended by itself.
+Each trainer reads all elements of every task. Elements that a trainer missed when a worker died are
+not computed again, because other trainers received them. Copies of an infinite dataset are never
+complete, so, unlike in `no_sharding`, the iteration continues as long as no copy reached its end.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from headrace.service.modes.dynamic.policy import DynamicSharding
 from headrace.service.modes.no_sharding.policy import NoSharding
 from headrace.service.modes.static.policy import StaticSharding
 
-__all__ = ["shared_by_trainers"]
+__all__ = ["make_shared_policy"]
 
 
-class _SharedCopies(NoSharding):
-    """Copies of endless data."""
+class _SharedNoSharding(NoSharding):
+    """A copy of an infinite dataset per worker."""
 
     delivery_policy = "shared"
 
     def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Whether nobody reads, and somebody's copy ended by itself; or copies kill workers."""
+        """Return whether reading has stopped and a copy reached its end, or copies kill workers."""
         tasks = state.tasks_of(iteration)
-        if all(task.phase is TaskPhase.LOST or _was_asked_to_end(task) for task in tasks):
-            return super().is_complete(state, iteration) and not any(map(_was_asked_to_end, tasks))
+        if all(task.phase is TaskPhase.LOST or _was_drained(task) for task in tasks):
+            return super().is_complete(state, iteration) and not any(map(_was_drained, tasks))
         return super().is_complete(state, iteration)
 
 
-class _SharedDealing(DynamicSharding):
-    """Each unit is made by one worker, for all trainers."""
+class _SharedDynamicSharding(DynamicSharding):
+    """Each split is computed by one worker, for all trainers."""
 
     delivery_policy = "shared"
     reports_complete_splits = False
 
 
-class _SharedStatic(StaticSharding):
-    """Each worker makes its share, for all trainers."""
+class _SharedStaticSharding(StaticSharding):
+    """Each worker computes its dataset shard, for all trainers."""
 
     delivery_policy = "shared"
 
 
-def shared_by_trainers(policy: IterationPolicy) -> IterationPolicy:
-    """Return how a job is shared by its workers, where trainers share what those make."""
-    return _SHARED[type(policy)](policy)
+def make_shared_policy(policy: IterationPolicy) -> IterationPolicy:
+    """Return the variant of a policy for jobs whose trainers share elements."""
+    return _SHARED_POLICIES[type(policy)](policy)
 
 
-def _was_asked_to_end(task: DispatcherTask) -> bool:
+def _was_drained(task: DispatcherTask) -> bool:
     return task.phase is TaskPhase.FINISHED and task.cut_short
 
 
-_SHARED: dict[type[IterationPolicy], Callable[[Any], IterationPolicy]] = {
-    NoSharding: lambda _: _SharedCopies(),
-    DynamicSharding: lambda _: _SharedDealing(),
-    StaticSharding: lambda static: _SharedStatic(static.shard_kind),
+_SHARED_POLICIES: dict[type[IterationPolicy], Callable[[Any], IterationPolicy]] = {
+    NoSharding: lambda _: _SharedNoSharding(),
+    DynamicSharding: lambda _: _SharedDynamicSharding(),
+    StaticSharding: lambda static: _SharedStaticSharding(static.shard_kind),
 }

@@ -1,10 +1,10 @@
 """Distributed save: workers write the elements of a dataset to files.
 
-policy     the dispatcher assigns splits, as in dynamic sharding
-requests   saves begin and end, and their files count
-records    what the dispatcher remembers of saves
-apply      changes of the dispatcher's state
+policy     assigns splits, as dynamic sharding does
+requests   deciders: saves start and end, and their files are committed
+records    state of saves in the dispatcher, and their events
+apply      functions that apply those events
 publisher  updates the directory
-delivery   the worker reports files in place of elements
+delivery   reports files to the dispatcher in place of elements to clients
 producer   the worker's thread that writes files
 """

@@ -1,6 +1,6 @@
-"""Applies facts about saves: begun, files that count, the end. A part of `apply`, which says how.
+"""Functions that apply events about saves: start, committed files, end. Part of `apply`.
 
-What is done with the directory itself is no fact but follows from them (`publisher`).
+Work on the directory itself is not an event; `publisher` derives it from the state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["APPLY"]
 
 
 def save_started(state: DispatcherState, event: SaveStarted) -> None:
-    """Take note of a save; its job and its iteration are made by the facts that follow."""
+    """Add a save; the following events create its job and iteration."""
     require(event.save_id not in state.saves, "the id is taken")
     state.saves[event.save_id] = SaveState(
         save_id=event.save_id,
@@ -42,14 +42,14 @@ def save_started(state: DispatcherState, event: SaveStarted) -> None:
 
 
 def save_directory_created(state: DispatcherState, event: SaveDirectoryCreated) -> None:
-    """Let workers write."""
+    """Mark the directory as created, so that workers can write."""
     save = _open_save(state, event.save_id)
     require(not save.is_open, "it is open already")
     save.is_open = True
 
 
 def files_committed(state: DispatcherState, event: FilesCommitted) -> None:
-    """Let files of a task count; the units in them are done."""
+    """Commit files of a task; the splits in them are done."""
     task = running_task(state, event.task_id)
     splits = task.assigned
     iteration = state.iterations[task.iteration_id]
@@ -75,7 +75,7 @@ def files_committed(state: DispatcherState, event: FilesCommitted) -> None:
 
 
 def save_failed(state: DispatcherState, event: SaveFailed) -> None:
-    """Take note of why a save cannot go on."""
+    """Record why a save failed."""
     save = _open_save(state, event.save_id)
     require(not save.error, "it has failed already")
     require(bool(event.error), "it does not say why")
@@ -83,7 +83,7 @@ def save_failed(state: DispatcherState, event: SaveFailed) -> None:
 
 
 def save_closed(state: DispatcherState, event: SaveClosed) -> None:
-    """Keep of a save what those who ask are to hear; its job is forgotten next."""
+    """Keep only the status of a save; its job is forgotten next."""
     save = _open_save(state, event.save_id)
     iteration = state.iterations[save.iteration_id]
     require(iteration.finished, "its units are still dealt")

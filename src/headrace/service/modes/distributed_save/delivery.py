@@ -1,8 +1,8 @@
-"""The account of a task whose elements are written to files: nobody is handed any.
+"""Delivery of a task that writes its elements to files, and has no clients.
 
-A way to hand out elements (`hand_out`), in which files take the place of answers: a portion says
-which files are whole, and the dispatcher is told until it has heard of them, one portion after
-the other.
+A delivery policy (`worker.delivery_policy`) in which files take the place of replies: a result
+batch names finished files, which are reported to the dispatcher until it confirms them, one batch
+after the other.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from typing import TypeVar
 
 from headrace.errors import FailedPreconditionError
 from headrace.service.messages import GetElements, SavedFile
-from headrace.service.ranges import Ranges, first
-from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left
-from headrace.service.worker.portion import Answer, Portion
+from headrace.service.ranges import Ranges, first_n
+from headrace.service.worker.delivery_policy import (
+    BufferLimits,
+    DeliveryPolicy,
+    DepartedClientOutput,
+    UndeliveredOutput,
+)
+from headrace.service.worker.result_batch import BatchReply, ResultBatch
 
 __all__ = ["FileDelivery"]
 
@@ -23,23 +28,23 @@ R = TypeVar("R")
 _MAX_UNREPORTED = 3
 
 
-class FileDelivery(HandOut[R]):
-    """Counts files that are whole, and those of which the dispatcher has heard.
+class FileDelivery(DeliveryPolicy[R]):
+    """Tracks finished files, and those that the dispatcher has confirmed.
 
     Args:
-        bounds: Not used: what is written takes no memory.
+        bounds: Unused, since written elements take no memory.
     """
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
-        #: What the dispatcher has not heard of: files, and the units that are done with them.
+    def __init__(self, bounds: BufferLimits | None = None) -> None:
+        #: Unconfirmed reports: files, and the number of splits that are done with them.
         self._unreported: deque[tuple[tuple[SavedFile, ...], int]] = deque()
         self._report_number = 0
         self._num_done = 0
-        #: Units that are done with all that was said or is to be said.
+        #: Number of splits that are done with all reports so far, sent or queued.
         self._num_written = 0
         self._exhausted = False
 
-    # --- what is the case -----------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -47,73 +52,79 @@ class FileDelivery(HandOut[R]):
         return len(self._unreported) < _MAX_UNREPORTED
 
     @property
-    def done(self) -> Ranges:
-        """Units, in dealt order, that are in files which count."""
-        return first(self._num_done)
+    def completed_splits(self) -> Ranges:
+        """Splits, in assignment order, that are in committed files."""
+        return first_n(self._num_done)
 
     @property
-    def may_finish(self) -> bool:
-        """Whether the dispatcher has heard of all."""
+    def can_finish(self) -> bool:
+        """Whether the dispatcher has confirmed everything."""
         return self._exhausted and not self._unreported
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the dispatcher has heard of all."""
-        return self.may_finish
+    def is_fully_acknowledged(self) -> bool:
+        """Whether the dispatcher has confirmed everything."""
+        return self.can_finish
 
     @property
-    def unheard(self) -> tuple[int, tuple[SavedFile, ...], int] | None:
-        """What the dispatcher is to hear next: the number, the files, the units done with them."""
+    def unreported_files(self) -> tuple[int, tuple[SavedFile, ...], int] | None:
+        """Next report: its number, the files, and the number of splits done with them."""
         return (self._report_number, *self._unreported[0]) if self._unreported else None
 
-    # --- what happens ---------------------------------------------------------------------------
+    # --- inputs ---------------------------------------------------------------------------------
 
-    def add(self, portion: Portion) -> list[tuple[R, Answer]]:
-        """Take files that are whole."""
-        self._queue_report(portion.files, portion.done_to)
+    def add_batch(self, batch: ResultBatch) -> list[tuple[R, BatchReply]]:
+        """Queue a report of finished files."""
+        self._queue_report(batch.files, batch.done_to)
         return []
 
-    def exhaust(self, units: int = 0) -> list[tuple[R, Answer]]:
-        """Take note that no portion will follow; with the end, `units` units are whole."""
+    def note_exhausted(self, splits: int = 0) -> list[tuple[R, BatchReply]]:
+        """Record that no result batch will follow; `splits` splits are then complete."""
         self._exhausted = True
-        if units > self._num_written:
-            self._queue_report((), units)
+        if splits > self._num_written:
+            self._queue_report((), splits)
         return []
 
     def _queue_report(self, files: tuple[SavedFile, ...], done: int) -> None:
         self._num_written = max(self._num_written, done)
         self._unreported.append((files, self._num_written))
 
-    def heard(self, number: int) -> None:
-        """Take note that the dispatcher has heard of files."""
+    def files_reported(self, number: int) -> None:
+        """Record that the dispatcher has confirmed a report."""
         if self._unreported and number == self._report_number:
             self._report_number += 1
             _, self._num_done = self._unreported.popleft()
 
-    def call_off(self, refusal: Exception) -> tuple[list[tuple[R, Answer]], Left]:
-        """Say nothing more."""
+    def cancel(self, refusal: Exception) -> tuple[list[tuple[R, BatchReply]], UndeliveredOutput]:
+        """Drop all reports."""
         self._unreported.clear()
-        return [], Left(elements=0, unacknowledged=0, touched=first(self._num_written))
+        return [], UndeliveredOutput(
+            elements=0, unacknowledged=0, delivered_splits=first_n(self._num_written)
+        )
 
-    # --- clients, of which there are none -------------------------------------------------------
+    # --- clients (none) -------------------------------------------------------------------------
 
-    def ask(self, request: R, message: GetElements, now: float) -> list[tuple[R, Answer]]:
-        """Refuse a client."""
+    def request_received(
+        self, request: R, message: GetElements, now: float
+    ) -> list[tuple[R, BatchReply]]:
+        """Reject a client's request."""
         error = FailedPreconditionError(f"task {message.task_id} writes files: no client reads it")
         return [(request, error)]
 
-    def finish(self) -> list[tuple[R, Answer]]:
-        """Nobody waits for the end."""
+    def note_finished(self) -> list[tuple[R, BatchReply]]:
+        """Do nothing: no client waits for the end."""
         return []
 
-    def depart(self, client_id: str) -> tuple[list[tuple[R, Answer]], Departure]:
-        """Nobody was given anything."""
-        return [], Departure(units=(), lost=())
+    def remove_client(
+        self, client_id: str
+    ) -> tuple[list[tuple[R, BatchReply]], DepartedClientOutput]:
+        """Return an empty result: clients received nothing."""
+        return [], DepartedClientOutput(unacknowledged=(), possibly_lost=())
 
-    def forget(self, client_id: str) -> list[tuple[R, Answer]]:
-        """Nobody was given anything."""
+    def forget_client(self, client_id: str) -> list[tuple[R, BatchReply]]:
+        """Do nothing: clients received nothing."""
         return []
 
-    def forget_silent(self, now: float) -> tuple[list[tuple[R, Answer]], int]:
-        """Nobody was given anything."""
+    def drop_expired(self, now: float) -> tuple[list[tuple[R, BatchReply]], int]:
+        """Return an empty result: clients received nothing."""
         return [], 0

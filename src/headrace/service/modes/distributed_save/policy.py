@@ -1,12 +1,12 @@
-"""Saving: the units of one stream go to whoever asks, and what is made of them into files.
+"""Distributed save: splits of one stream are assigned on request, and their elements go to files.
 
-As with dealing, each worker has one task of a save, one that joins later too, unless it writes for
-so many other saves already that it is to finish those first. Nobody reads the elements: a unit is
-done once the file that holds it counts (`FilesCommitted`), and of a task that is lost all others
-are dealt again. So each element is in the files once.
+As in dynamic sharding, each worker has one task of a save, also if it joins later, unless it
+already writes for `max_saves_per_worker` other saves. No client reads the elements: a split is done
+once the file that contains it is committed (`FilesCommitted`), and all other splits of a lost task
+are assigned again. So each element is in the files once.
 
-A save fails as a whole. When a task of it fails, or units were given up because workers died with
-them, or the directory is lost, the other tasks are ended where they are.
+A save fails as a whole. If a task of it fails, or splits were abandoned because workers died with
+them, or the directory is lost, the other tasks are stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.service.dispatcher.state import (
 from headrace.service.messages import GetSplit, OpenIteration, SaveDestination, TaskDefinition
 from headrace.service.modes.distributed_save.records import SaveState, TaskFiles
 from headrace.service.modes.dynamic.policy import DynamicSharding
-from headrace.service.ranges import Ranges, count
+from headrace.service.ranges import Ranges, total_length
 
 __all__ = ["SaveSharding", "save_of"]
 
@@ -36,7 +36,7 @@ _MAX_SHOWN = 20
 
 
 class SaveSharding(DynamicSharding):
-    """Units are dealt to tasks, which write them to files."""
+    """Assigns splits to tasks that write them to files."""
 
     delivery_policy = "files"
 
@@ -46,10 +46,10 @@ class SaveSharding(DynamicSharding):
         dataset: RegisteredDataset,
         request: OpenIteration | None = None,
     ) -> None:
-        """Refuse a dataset that cannot be dealt.
+        """Reject a dataset without splits.
 
         Raises:
-            FailedPreconditionError: It has no units.
+            FailedPreconditionError: If the dataset has no splits.
         """
         if dataset.num_splits is None:
             raise FailedPreconditionError(
@@ -61,7 +61,7 @@ class SaveSharding(DynamicSharding):
     def extend_definition(
         self, definition: TaskDefinition, state: DispatcherState, task: DispatcherTask
     ) -> TaskDefinition:
-        """Add where files are written."""
+        """Add the destination of the files."""
         save = save_of(state, state.iterations[task.iteration_id])
         order = SaveDestination(
             save_id=save.save_id, path=save.path, spec=save.spec, chunk_bytes=save.chunk_bytes
@@ -69,21 +69,21 @@ class SaveSharding(DynamicSharding):
         return msgspec.structs.replace(definition, save_destination=order)
 
     def num_done(self, task: DispatcherTask, request: GetSplit) -> int:
-        """Return what its files say, of which more may have been heard since."""
+        """Return the number of splits in committed files, which may exceed that in the request."""
         return task.assigned.num_done
 
     def incomplete_reason(self, task: DispatcherTask, num_left: int) -> str:
-        """Return that units are in no file, if some are not."""
+        """Return an error if splits are in no file; otherwise empty."""
         return f"it ended with {num_left} units that are in no file" if num_left else ""
 
     def affected_iterations(self, state: DispatcherState, iteration: JobIteration) -> list[int]:
-        """Return the other saves: the worker of the task may have time for them now."""
+        """Return the other saves: the worker of the ended task may now have capacity for them."""
         return [each for each in _unfinished_iterations(state) if each != iteration.iteration_id]
 
     def tasks_to_create(
         self, state: DispatcherState, iteration: JobIteration
     ) -> list[TaskAssignment]:
-        """Return a task for each worker without one that has time for it."""
+        """Return a task for each worker that has none and writes for few enough saves."""
         save = save_of(state, iteration)
         if not save.is_open or save.error:
             return []
@@ -95,7 +95,7 @@ class SaveSharding(DynamicSharding):
         ]
 
     def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
-        """Return the end of a task where the save has failed, or what else is to be first."""
+        """Return the end of a task if the save has failed, or an event that recovers splits."""
         if self.failure_reason(state, iteration):
             running = next(iter(state.running_tasks(iteration)), None)
             if running is None:
@@ -104,7 +104,7 @@ class SaveSharding(DynamicSharding):
         return super().pending_recovery(state, iteration)
 
     def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Whether no task runs, and every unit is in a file, or the save has failed."""
+        """Return whether no task runs, and every split is in a file or the save has failed."""
         if state.running_tasks(iteration):
             return False
         if self.failure_reason(state, iteration):
@@ -112,7 +112,7 @@ class SaveSharding(DynamicSharding):
         return iteration.pool.num_unassigned == 0 and save_of(state, iteration).is_open
 
     def failure_reason(self, state: DispatcherState, iteration: JobIteration) -> str:
-        """Return why the save failed; empty: it did not."""
+        """Return why the save failed; empty if it did not."""
         pool = iteration.pool
         save = save_of(state, iteration)
         if save.error:
@@ -121,7 +121,7 @@ class SaveSharding(DynamicSharding):
             if task.phase is TaskPhase.FAILED:
                 return f"the worker at {task.address}: {task.reason}"
         if pool.abandoned:
-            several = "s" * (count(pool.abandoned) > 1)
+            several = "s" * (total_length(pool.abandoned) > 1)
             return (
                 f"position{several} {_describe_splits(pool.abandoned)} of the dataset "
                 f"{'were' if several else 'was'} given up, because the worker died each time that "
@@ -133,17 +133,17 @@ class SaveSharding(DynamicSharding):
     def is_redeliverable(
         self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
     ) -> bool:
-        """Nobody asks for what was written."""
+        """Return False: no client requests what was written."""
         return False
 
 
 def save_of(state: DispatcherState, iteration: JobIteration) -> SaveState:
-    """Return the save that an iteration is of."""
+    """Return the save that an iteration belongs to."""
     return state.saves[state.jobs[iteration.job_id].save_id]
 
 
 def _unfinished_iterations(state: DispatcherState) -> list[int]:
-    """Return the iterations of saves of which units are still dealt."""
+    """Return the unfinished iterations of saves."""
     return [
         save.iteration_id
         for save in state.saves.values()
@@ -152,7 +152,7 @@ def _unfinished_iterations(state: DispatcherState) -> list[int]:
 
 
 def _count_saves(state: DispatcherState, worker_id: str) -> int:
-    """Return for how many saves a worker writes now."""
+    """Return the number of saves that a worker writes for now."""
     return sum(
         bool(state.jobs[state.iterations[state.tasks[task_id].iteration_id].job_id].save_id)
         for task_id in state.workers[worker_id].tasks

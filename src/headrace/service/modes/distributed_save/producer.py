@@ -1,13 +1,14 @@
-"""The producer of a task whose elements go to files: a thread that reads its iterator and writes.
+"""Producer of a task whose elements go to files: a thread that reads its iterator and writes.
 
-Rule 1. Files are said to be whole (`Portion.files`) only where no unit is in them in part: at the
-        end of a unit before which all others are whole. So what is lost with a worker can be
-        dealt again, and is in the files once. Steps that hold elements of many units (a shuffle of
-        values, a batch after a filter, an interleave) have such an end when they have run out.
-Rule 2. That is done when the files have a good size, and where the dispatcher lets the task wait
-        for units: others may wait for what this one holds. So it is where the steps were to give
-        all that they hold (`GetSplitReply.flush`).
-Rule 3. Any error ends the task, and with it the save: a dataset is saved whole or not at all.
+Rule 1. Files are reported as finished (`ResultBatch.files`) only if they contain no split in part:
+        at the end of a split before which all others are complete. So the splits of a lost worker
+        can be assigned again and are in the files once. Steps that hold elements of many splits (a
+        shuffle of values, a batch after a filter, an interleave) reach such an end when they are
+        exhausted.
+Rule 2. That happens when the files have their target size, and when the dispatcher lets the task
+        wait for splits: other tasks may wait for what this one holds. It also happens after the
+        steps were flushed (`GetSplitReply.flush`).
+Rule 3. Any error ends the task, and with it the save: a dataset is saved completely or not at all.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace import saved
-from headrace.counts import count_user_function_error
 from headrace.element.chunk import Chunk
-from headrace.element.spec import described_spec
+from headrace.element.spec import parse_spec
 from headrace.element.wire import frame_bytes
 from headrace.errors import CancelledError, UserFunctionError
 from headrace.execution.iterator import ElementIterator
+from headrace.process_metrics import count_user_function_error
 from headrace.saved.directory import SavedDirectory
-from headrace.saved.writer import Patience
+from headrace.saved.writer import DiskFullRetry
 from headrace.service.messages import SaveDestination, SavedFile
-from headrace.service.worker.failure import describe
-from headrace.service.worker.feed import Outlet
-from headrace.service.worker.opening import state_after, units_begun, units_given
-from headrace.service.worker.portion import Portion
+from headrace.service.worker.client_errors import format_error
+from headrace.service.worker.producer_channel import ResultSink
+from headrace.service.worker.result_batch import ResultBatch
+from headrace.service.worker.task_iterator import (
+    count_begun_splits,
+    count_yielded_splits,
+    state_after,
+)
 from headrace.service.worker.task_thread import TaskThread
 
 __all__ = ["FileProducer", "FileSink"]
@@ -41,89 +46,89 @@ _MAX_ELEMENTS = 1 << 16
 _DISK_FULL_SECONDS = 30.0
 
 
-class FileSink(Outlet, Protocol):
-    """Who hears which files are whole."""
+class FileSink(ResultSink, Protocol):
+    """Sink that receives the finished files."""
 
     @property
-    def is_told_to_wait(self) -> bool:
-        """Whether units are waited for, and others are to have them first."""
+    def is_deferred(self) -> bool:
+        """Whether the task waits for splits while other tasks may take them first."""
 
-    def pause(self, seconds: float) -> bool:
-        """Wait for so long, or until the producer is to end; return whether it is to go on."""
+    def sleep(self, seconds: float) -> bool:
+        """Wait for this time or until the producer must end; return whether it should continue."""
 
 
 class FileProducer(TaskThread[FileSink]):
-    """Writes one task's elements on a thread of its own.
+    """Writes one task's elements on its own thread.
 
     Args:
-        name: Of the task, for the thread and the log.
-        open_plan: Makes the iterator, given what is to be called before units are waited for.
-        outlet: Who hears which files are whole.
-        destination: Where they are written.
+        name: Name of the task, for the thread and the log.
+        open_plan: Creates the iterator, given a function to call before it waits for splits.
+        sink: Sink that receives the finished files.
+        destination: Directory and format of the files.
         stream: Number of the stream of files.
-        disk_full_seconds: Seconds for which a disk may be full.
+        disk_full_seconds: Seconds to retry while the disk is full.
     """
 
     def __init__(
         self,
         name: str,
         open_plan: Callable[[Callable[[], None]], ElementIterator],
-        outlet: FileSink,
+        sink: FileSink,
         *,
         destination: SaveDestination,
         stream: int,
         disk_full_seconds: float = _DISK_FULL_SECONDS,
     ) -> None:
-        super().__init__(name, open_plan, outlet)
+        super().__init__(name, open_plan, sink)
         self._disk_full_seconds = disk_full_seconds
         self._destination = destination
         self._stream = stream
         self._writer: saved.writer.StreamWriter | None = None
-        #: What is read, while it is.
+        #: The iterator while it is open.
         self._iterator: ElementIterator | None = None
-        #: Units that were dealt before the last pause, or the end.
+        #: Splits that were assigned before the last pause, or the end.
         self._num_assigned = 0
-        #: Bytes in no file that was said to be whole.
+        #: Number of bytes that are not in a reported file.
         self._uncommitted_bytes = 0
-        #: Units that are whole with what was said.
+        #: Number of splits that are complete with the reported files.
         self._num_reported = 0
         self._failure: BaseException | None = None
 
-    def hand_over(self) -> None:
+    def flush(self) -> None:
         try:
-            with self._hand:
+            with self._put_lock:
                 self._commit_assigned()
                 self._commit_if_told_to_wait()
         except Exception as error:
-            # The thread that reads raises it: this one may be the plan's own.
+            # The reading thread raises it; this thread may belong to the plan.
             self._failure = error
 
-    def _give_up(self, error: BaseException) -> str:
-        failure = describe(error)
+    def _fail(self, error: BaseException) -> str:
+        failure = format_error(error)
         if isinstance(error, UserFunctionError):
             count_user_function_error()
-        # A task that was called off has not failed.
+        # A cancelled task has not failed.
         level = logging.DEBUG if isinstance(error, CancelledError) else logging.ERROR
         _log.log(level, "%s ends: %s", self._name, failure)
         return failure
 
     def _produce(self) -> str | None:
         directory, order = SavedDirectory(self._destination.path), self._destination
-        spec = described_spec(json.loads(order.spec)) if order.spec else None
+        spec = parse_spec(json.loads(order.spec)) if order.spec else None
         self._chunk_bytes = order.chunk_bytes or saved.writer.CHUNK_BYTES
         writer = saved.writer.StreamWriter(
             directory,
             order.save_id,
             self._stream,
             spec=spec,
-            # Cut at the end of a unit, unless one is very large.
+            # The file ends between splits, unless one is very large.
             chunk_bytes=2 * self._chunk_bytes,
-            patience=Patience(self._disk_full_seconds, self._outlet.pause),
+            disk_full_retry=DiskFullRetry(self._disk_full_seconds, self._sink.sleep),
         )
         try:
-            iterator = self._open()
+            iterator = self._open_iterator()
         except BaseException as error:
-            return f"its plan cannot be opened: {describe(error)}"
+            return f"its plan cannot be opened: {format_error(error)}"
         self._writer, self._iterator = writer, iterator
         try:
             return self._write_all(iterator, writer)
@@ -131,7 +136,7 @@ class FileProducer(TaskThread[FileSink]):
             try:
                 iterator.close()
             finally:
-                with self._hand:
+                with self._put_lock:
                     self._writer = self._iterator = None
                     writer.close()
 
@@ -139,16 +144,16 @@ class FileProducer(TaskThread[FileSink]):
         self, iterator: ElementIterator, writer: saved.writer.StreamWriter
     ) -> str | None:
         limit = 1
-        while self._outlet.wait_for_room():
+        while self._sink.wait_for_room():
             chunk = iterator.next_chunk(limit)
             if self._failure is not None:
                 raise self._failure
             if chunk is None:
-                with self._hand:
+                with self._put_lock:
                     self._commit_assigned()
                 return None
             size = self._write(iterator, chunk, writer)
-            # As many as make a batch, so that they are written from where they lie.
+            # As many elements as make a batch, so that they are written without a copy.
             affordable = writer.batch_bytes * chunk.size // (size + 1) + 1
             limit = min(2 * limit, affordable, _MAX_ELEMENTS)
         return None
@@ -156,14 +161,14 @@ class FileProducer(TaskThread[FileSink]):
     def _write(
         self, iterator: ElementIterator, chunk: Chunk, writer: saved.writer.StreamWriter
     ) -> int:
-        """Write a chunk; return its bytes."""
-        # Asked for without the lock: a state may have to wait for whoever holds another.
-        state, begun_at_most = state_after(chunk), units_begun(iterator)
+        """Write a chunk; return its size in bytes."""
+        # Outside the lock: reading a state may wait for a thread that holds another lock.
+        state, begun_at_most = state_after(chunk), count_begun_splits(iterator)
         size = frame_bytes(chunk)
-        with self._hand:
+        with self._put_lock:
             writer.append(chunk)
             self._uncommitted_bytes += size
-            self._count(state, begun_at_most)
+            self._count_splits(state, begun_at_most)
             if self._uncommitted_bytes >= self._chunk_bytes:
                 self._commit_between_splits(writer)
             else:
@@ -171,42 +176,42 @@ class FileProducer(TaskThread[FileSink]):
         return size
 
     def _commit_assigned(self) -> None:
-        """Say after a pause, and at the end, what is whole: the steps have come to their ends."""
-        given = 0 if self._iterator is None else units_given(self._iterator)
+        """Report after a pause, or at the end, that all splits are complete."""
+        given = 0 if self._iterator is None else count_yielded_splits(self._iterator)
         if given > self._num_assigned and self._writer is not None:
-            self._num_assigned = self._units = self._touched = given
+            self._num_assigned = self._done_to = self._delivered_end = given
             self._commit(self._writer)
 
     def _commit_if_told_to_wait(self) -> None:
-        if self._writer is not None and self._outlet.is_told_to_wait:
+        if self._writer is not None and self._sink.is_deferred:
             self._commit_between_splits(self._writer)
 
     def _commit_between_splits(self, writer: saved.writer.StreamWriter) -> None:
-        if self._units >= self._touched and (
-            self._units > self._num_reported or self._uncommitted_bytes
+        if self._done_to >= self._delivered_end and (
+            self._done_to > self._num_reported or self._uncommitted_bytes
         ):
             self._commit(writer)
 
     def _commit(self, writer: saved.writer.StreamWriter) -> None:
-        """Say that all that was written is whole."""
-        assert self._units >= self._touched, "a unit is written in part"
-        writer.cut()
+        """Report that everything written is complete."""
+        assert self._done_to >= self._delivered_end, "a unit is written in part"
+        writer.finish_file()
         files = tuple(
-            SavedFile(record.number, record.elements, record.bytes, record.form)
-            for record in writer.take_whole()
+            SavedFile(record.number, record.elements, record.bytes, record.schema)
+            for record in writer.take_finished_files()
         )
         self._uncommitted_bytes = 0
-        if not files and self._units == self._num_reported:
+        if not files and self._done_to == self._num_reported:
             return
-        before, self._num_reported = self._num_reported, self._units
-        self._outlet.put(
-            Portion(
-                first=0,  # No client reads it.
-                count=sum(file.elements for file in files),
+        before, self._num_reported = self._num_reported, self._done_to
+        self._sink.put(
+            ResultBatch(
+                first_element=0,  # No client reads it.
+                num_elements=sum(file.elements for file in files),
                 size=sum(file.bytes for file in files),
                 done_from=before,
-                done_to=self._units,
-                touched=self._units,
+                done_to=self._done_to,
+                delivered_end=self._done_to,
                 files=files,
             )
         )

@@ -1,14 +1,14 @@
-"""The publisher: brings the directories of saves to what the facts say of them.
+"""Publisher of saves: updates their directories to match the dispatcher's state.
 
-A thread of the dispatcher's process looks, after each fact about a save and from time to time, what
-is to be done, does it, and says so to the core. Each step may be done twice: after a restart all is
-done again that the journal does not know to be done.
+A thread of the dispatcher's process polls the core, after each event about a save and periodically,
+does the pending work, and reports it to the core. Each step may be repeated: after a restart, all
+steps that the journal does not record as done are done again.
 
-Rule 1. A file is published only when it counts: files of workers that were lost before they said
-        so are never seen, and are removed in the end.
-Rule 2. What cannot be done now is tried again for `patience` seconds; then the save fails. What
-        can never be done fails at once.
-Rule 3. A directory that is not this save's any more is left alone.
+Rule 1. A file is published only when it is committed: files of workers that were lost before they
+        reported them are never visible, and are removed in the end.
+Rule 2. An operation that fails temporarily is retried for `retry_seconds`; then the save fails. A
+        permanent failure fails it at once.
+Rule 3. A directory that no longer belongs to this save is left unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from headrace.errors import AbortedError, HeadraceError, UnavailableError
 from headrace.saved.directory import SavedDirectory
-from headrace.saved.format import Begun, ChunkRecord
+from headrace.saved.format import ChunkRecord, SaveHeader
 from headrace.service.dispatcher import events as updates
 from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.modes.distributed_save.records import (
@@ -38,7 +38,7 @@ from headrace.service.modes.distributed_save.requests import (
     OpenSave,
     ReportDirectory,
 )
-from headrace.serving.call import Question
+from headrace.serving.rpc import TypedRequest
 from headrace.transport.channel import Buffer, Request
 
 __all__ = ["SavePublisher", "call_core"]
@@ -58,42 +58,42 @@ _SAVE_EVENTS = (
 
 
 class SavePublisher:
-    """Looks after the directories of saves, on a thread of its own.
+    """Updates the directories of saves on its own thread.
 
     Args:
-        call: Puts a question to the core; None: it is closed.
-        retry_seconds: How long what cannot be done now is tried again, in seconds.
+        call: Sends a request to the core; returns None if the core is closed.
+        retry_seconds: Seconds to retry an operation that fails temporarily.
     """
 
     def __init__(
-        self, call: Callable[[Question[Any]], Any], retry_seconds: float = _RETRY_SECONDS
+        self, call: Callable[[TypedRequest[Any]], Any], retry_seconds: float = _RETRY_SECONDS
     ) -> None:
         self._call = call
         self._retry_seconds = retry_seconds
         self._wake_up = threading.Event()
         self._is_closing = False
-        #: Save -> its files, of which so many are published.
+        #: Save -> its files, and how many of them are published.
         self._files: dict[str, list[ChunkRecord]] = {}
         self._published: dict[str, int] = {}
-        #: Save -> since when nothing can be done with its directory.
+        #: Save -> since when operations on its directory fail.
         self._failing_since: dict[str, float] = {}
         self._thread = threading.Thread(
             target=self._run, name="headrace-dispatcher-saves", daemon=True
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End; what is not done is done after the next start."""
+        """Stop the thread; unfinished work continues after the next start."""
         self._is_closing = True
         self._wake_up.set()
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join()
 
     def observe(self, events: Sequence[AnyEvent]) -> None:
-        """Look soon, if one of these facts, which are kept, is about a save."""
+        """Wake the thread if one of these journaled events is about a save."""
         if any(isinstance(fact, _SAVE_EVENTS) for fact in events):
             self._wake_up.set()
 
@@ -103,14 +103,14 @@ class SavePublisher:
             try:
                 works = self._poll()
             except UnavailableError:
-                works = 1  # the journal's, and in the log by now
+                works = 1  # the journal failed, which is logged elsewhere
             except Exception:
                 _log.exception("the directories of saves cannot be looked after now")
                 works = 1
             self._wake_up.wait(_POLL_SECONDS if works else None)
 
     def _poll(self) -> int:
-        """Do what there is to do; return how many saves are not closed."""
+        """Do the pending work; return the number of open saves."""
         found = self._call(ListOpenSaves({each: len(known) for each, known in self._files.items()}))
         if found is None:
             return 0
@@ -144,17 +144,17 @@ class SavePublisher:
             return
         if not work.error:
             directory.finish(work.save_id, files)
-            directory.sweep(work.save_id)
+            directory.remove_unpublished(work.save_id)
         else:
             self._write_error(work, directory)
         self._report(work, "closed")
 
     def _write_error(self, work: OpenSave, directory: SavedDirectory) -> None:
-        """Let those who wait for the directory hear that the save failed, if it is its own."""
+        """Record in the directory that the save failed, if the directory belongs to it."""
         try:
             directory.fail(work.save_id, work.error)
         except AbortedError:
-            pass  # another save's by now, or it never was this one's
+            pass  # it belongs to another save
         except HeadraceError as error:
             _log.warning("%s cannot say that its save failed: %s", directory.url, error)
 
@@ -174,8 +174,8 @@ class SavePublisher:
         )
 
 
-def _directory_header(work: OpenSave) -> Begun:
-    return Begun(work.save_id, work.plan_digest, json.loads(work.spec) if work.spec else None)
+def _directory_header(work: OpenSave) -> SaveHeader:
+    return SaveHeader(work.save_id, work.plan_digest, json.loads(work.spec) if work.spec else None)
 
 
 def _chunk_record(stored: CommittedFile, order: int) -> ChunkRecord:
@@ -184,11 +184,11 @@ def _chunk_record(stored: CommittedFile, order: int) -> ChunkRecord:
     )
 
 
-def call_core(handle: Callable[[Sequence[Request]], None], question: Question[A]) -> A | None:
-    """Ask a core in this process; None: it is closed.
+def call_core(handle: Callable[[Sequence[Request]], None], question: TypedRequest[A]) -> A | None:
+    """Send a request to a core in this process; return None if the core is closed.
 
     Raises:
-        HeadraceError: What it answers with.
+        HeadraceError: If the core replies with an error.
     """
     own = _InProcessRequest(question)
     handle([own])
@@ -198,7 +198,7 @@ def call_core(handle: Callable[[Sequence[Request]], None], question: Question[A]
 
 
 class _InProcessRequest(Request):
-    """A request of the process's own."""
+    """A request from within the process."""
 
     buffers: Sequence[Buffer] = ()
     peer = ""

@@ -1,4 +1,4 @@
-"""What the dispatcher remembers of distributed saves, and the facts that change it."""
+"""State of distributed saves in the dispatcher, and the events that change it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_CLOSED_SAVES = 100
 
 
 class CommittedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk file that counts (`saved.ChunkRecord`), in the order of `committed_files`."""
+    """A committed chunk file (`saved.ChunkRecord`), in the order of `committed_files`."""
 
     stream: int
     number: int
@@ -35,7 +35,7 @@ class CommittedFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SaveState(msgspec.Struct):
-    """A dataset that workers write into a directory; its units are those of an iteration."""
+    """A dataset that workers write into a directory; its splits are those of an iteration."""
 
     save_id: str
     path: str
@@ -43,28 +43,28 @@ class SaveState(msgspec.Struct):
     spec: bytes
     chunk_bytes: int | None
     max_saves_per_worker: int
-    """For how many saves one worker writes at a time."""
-    #: They are there until it is closed; the iteration is the job's only one.
+    """Number of saves that one worker writes for at the same time."""
+    #: Job and iteration, which exist until the save is closed; the job has no other iteration.
     job_id: int
     iteration_id: int
-    #: Whether its directory was begun; before that it has no tasks.
+    #: True once its directory is created; it has no tasks before.
     is_open: bool = False
-    #: All files that count, in their order, until it is closed; and how many they were.
+    #: All committed files in order, until the save is closed, and their totals.
     committed_files: list[CommittedFile] = msgspec.field(default_factory=list)
     num_files: int = 0
     num_elements: int = 0
     num_bytes: int = 0
-    #: Why it failed, as far as it is not its iteration that did; and the name of the error's class.
+    #: Why the save failed, unless its iteration did, and the name of the error's class.
     error: str = ""
     error_class: str = ""
-    #: The directory says how it ended.
+    #: True once the directory records how the save ended.
     is_closed: bool = False
 
 
 class TaskFiles(TaskModeState):
-    """The files that a task of a save has written."""
+    """Number of files that a task of a save has written."""
 
-    #: How often it said that files are whole, and how many these were.
+    #: Number of reports of finished files, and number of files in them.
     num_reports: int = 0
     num_files: int = 0
 
@@ -76,7 +76,7 @@ def files_of(mode: TaskModeState | None) -> TaskFiles:
 
 
 class SaveStarted(Event, frozen=True):
-    """Workers are to write a dataset into a directory; the job and the iteration come next."""
+    """A save into a directory was started; events for its job and iteration follow."""
 
     save_id: str
     path: str
@@ -84,21 +84,21 @@ class SaveStarted(Event, frozen=True):
     spec: bytes
     chunk_bytes: int | None
     max_saves_per_worker: int
-    """For how many saves one worker writes at a time."""
+    """Number of saves that one worker writes for at the same time."""
     job_id: int
     iteration_id: int
 
 
 class SaveDirectoryCreated(Event, frozen=True):
-    """The directory of a save was begun."""
+    """The directory of a save was created."""
 
     save_id: str
 
 
 class FilesCommitted(Event, frozen=True):
-    """Files of a task count from now on, in this order after all of its save before.
+    """Files of a task were committed, in this order after all earlier ones of the save.
 
-    They hold, with those of the task before them, its units before `num_done`, in dealt order.
+    With the task's earlier files, they contain its splits before `num_done`, in assignment order.
     """
 
     task_id: int
@@ -108,7 +108,7 @@ class FilesCommitted(Event, frozen=True):
 
 
 class SaveFailed(Event, frozen=True):
-    """A save cannot go on: its directory is lost, or was never free."""
+    """A save failed: its directory was lost, or belongs to another save."""
 
     save_id: str
     error: str
@@ -116,6 +116,6 @@ class SaveFailed(Event, frozen=True):
 
 
 class SaveClosed(Event, frozen=True):
-    """The directory says how a save ended."""
+    """The directory of a save records how it ended."""
 
     save_id: str

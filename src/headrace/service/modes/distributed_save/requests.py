@@ -1,8 +1,8 @@
-"""Deciders: saves begin, their files count, and their directories are looked after.
+"""Deciders for saves: start, committed files, and directories.
 
-The dispatcher's core never touches a directory. Its shell asks what is to be done with those of
-all saves (`ListOpenSaves`), does it, and says so (`ReportDirectory`); both are requests that nobody
-else can send.
+The dispatcher's core never accesses a directory. Its publisher asks for the pending work of all
+saves (`ListOpenSaves`), does it, and reports it (`ReportDirectory`); only the dispatcher's process
+can send these two requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.service.modes.distributed_save.records import (
     SaveState,
     files_of,
 )
-from headrace.serving.call import Done, Message, Question
+from headrace.serving.rpc import Done, Message, TypedRequest
 
 __all__ = [
     "ListOpenSaves",
@@ -61,7 +61,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class OpenSave(msgspec.Struct, frozen=True):
-    """A save that is not closed: what its directory is to be."""
+    """An open save, and the required contents of its directory."""
 
     save_id: str
     path: str
@@ -69,49 +69,49 @@ class OpenSave(msgspec.Struct, frozen=True):
     spec: bytes
     is_open: bool
     new_files: tuple[CommittedFile, ...]
-    """Its files, in their order, without those that the shell knows of."""
+    """Its files in order, without those that the publisher knows."""
     is_finished: bool
-    """No more files come."""
+    """True once its list of files is final."""
     error: str
 
 
 class ListOpenSavesReply(Message, frozen=True):
-    """The reply to `ListOpenSaves`."""
+    """Reply to `ListOpenSaves`."""
 
     saves: tuple[OpenSave, ...]
 
 
-class ListOpenSaves(Question[ListOpenSavesReply], frozen=True):
-    """Ask what is to be done with the directories of all saves that are not closed."""
+class ListOpenSaves(TypedRequest[ListOpenSavesReply], frozen=True):
+    """Request the required contents of the directories of all open saves."""
 
     known_files: dict[str, int]
-    """Save -> how many of its files the shell knows."""
+    """Save -> number of its files that the publisher knows."""
 
 
-class ReportDirectory(Question[Done], frozen=True):
-    """Say what became of a directory."""
+class ReportDirectory(TypedRequest[Done], frozen=True):
+    """Report the outcome of an operation on a directory."""
 
     save_id: str
     outcome: str
     """"opened", "failed" or "closed"."""
     error: str = ""
-    """Why it failed."""
+    """Why the operation failed."""
     error_class: str = ""
-    """The name of the error's class."""
+    """Name of the error's class."""
 
 
 def start_save(
     state: DispatcherState, request: messages.StartSave, context: DecisionContext
 ) -> DispatcherDecision:
-    """Begin a save.
+    """Start a save.
 
     Raises:
-        AlreadyExistsError: One into this directory was begun before, and has not failed.
-        FailedPreconditionError: The dataset cannot be dealt, or the workers run another minor
-            version of Python than whoever registered it.
-        InvalidArgumentError: It is infinite, or the dispatcher keeps no journal.
-        NotFoundError: It is not registered.
-        ValueError: The request makes no sense.
+        AlreadyExistsError: If a save into this directory was started before and has not failed.
+        FailedPreconditionError: If the dataset has no splits, or the workers run another minor
+            version of Python than the client that registered it.
+        InvalidArgumentError: If the dataset is infinite, or the dispatcher keeps no journal.
+        NotFoundError: If the dataset is not registered.
+        ValueError: If the request is invalid.
     """
     _validate(request)
     known = state.saves.get(request.save_id)
@@ -174,11 +174,11 @@ def start_save(
 def get_save_status(
     state: DispatcherState, request: messages.GetSaveStatus, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say how far a save is.
+    """Return the status of a save.
 
     Raises:
-        FailedPreconditionError: The workers that are there run another minor version of Python.
-        NotFoundError: It is not known.
+        FailedPreconditionError: If the workers run another minor version of Python.
+        NotFoundError: If the save is not known.
     """
     save = state.saves.get(request.save_id)
     if save is None:
@@ -212,12 +212,11 @@ def _error_message(state: DispatcherState, save: SaveState) -> str:
 def commit_files(
     state: DispatcherState, request: messages.CommitFiles, context: DecisionContext
 ) -> DispatcherDecision:
-    """Let files of a task count.
+    """Commit files of a task.
 
     Raises:
-        AbortedError: The task has said something later already.
-        FailedPreconditionError: The task is over, or writes no files.
-        ValueError: The request makes no sense.
+        FailedPreconditionError: If the task does not run, or writes no files.
+        ValueError: If the request is invalid.
     """
     task = get_worker_task(state, request)
     splits = task.assigned
@@ -257,7 +256,7 @@ def commit_files(
 def list_open_saves(
     state: DispatcherState, request: ListOpenSaves, context: DecisionContext
 ) -> DispatcherDecision:
-    """Say what the directories of all saves are to be."""
+    """Return the required contents of the directories of all open saves."""
     return DispatcherDecision(
         reply=ListOpenSavesReply(  # type: ignore[arg-type]  # sent within the process
             saves=tuple(
@@ -283,7 +282,7 @@ def list_open_saves(
 def report_directory(
     state: DispatcherState, request: ReportDirectory, context: DecisionContext
 ) -> DispatcherDecision:
-    """Take note of what became of a directory."""
+    """Record the outcome of an operation on a directory."""
     save = state.saves.get(request.save_id)
     if save is None or save.is_closed:
         return DispatcherDecision()

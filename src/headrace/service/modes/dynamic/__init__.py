@@ -1,5 +1,4 @@
-"""Dynamic sharding (DYNAMIC): splits of one stream go to the workers that ask for them.
+"""Dynamic sharding (DYNAMIC): splits of one stream go to the workers that request them.
 
-policy   the dispatcher assigns splits, at most once or exactly once
-shares   which units a task gets next
+policy   assigns splits, at most once or exactly once, and chooses their number
 """

@@ -1,22 +1,21 @@
-"""Dealing: the units of one stream go to whoever asks (`ShardingPolicy.DYNAMIC`).
+"""Dynamic sharding: the splits of one stream are assigned on request (`ShardingPolicy.DYNAMIC`).
 
-Each worker has one task of each unfinished iteration, one that joins later too. Where units came
-back from a leaving worker and nobody runs who could be dealt them, every worker that stays gets
-another task.
+Each worker has one task of each unfinished iteration, also if it joins later. If a draining worker
+returned splits and no running task can take them, every worker that stays gets another task.
 
-An iteration is over when no task runs and somebody reached the end, or nothing is left to deal. A
-task that runs and holds nothing does not keep it open once nothing can be dealt any more: its
-worker may be one that no client reaches. Where several clients read, the end waits until each of
-them was heard since the last task ended, or counts as gone: what one was sent that has died is left
-to the others. Where all tasks were lost before that, or only leaving workers ended while units are
-left, it goes on when a worker joins: until then its clients wait, as they do where there was no
-worker at all.
+An iteration is complete when no task runs and one reached the end, or nothing is left to assign. A
+running task that holds nothing does not keep it open once nothing more can be assigned: clients may
+be unable to reach its worker. With several clients, the end waits until each has sent a heartbeat
+since the last task ended, or expired: the elements sent to a client that died are assigned to the
+others. If all tasks were lost before the end, or only draining workers ended while splits are left,
+the iteration continues when a worker joins; until then its clients wait, as if there had been no
+worker.
 
-Units of a task that is lost or failed are dealt again, once all its clients have said what they
-received: those of which none received anything. An iteration is not over before that. A unit that
-came back so twice because a worker process ended is suspected to kill its workers. It is dealt
-with few others, in the end alone; it is given up after three deaths there. A worker that was only
-silent proves nothing about its units: they are dealt again as often as that happens.
+Splits of a lost or failed task are assigned again if no client received any of their elements, once
+all its clients have reported what they received. The iteration does not finish before. A split that
+was returned twice because a worker process ended is a poison candidate. It is assigned with few
+others, in the end alone; after three deaths it is abandoned. A worker that was only silent proves
+nothing about its splits: they are assigned again without limit.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from headrace.service.dispatcher.state import (
 from headrace.service.messages import GetSplit, LostSplits, OpenIteration
 from headrace.service.ranges import (
     Ranges,
-    at_least,
-    common,
-    count,
-    subtracted,
-    united,
+    drop_below,
+    intersect,
+    subtract,
+    total_length,
+    union,
 )
 
 __all__ = ["DynamicSharding", "ExactlyOnceSharding", "choose_splits", "holds_poison_candidates"]
@@ -51,23 +50,23 @@ __all__ = ["DynamicSharding", "ExactlyOnceSharding", "choose_splits", "holds_poi
 _SUPERSEDED = "it was slow, and another worker gave what it held"
 
 _MAX_DEATHS = 3
-"""Of a unit that was dealt alone: then it is given up."""
+"""Number of deaths after which a split that was assigned alone is abandoned."""
 
 
 class DynamicSharding(IterationPolicy):
-    """Units are dealt to tasks, first come, first served (`shares`)."""
+    """Assigns splits to tasks in order of their requests (`choose_splits`)."""
 
     assigns_splits = True
-    #: Whether who reads is told of units that are whole, without elements (`must_flush`).
+    #: Whether clients learn of complete splits that have no elements (`must_flush`).
     reports_complete_splits = True
 
     def check_dataset(
         self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
     ) -> None:
-        """Refuse a dataset without units.
+        """Reject a dataset without splits.
 
         Raises:
-            FailedPreconditionError: It has none.
+            FailedPreconditionError: If the dataset has no splits.
         """
         if dataset.num_splits is not None:
             return
@@ -81,7 +80,7 @@ class DynamicSharding(IterationPolicy):
     def tasks_to_create(
         self, state: DispatcherState, iteration: JobIteration
     ) -> list[TaskAssignment]:
-        """Return a task for each worker without one; for all if no other can take the rest."""
+        """Return a task for each worker without one, or for all if no other can take the rest."""
         tasks = [task for task in state.tasks_of(iteration) if task.phase is not TaskPhase.LOST]
         running = {task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING}
         if _has_unassigned(iteration) and not running & set(eligible_workers(state, iteration)):
@@ -92,7 +91,7 @@ class DynamicSharding(IterationPolicy):
         return [TaskAssignment(worker_id=each) for each in without]
 
     def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
-        """Return what becomes of units of a task that is gone, or the end of an idle task."""
+        """Return the event that recovers splits of an unavailable task, or ends an idle task."""
         for task in state.tasks_of(iteration):
             if (
                 task.is_unavailable
@@ -104,18 +103,18 @@ class DynamicSharding(IterationPolicy):
         if idle is None:
             return None
         if idle.assigned.returned and not state.workers[idle.worker_id].draining:
-            # It is still at what another one gave (`backups`): nobody waits for it.
+            # It still computes splits that another task has delivered (speculative execution).
             return events.TaskLost(task_id=idle.task_id, reason=_SUPERSEDED)
         return events.TaskFinished(task_id=idle.task_id)
 
     def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Whether no task runs and nothing can be dealt, now or later."""
+        """Return whether no task runs and nothing can be assigned, now or later."""
         phases = {task.phase for task in state.tasks_of(iteration)}
         if not phases or TaskPhase.RUNNING in phases or state.may_return_splits(iteration):
             return False
         if phases == {TaskPhase.LOST}:
             return iteration.pool.num_unassigned == 0
-        # Where every worker that could go on has failed at it, what is left would wait for ever.
+        # If every worker that could continue has failed, the rest would wait forever.
         given_up = TaskPhase.FAILED in phases and not _capable_workers(state, iteration)
         return not _has_unassigned(iteration) or given_up
 
@@ -125,7 +124,10 @@ class DynamicSharding(IterationPolicy):
         iteration: JobIteration,
         is_unheard: Callable[[str, int], bool],
     ) -> list[str]:
-        """Return silent clients where others read too: what they did not use is dealt again."""
+        """Return the silent clients if there are several.
+
+        What they did not consume is assigned again if they expire.
+        """
         if len(iteration.clients) < 2:
             return []
         return sorted(
@@ -141,7 +143,7 @@ class DynamicSharding(IterationPolicy):
         *,
         is_stalled: bool,
     ) -> tuple[int, int] | None:
-        """Return the task's share, first come, first served."""
+        """Return the next splits of a task, in order of requests."""
         return choose_splits(
             iteration, task, request.max_splits, request.num_done, is_stalled=is_stalled
         )
@@ -153,9 +155,9 @@ class DynamicSharding(IterationPolicy):
         task: DispatcherTask,
         request: GetSplit,
     ) -> bool:
-        """Whether it holds suspects: it is dealt nothing more before they are done.
+        """Return whether the task holds poison candidates: it gets no other splits before.
 
-        Not where a step works on the whole stream: to begin it again would change what comes.
+        Never for steps on the whole stream: restarting them would change the result.
         """
         if not (self.reports_complete_splits and _processes_splits_separately(state, iteration)):
             return False
@@ -164,13 +166,13 @@ class DynamicSharding(IterationPolicy):
     def lost_splits(
         self, state: DispatcherState, iteration: JobIteration
     ) -> tuple[LostSplits, ...]:
-        """Return the units that are missing."""
+        """Return the missing splits."""
         return lost_splits(iteration, state.tasks_of(iteration))
 
     def is_redeliverable(
         self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
     ) -> bool:
-        """Whether units are with it which it has delivered, as far as its worker knows."""
+        """Return whether the task finished while splits that it delivered are not acknowledged."""
         return (
             task.phase is TaskPhase.FINISHED
             and not task.is_unavailable
@@ -179,15 +181,18 @@ class DynamicSharding(IterationPolicy):
 
 
 class ExactlyOnceSharding(DynamicSharding):
-    """The same, and each element comes once: what nobody has of a unit is dealt again in part."""
+    """Dynamic sharding that delivers each element once.
+
+    Undelivered parts of splits are assigned again.
+    """
 
     exactly_once = True
 
     def must_reopen(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Whether a worker was lost with what one of the clients has not got.
+        """Return whether a worker was lost with elements that one of the clients has not received.
 
-        A slow client keeps the others from nothing: an iteration is over though its last elements
-        are still on their way to it.
+        A slow client does not delay the others: an iteration is finished even if its last elements
+        are still in flight to that client.
         """
         return (
             bool(iteration.clients)
@@ -207,9 +212,9 @@ class ExactlyOnceSharding(DynamicSharding):
         task: DispatcherTask,
         request: GetSplit,
     ) -> bool:
-        """Whether it holds suspects, or waits for what a death brings, which it might outlive.
+        """Return whether the task holds poison candidates, or splits may yet be returned.
 
-        Where workers die again and again, that nothing can come back any more may never be.
+        If workers die repeatedly, the state in which nothing can be returned may never be reached.
         """
         if iteration.pool.num_unassigned == 0:
             return state.may_return_splits(iteration)
@@ -218,10 +223,10 @@ class ExactlyOnceSharding(DynamicSharding):
     def check_dataset(
         self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
     ) -> None:
-        """Refuse a dataset whose elements cannot be told apart.
+        """Reject a dataset whose elements have no ids.
 
         Raises:
-            FailedPreconditionError: It says why.
+            FailedPreconditionError: If a step of the dataset works on the whole stream.
         """
         super().check_dataset(state, dataset, request)
         if not (dataset.has_element_ids or request.options.partition_mode):
@@ -233,7 +238,7 @@ class ExactlyOnceSharding(DynamicSharding):
 
 
 def _recovery_event(iteration: JobIteration, task: DispatcherTask) -> AnyEvent:
-    """Return what becomes of units of a task that is gone."""
+    """Return the event that recovers or abandons splits of an unavailable task."""
     splits = task.assigned
     pool = iteration.pool
     left = iteration.recoverable_splits(task)
@@ -243,31 +248,31 @@ def _recovery_event(iteration: JobIteration, task: DispatcherTask) -> AnyEvent:
         and iteration.may_be_poison(task)
     ):
         held = splits.to_split_indices(left)
-        deadly = splits.to_assignment_order(common(held, pool.poison_candidates))
-        deadly = common(deadly, left)
+        deadly = splits.to_assignment_order(intersect(held, pool.poison_candidates))
+        deadly = intersect(deadly, left)
         if pool.exactly_once:
-            # A worker that got on with a unit did not die of it; and others may have had a hand in
-            # what happens once.
-            deadly = subtracted(deadly, splits.partially_delivered)
+            # A worker that delivered elements of a split was not killed by it; and a single death
+            # may have another cause.
+            deadly = subtract(deadly, splits.partially_delivered)
             often = (
                 (unit, unit + 1)
                 for unit, addresses in pool.died_workers.items()
                 if len(addresses) + 1 >= _MAX_DEATHS
             )
-            deadly = common(deadly, splits.to_assignment_order(united(often)))
+            deadly = intersect(deadly, splits.to_assignment_order(union(often)))
         if deadly:
             return events.SplitsAbandoned(task_id=task.task_id, splits=deadly)
     return events.SplitsReturned(task_id=task.task_id, splits=left)
 
 
 def _processes_splits_separately(state: DispatcherState, iteration: JobIteration) -> bool:
-    """Whether what workers run of the plan works on units, one by one or some together."""
+    """Return whether the worker stage processes splits separately, one by one or in groups."""
     job = state.jobs[iteration.job_id]
     return bool(job.options.partition_mode) or state.datasets[job.dataset_id].has_element_ids
 
 
 def _idle_task(state: DispatcherState, iteration: JobIteration) -> DispatcherTask | None:
-    """Return a running task of an iteration of which every unit is done, or lost for good."""
+    """Return a running task if all its splits are done and none can be returned."""
     if iteration.pool.num_unassigned != 0 or state.may_return_splits(iteration):
         return None
     running = state.running_tasks(iteration)
@@ -289,27 +294,27 @@ def _capable_workers(state: DispatcherState, iteration: JobIteration) -> list[st
     ]
 
 
-# --- shares: which units a task is dealt next, where whoever asks first is served first -----------
+# --- choice of the splits that a task gets next ---------------------------------------------------
 
-# Rule 1. A grant is half of an even share of what can still be dealt, at most what is wanted: large
-#         at first, small near the end, so that few requests deal much and all workers end together.
-# Rule 2. A task holds at most an even share of what is not done, so that no worker drinks the
-#         stream into a buffer. One that has its share waits; if nobody was dealt anything for a
-#         while, the others do not want it, and it gets more all the same.
-# Rule 3. Units that came back are dealt first; one that came back in part, by itself.
-# Rule 4. Units that are suspected to kill workers are dealt in small groups, each to a task that
-#         holds nothing and gets nothing else until they are done; what others hold does not die
-#         with them. As with rule 2, a task that gets nothing done meanwhile is dealt more all the
-#         same.
-# Rule 5. A task that waits because of rule 4 gives all that its steps hold
-#         (`holds_poison_candidates`): above a shuffle of values its units would else be done only
-#         with many others, which it does not get. So does one that waits for what others may lose,
-#         where nothing is left to deal.
+# Rule 1. An assignment is half of an even part of the remaining splits, at most the number
+#         requested: large at first, small near the end, so that few requests are needed and all
+#         workers end together.
+# Rule 2. A task holds at most an even part of the unfinished splits, so that no worker can hoard
+#         them. A task that holds its part waits; if no task was assigned anything for a while, the
+#         others need nothing, and it gets more.
+# Rule 3. Returned splits are assigned first; a split that was returned in part, alone.
+# Rule 4. Poison candidates are assigned in small groups, each to a task that holds nothing and gets
+#         nothing else until they are done, so that no other splits die with them. As with rule 2,
+#         the task gets more if it makes no progress for a while.
+# Rule 5. A task that waits because of rule 4 flushes its steps (`holds_poison_candidates`): above a
+#         shuffle of values its splits would otherwise be done only together with many others,
+#         which it does not get. So does a task that waits for splits that others may lose, when
+#         nothing is left to assign.
 
 _MAX_REQUESTED = 1 << 32
 
 _INFINITE_SHARE = 1 << 16
-"""Units of a stream without end that a task may hold in any case."""
+"""Splits of an infinite stream that a task may hold in any case."""
 
 
 def choose_splits(
@@ -320,14 +325,14 @@ def choose_splits(
     *,
     is_stalled: bool,
 ) -> tuple[int, int] | None:
-    """Return a range of units for a task; None: nothing for this task now.
+    """Return a range of splits for a task, or None if it must wait.
 
     Args:
-        iteration: What is dealt, some of which is left.
-        task: Who asks.
-        max_splits: How many units it would like.
-        num_done: How many of its units, in dealt order, are done.
-        is_stalled: Nobody was dealt anything for a while.
+        iteration: Iteration that has splits left.
+        task: Task that requests splits.
+        max_splits: Maximum number of splits.
+        num_done: Number of the task's splits, in assignment order, that are done.
+        is_stalled: True if no task of the iteration was assigned anything for a while.
     """
     number = _choose_size(iteration, task, min(max_splits, _MAX_REQUESTED), num_done, is_stalled)
     units = _choose_range(iteration, task, num_done, is_stalled) if number else None
@@ -337,10 +342,10 @@ def choose_splits(
 def _choose_size(
     iteration: JobIteration, task: DispatcherTask, max_splits: int, num_done: int, is_stalled: bool
 ) -> int:
-    """Return how many units to deal; 0: the task has its share."""
+    """Return the number of splits to assign; 0 if the task holds its part."""
     splits = task.assigned
     pool = iteration.pool
-    held = splits.num_assigned - num_done - count(at_least(splits.returned, num_done))
+    held = splits.num_assigned - num_done - total_length(drop_below(splits.returned, num_done))
     if pool.num_unassigned is None:
         share = max(4 * max_splits, _INFINITE_SHARE)
         return max_splits if is_stalled or held + max_splits <= share else 0
@@ -355,13 +360,13 @@ def _choose_size(
 def _choose_range(
     iteration: JobIteration, task: DispatcherTask, num_done: int, is_stalled: bool
 ) -> tuple[int, int] | None:
-    """Return a range of units to deal from; None: nothing for this task now."""
+    """Return a range of splits to assign from, or None if the task must wait."""
     pool = iteration.pool
     back = pool.returned
     if pool.partial_splits:
-        back = united((*back, *((unit, unit + 1) for unit in pool.partial_splits)))
-    suspects = common(back, pool.poison_candidates)
-    others = subtracted(back, suspects)
+        back = union((*back, *((unit, unit + 1) for unit in pool.partial_splits)))
+    suspects = intersect(back, pool.poison_candidates)
+    others = subtract(back, suspects)
     group: tuple[int, int] | None = None
     if suspects:
         start, stop = suspects[0]
@@ -379,11 +384,11 @@ def _choose_range(
 
 
 def holds_poison_candidates(iteration: JobIteration, task: DispatcherTask, num_done: int) -> bool:
-    """Whether units of a task that are not done are suspected to kill workers."""
+    """Return whether unfinished splits of a task are poison candidates."""
     if not iteration.pool.poison_candidates:
         return False
     return bool(
-        common(
+        intersect(
             task.assigned.to_split_indices(_unfinished_splits(task, num_done)),
             iteration.pool.poison_candidates,
         )
@@ -391,14 +396,14 @@ def holds_poison_candidates(iteration: JobIteration, task: DispatcherTask, num_d
 
 
 def _unfinished_splits(task: DispatcherTask, num_done: int) -> Ranges:
-    """Return the units of a task, in dealt order, that are not done."""
-    return subtracted(
-        ((num_done, task.assigned.num_assigned),), at_least(task.assigned.returned, num_done)
+    """Return the unfinished splits of a task, in assignment order."""
+    return subtract(
+        ((num_done, task.assigned.num_assigned),), drop_below(task.assigned.returned, num_done)
     )
 
 
 def _exclude_partial(iteration: JobIteration, start: int, stop: int) -> tuple[int, int]:
-    """Return the first of these units: one in part by itself, or those before one."""
+    """Shorten a range so that it is one partial split, or ends before the next one."""
     pool = iteration.pool
     if not pool.partial_splits:
         return start, stop

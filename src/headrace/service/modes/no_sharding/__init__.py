@@ -1,4 +1,4 @@
 """No sharding (ShardingPolicy.OFF): each worker reads the whole dataset.
 
-policy   the dispatcher gives each worker a task
+policy   creates a task for each worker
 """

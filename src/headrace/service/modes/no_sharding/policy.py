@@ -1,14 +1,14 @@
-"""Copies: each worker reads the whole dataset (`ShardingPolicy.OFF`).
+"""No sharding: each worker reads a copy of the whole dataset (`ShardingPolicy.OFF`).
 
-Each worker that is there or joins while an iteration runs gets a copy of its own, whatever became
-of other copies. A worker gets no second one, and none starts again at the address of a copy that
-ended by itself. When all copies were lost, those that are there or join make another attempt, of
-which clients say that elements come again.
+Each worker that is available or joins while an iteration runs gets a copy, whatever happened to
+other copies. A worker gets no second copy, and none is started at the address of a copy that ended
+without a loss. If all copies were lost, the available and joining workers start another attempt,
+and clients warn that elements are duplicated.
 
-A function that kills its process would be restarted without end. So no more copies begin after
+A function that kills its process would be restarted forever. So copies are no longer started after
 three deaths for each worker that had a copy at first, all within a minute of a copy's start and
-after the last copy that ran for longer. The iteration then ends with the copies that still run, and
-fails if all were lost. A worker that leaves has not died.
+after the last copy that ran for longer. The iteration then ends with the running copies, and fails
+if all were lost. A worker that leaves has not died.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _MAX_ATTEMPTS = 3
 
 
 class NoSharding(IterationPolicy):
-    """Nothing is dealt, and each task is a whole copy."""
+    """Assigns no splits: each task reads a whole copy."""
 
     assigns_splits = False
 
     def tasks_to_create(
         self, state: DispatcherState, iteration: JobIteration
     ) -> list[TaskAssignment]:
-        """Return a copy for each worker that may begin one."""
+        """Return a copy for each worker that may start one."""
         tasks = state.tasks_of(iteration)
         if _keeps_killing_workers(tasks):
             return []
@@ -49,7 +49,7 @@ class NoSharding(IterationPolicy):
             attempt += 1
         else:
             had = {task.worker_id for task in tasks}
-            # Where a copy ended already, a worker that starts again would make a second one.
+            # After a copy has ended, a restarted worker would read a second one.
             taken = {task.address for task in tasks if not _is_cut_short(task)}
             workers = [
                 each
@@ -64,14 +64,14 @@ class NoSharding(IterationPolicy):
         ]
 
     def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Whether every copy ended; where all were lost, whether workers die again and again."""
+        """Return whether every copy ended; if all were lost, whether workers died repeatedly."""
         tasks = state.tasks_of(iteration)
         if not tasks or any(task.phase is TaskPhase.RUNNING for task in tasks):
             return False
         return not _all_lost(tasks) or _keeps_killing_workers(tasks)
 
     def failure_reason(self, state: DispatcherState, iteration: JobIteration) -> str:
-        """Return that all copies were lost, if they were."""
+        """Return an error if all copies were lost; otherwise empty."""
         tasks = state.tasks_of(iteration)
         if not _all_lost(tasks):
             return ""
@@ -83,7 +83,7 @@ class NoSharding(IterationPolicy):
         )
 
     def seed(self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask) -> int:
-        """Return another number for each worker: whole copies are shuffled differently."""
+        """Return a different seed for each worker, so that copies are shuffled differently."""
         digest = hashlib.sha256(f"{iteration.seed} {task.worker_id}".encode()).digest()
         return int.from_bytes(digest[:8]) >> 12
 
@@ -96,7 +96,7 @@ class NoSharding(IterationPolicy):
     def is_redeliverable(
         self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
     ) -> bool:
-        """Whether it ended on its worker, where the last answers may be asked for again."""
+        """Return whether the task ended on its worker, which can redeliver its last batches."""
         return task.phase in (TaskPhase.FINISHED, TaskPhase.FAILED)
 
 
@@ -109,13 +109,13 @@ def _is_cut_short(task: DispatcherTask) -> bool:
 
 
 def _keeps_killing_workers(tasks: list[DispatcherTask]) -> bool:
-    """Whether as many workers died soon as would if all died three times."""
+    """Return whether the early deaths amount to three for each worker."""
     workers = sum(not task.is_replacement for task in tasks)
     return len(_early_deaths(tasks)) >= _MAX_ATTEMPTS * max(1, workers)
 
 
 def _early_deaths(tasks: list[DispatcherTask]) -> list[DispatcherTask]:
-    """Return the copies whose workers died soon, of those begun after the last that lasted."""
+    """Return the lost copies that are not stable and started after the last stable one."""
     lasted = max((number for number, task in enumerate(tasks, 1) if task.is_stable), default=0)
     return [
         task

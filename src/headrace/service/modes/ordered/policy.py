@@ -1,7 +1,7 @@
-"""Ordered reading: each element comes once, in the order of the plan.
+"""Ordered reading: each element is delivered once, in the order of the plan.
 
-Splits are assigned as by `ExactlyOnceSharding`. A slow worker delays every element after its split,
-so such a split is assigned to a second worker as well (`backups`).
+Splits are assigned as by `ExactlyOnceSharding`. A slow worker delays all elements after its split,
+so such a split is assigned to a second worker as well (`speculation`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from headrace.service.dispatcher.soft_state import NoMoreWork, ProgressReported
 from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, JobIteration
 from headrace.service.messages import ClientHeartbeat, ClientHeartbeatReply, GetSplit, GetSplitReply
 from headrace.service.modes.dynamic.policy import ExactlyOnceSharding
-from headrace.service.modes.ordered.backups import helpers, others_hold, overdue, overdue_for_client
+from headrace.service.modes.ordered.speculation import (
+    find_other_holders,
+    reassign_awaited_split,
+    reassign_straggler,
+    urgent_tasks,
+)
 
-__all__ = ["OrderedDealing"]
+__all__ = ["OrderedSharding"]
 
 
-class OrderedDealing(ExactlyOnceSharding):
+class OrderedSharding(ExactlyOnceSharding):
     """Dynamic sharding in which splits of a slow task are assigned a second time."""
 
     def events_after_heartbeat(
@@ -30,7 +35,7 @@ class OrderedDealing(ExactlyOnceSharding):
         context: DecisionContext,
     ) -> tuple[AnyEvent, ...]:
         """Assign the split that this client waits for a second time, if its task is slow."""
-        taken = overdue_for_client(state, iteration, request.wanted_split, context)
+        taken = reassign_awaited_split(state, iteration, request.wanted_split, context)
         return () if taken is None else (taken,)
 
     def extend_heartbeat_reply(
@@ -41,10 +46,10 @@ class OrderedDealing(ExactlyOnceSharding):
         request: ClientHeartbeat,
         context: DecisionContext,
     ) -> ClientHeartbeatReply:
-        """Add the tasks to ask for the split that the client waits for, and splits given up."""
+        """Add the tasks that can deliver the awaited split, and the abandoned splits."""
         return msgspec.structs.replace(
             reply,
-            urgent_tasks=helpers(state, iteration, request.wanted_split, context),
+            urgent_tasks=urgent_tasks(state, iteration, request.wanted_split, context),
             abandoned_splits=() if reply.unchanged else iteration.pool.abandoned,
         )
 
@@ -58,16 +63,16 @@ class OrderedDealing(ExactlyOnceSharding):
     ) -> DispatcherDecision:
         """Assign splits of a slow task to an idle one."""
         iteration = state.iterations[task.iteration_id]
-        taken = overdue(state, iteration, task, request.num_done, context)
+        taken = reassign_straggler(state, iteration, task, request.num_done, context)
         got_on = ProgressReported(task.task_id, request.num_done)
         assert isinstance(decision.reply, GetSplitReply)
-        if not decision.reply.wait and not others_hold(state, iteration, task, context):
+        if not decision.reply.wait and not find_other_holders(state, iteration, task, context):
             notes = (got_on, NoMoreWork(task.task_id))
             return DispatcherDecision(
                 events=() if taken is None else (taken,), soft_events=notes, reply=decision.reply
             )
-        # Of some plans the last unit is known to be whole only when its steps have ended: before
-        # that, tasks which wait would wait for each other.
+        # In some plans the last split is known to be complete only after its steps have ended.
+        # Without the flush, waiting tasks would wait for each other.
         wait = GetSplitReply(start=0, stop=0, wait=True, flush=True)
         return DispatcherDecision(
             events=() if taken is None else (taken,), soft_events=(got_on,), reply=wait

@@ -1,5 +1,5 @@
-"""Static sharding (FILE, DATA, FILE_OR_DATA, HINT): each worker of a list reads its own share.
+"""Static sharding (FILE, DATA, FILE_OR_DATA, HINT): each worker of a list reads its own shard.
 
-policy   the dispatcher gives each slot of the list a task for its share
+policy   creates a task for the shard of each slot of the list
 records  the shard of a task, in the dispatcher's state
 """

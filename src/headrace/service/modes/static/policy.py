@@ -1,11 +1,11 @@
-"""Static policies: each slot of a fixed list of workers has a share of its own (FILE, DATA, HINT).
+"""Static sharding: each slot of a fixed list of workers has its own shard (FILE, DATA, HINT).
 
-Shard i of n is read by the worker in slot i of n (`slots`), from its start to its end. When that
-worker is lost, or leaves before the end, the one that takes the slot reads the shard again from the
-start: each element comes at least once. A shard whose worker dies three times in a row, within a
-minute each, is given up, and so is the iteration once the others are read: what kills every worker
-soon would yield the same elements again and again. An iteration is over when every shard was read
-to its end, or failed, or was given up; while a slot is empty it waits.
+Shard i of n is read completely by the worker in slot i of n (`slots`). If that worker is lost or
+leaves before the end, the next worker in the slot reads the shard again from the start: each
+element is delivered at least once. A shard whose worker dies three times in a row, within a minute
+each, is abandoned, and so is the iteration once the other shards are read: a function that kills
+every worker soon would yield the same elements repeatedly. An iteration is complete when every
+shard was read, failed or was abandoned; it waits while a slot is empty.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ENDED = (TaskPhase.FINISHED, TaskPhase.FAILED)
 
 
 class StaticSharding(IterationPolicy):
-    """Nothing is dealt, and each task is a part that is fixed beforehand.
+    """Assigns no splits: each task reads a fixed shard.
 
     Args:
-        shard_kind: Which (`messages.TaskDefinition.shard_kind`).
+        shard_kind: How the shard is taken from the plan (`messages.TaskDefinition.shard_kind`).
     """
 
     assigns_splits = False
@@ -48,10 +48,10 @@ class StaticSharding(IterationPolicy):
     def check_dataset(
         self, state: DispatcherState, dataset: RegisteredDataset, request: OpenIteration
     ) -> None:
-        """Refuse where no workers were named.
+        """Reject a dataset if the dispatcher has no list of workers.
 
         Raises:
-            NotFoundError: The dispatcher has no list of workers.
+            NotFoundError: If the dispatcher has no list of workers.
         """
         if not state.slots:
             raise NotFoundError(
@@ -65,7 +65,7 @@ class StaticSharding(IterationPolicy):
     def extend_definition(
         self, definition: TaskDefinition, state: DispatcherState, task: DispatcherTask
     ) -> TaskDefinition:
-        """Add which shard it is."""
+        """Add the shard to the definition."""
         assert isinstance(task.mode_state, DatasetShard), task
         return msgspec.structs.replace(
             definition, shard_index=task.mode_state.index, num_shards=task.mode_state.num_shards
@@ -74,7 +74,7 @@ class StaticSharding(IterationPolicy):
     def tasks_to_create(
         self, state: DispatcherState, iteration: JobIteration
     ) -> list[TaskAssignment]:
-        """Return a task for each shard that nobody reads and somebody could."""
+        """Return a task for each shard that is unread and whose slot has an eligible worker."""
         tasks = state.tasks_of(iteration)
         taken = {
             _shard_index(task)
@@ -94,7 +94,7 @@ class StaticSharding(IterationPolicy):
         ]
 
     def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
-        """Whether every shard was read to its end, or failed, or was given up."""
+        """Return whether every shard was read, failed or was abandoned."""
         tasks = state.tasks_of(iteration)
         if any(task.phase is TaskPhase.RUNNING for task in tasks):
             return False
@@ -102,7 +102,7 @@ class StaticSharding(IterationPolicy):
         return len(read.union(_abandoned_shards(tasks))) == len(state.slots)
 
     def failure_reason(self, state: DispatcherState, iteration: JobIteration) -> str:
-        """Return that shards were given up, if some were."""
+        """Return an error about the abandoned shards; empty if there are none."""
         return " ".join(
             f"Share {shard} was given up: its worker was lost {_MAX_ATTEMPTS} times in a row, "
             f"within a minute each, the last at {last.address} ({last.reason}). A function of the "
@@ -113,13 +113,13 @@ class StaticSharding(IterationPolicy):
     def lost_splits(
         self, state: DispatcherState, iteration: JobIteration
     ) -> tuple[LostSplits, ...]:
-        """Return nothing: what is missing, `failure_reason` says."""
+        """Return nothing: `failure_reason` describes the abandoned shards."""
         return ()
 
     def is_redeliverable(
         self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask
     ) -> bool:
-        """Whether it ended on its worker, where the last answers may be asked for again."""
+        """Return whether the task ended on its worker, which can redeliver its last batches."""
         return task.phase in _ENDED
 
 
@@ -130,12 +130,12 @@ def _shard_index(task: DispatcherTask) -> int:
 
 
 def _is_read(task: DispatcherTask) -> bool:
-    """Whether a task went through its shard, as far as that can be read."""
+    """Return whether a task read its shard as far as it can be read."""
     return task.phase in _ENDED and not task.cut_short
 
 
 def _abandoned_shards(tasks: Sequence[DispatcherTask]) -> dict[int, DispatcherTask]:
-    """Return the shards whose workers died again and again, each with the last task of it."""
+    """Return the shards whose workers died repeatedly, each with its last task."""
     deaths: dict[int, list[DispatcherTask]] = {}
     for task in tasks:
         if task.phase is not TaskPhase.LOST or task.is_stable:

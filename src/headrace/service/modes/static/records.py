@@ -1,4 +1,4 @@
-"""What the dispatcher remembers of static sharding."""
+"""State that static sharding adds to tasks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class DatasetShard(TaskModeState):
     num_shards: int
 
     def extend_address(self, address: TaskAddress) -> TaskAddress:
-        """Add which shard it is."""
+        """Add the shard index to the address."""
         return msgspec.structs.replace(address, shard_index=self.index)
 
 
 def shard_of(mode: TaskModeState | None) -> DatasetShard | None:
-    """Return which shard a task reads; None: it reads none."""
+    """Return the shard of a task; None if it has none."""
     return mode if isinstance(mode, DatasetShard) else None

@@ -1,0 +1,397 @@
+"""Which part of a dataset a rank reads, and which of that each process of a DataLoader.
+
+    element     0   1   2   3   4   5   6   7   8        two ranks, two processes each
+    rank 0      a       b       a       b                 process a: 0, 4; b: 2, 6
+    rank 1          a       b       a       b             process a: 1, 5; b: 3, 7
+    nobody                                      8         the last round is not complete
+
+Rule 1. What ranks read together is every element once, but for a last round that is not complete:
+        ranks whose steps wait for each other must end together.
+Rule 2. A rank's processes take its elements in turn. A DataLoader asks them in turn, so it gives
+        them in the order that they have without processes.
+Rule 3. A dataset that comes from a data service is not shared by ranks: its jobs say who gets what.
+Rule 4. A state counts the rounds, so that another number of ranks goes on from it.
+
+Where nobody knows how many elements there are, a step of the plan (`ShardFullRounds`) reads each
+round to its end, so that ranks end together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from headrace.element.chunk import Chunk
+from headrace.errors import FailedPreconditionError
+from headrace.execution.build import opens_files
+from headrace.execution.context import Context
+from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.plan.batching import Batch, PaddedBatch
+from headrace.plan.buffering import Prefetch
+from headrace.plan.combining import Interleave
+from headrace.plan.determinism import find_unordered_steps
+from headrace.plan.elements import FromSource
+from headrace.plan.elementwise import Map
+from headrace.plan.node import Node
+from headrace.plan.options import AutoShardPolicy, WithOptions
+from headrace.plan.ordering import ShardBlocks, ShardElements, Skip, Take
+from headrace.plan.source import INFINITE, UNKNOWN
+from headrace.plan.traverse import cardinality, merged_options, walk
+from headrace.plan.user_function import step_name
+from headrace.rewrites.canonicalize import canonicalize
+from headrace.rewrites.shard import shard_files, shard_hints
+
+__all__ = [
+    "WHOLE_DATASET",
+    "DataShard",
+    "ShardFullRounds",
+    "draws_without_seed",
+    "find_repeated_step",
+    "is_read_ahead",
+    "is_sharded_manually",
+    "may_end_at_different_steps",
+    "reads_data_service",
+    "shard_plan",
+]
+
+
+@dataclass(frozen=True)
+class DataShard:
+    """Part `index` of so many."""
+
+    count: int = 1
+    index: int = 0
+
+
+WHOLE_DATASET = DataShard()
+
+
+def shard_plan(
+    plan: Node,
+    rank_shard: DataShard,
+    worker_shard: DataShard,
+    *,
+    drop_remainder: bool,
+    start: int = 0,
+) -> Node:
+    """Return what one process of one rank reads of a plan.
+
+    Args:
+        plan: As written.
+        rank_shard: Which rank this is; `WHOLE_DATASET`: the plan is not shared by ranks.
+        worker_shard: Which process of a DataLoader this is, of its rank's.
+        drop_remainder: Whether the last round is left out if not every rank has an element there.
+        start: How many elements of the plan were read before, by all ranks together.
+
+    Raises:
+        FailedPreconditionError: It goes on from a place that only its own ranks have; its order is
+            another each time; or it comes from a data service by a job of this process alone, and
+            several would read it.
+    """
+    if reads_data_service(plan):
+        _check_job(plan, worker_shard)
+        _check_start(start, "it comes from a data service")
+        return plan
+    policy = merged_options(plan).auto_shard_policy
+    everyone = DataShard(
+        rank_shard.count * worker_shard.count,
+        worker_shard.index * rank_shard.count + rank_shard.index,
+    )
+    if everyone.count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT):
+        _check_start(start, f"AutoShardPolicy.{policy.name} shares it")
+        if policy is AutoShardPolicy.HINT:
+            return shard_hints(plan, everyone.count, everyone.index)
+        return shard_files(plan, everyone.count, everyone.index, opens_files)
+    if everyone.count > 1 or start:
+        plan = _shard_elements(plan, rank_shard, worker_shard, drop_remainder, start)
+        _check_order(plan, everyone)
+    return plan
+
+
+def _shard_elements(
+    plan: Node, rank_shard: DataShard, worker_shard: DataShard, drop_remainder: bool, start: int
+) -> Node:
+    """Return every n-th element of a plan, with as few steps below the choice as can be.
+
+    What makes one element of one, and a batch of as many rows, stays above, so that it runs for
+    these elements alone:
+
+        Batch(Map(rows))   ->   Batch(Map(ShardBlocks(rows)))
+    """
+    size = cardinality(plan)
+    above: list[Node] = []
+    plan = _strip_one_to_one(plan, above)
+    block, short = 1, False
+    if isinstance(plan, Batch | PaddedBatch):
+        block, short = plan.size, not plan.drop_remainder
+        above.append(plan)
+        plan = _strip_one_to_one(plan.input, above)
+    if start:
+        plan = Skip(input=plan, count=start * block)
+    if rank_shard.count > 1 and drop_remainder and size == UNKNOWN:
+        plan = ShardFullRounds(
+            input=plan,
+            count=rank_shard.count,
+            index=rank_shard.index,
+            block=block,
+            allows_short_block=short,
+        )
+    elif rank_shard.count > 1:
+        if drop_remainder and size != INFINITE:
+            rounds = max(0, size - start) // rank_shard.count
+            plan = Take(input=plan, count=rounds * rank_shard.count * block)
+        plan = _add_shard(plan, rank_shard, block)
+    plan = _add_shard(plan, worker_shard, block)
+    for step in reversed(above):
+        plan = step.copy_with_inputs([plan])
+    return plan
+
+
+def _strip_one_to_one(plan: Node, above: list[Node]) -> Node:
+    """Return what lies below the steps that make one element of one, and note these."""
+    while plan.one_to_one:
+        above.append(plan)
+        (plan,) = plan.inputs
+    return plan
+
+
+def _add_shard(plan: Node, shard: DataShard, block: int) -> Node:
+    if shard.count == 1:
+        return plan
+    if block == 1:
+        return ShardElements(input=plan, num_shards=shard.count, index=shard.index)
+    return ShardBlocks(input=plan, num_shards=shard.count, index=shard.index, block_size=block)
+
+
+def may_end_at_different_steps(plan: Node, rank_shard: DataShard) -> bool:
+    """Say whether ranks may end at different steps, as where each reads files of its own."""
+    policy = merged_options(plan).auto_shard_policy
+    return rank_shard.count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT)
+
+
+def is_sharded_manually(plan: Node, rank_shard: DataShard) -> bool:
+    """Say whether a plan is what `shard(world size, rank)` made for this rank.
+
+    Raises:
+        FailedPreconditionError: It has a shard of as many, and of another index, which may be a
+            rank's or a split of the data.
+    """
+    found = [node for node in walk(plan) if isinstance(node, ShardElements)]
+    indices = {node.index for node in found if node.num_shards == rank_shard.count}
+    if indices and rank_shard.index not in indices:
+        raise FailedPreconditionError(
+            f"the dataset has a step shard({rank_shard.count}, {min(indices)}), and this is rank "
+            f"{rank_shard.index} of {rank_shard.count}: if the step shares the data among ranks, "
+            "give it "
+            "this rank; if it is a split of the data, call loader(..., shard=(num_shards, index)), "
+            "or shard=False for all of it on every rank"
+        )
+    return bool(indices)
+
+
+def reads_data_service(plan: Node) -> bool:
+    """Say whether a data service makes elements of a plan."""
+    return any(_remote_sources(plan))
+
+
+def is_read_ahead(plan: Node) -> bool:
+    """Say whether what comes next of a plan is being made already, on threads or elsewhere."""
+    while isinstance(plan, WithOptions | ShardElements | Skip | Take):
+        plan = plan.input
+    return isinstance(plan, Prefetch) or (
+        isinstance(plan, FromSource) and plan.source.replay_buffers is not None
+    )
+
+
+def draws_without_seed(plan: Node) -> bool:
+    """Say whether a step of a plan draws, and was given no seed."""
+    return any(
+        node.is_random and getattr(node, "seed", None) is None and hasattr(node, "seed")
+        for node in walk(plan)
+    )
+
+
+def _remote_sources(plan: Node) -> Iterator[Any]:
+    for node in walk(plan):
+        if isinstance(node, FromSource) and node.source.replay_buffers is not None:
+            yield node.source
+
+
+def _check_job(plan: Node, worker_shard: DataShard) -> None:
+    if worker_shard.count == 1:
+        return
+    if any(getattr(source, "job_name", None) is None for source in _remote_sources(plan)):
+        raise FailedPreconditionError(
+            f"each of the {worker_shard.count} worker processes of the DataLoader would read the "
+            "whole dataset from the data service: use num_workers=0, for the service has worker "
+            "processes of its own, or give `distribute` a job_name, so that they share its job"
+        )
+
+
+def _check_order(plan: Node, shard: DataShard) -> None:
+    """Refuse a plan whose elements are shared by their numbers, where these are not the same."""
+    normal = canonicalize(plan)
+    free = find_unordered_steps(normal.plan, normal.options.deterministic)
+    found = next((step for step in _steps_below_shards(normal.plan) if id(step) in free), None)
+    if found is not None:
+        raise FailedPreconditionError(
+            f"{step_name(found)} gives elements as they are ready (deterministic=False), so the "
+            f"{shard.count} processes that share the dataset would not agree which element is "
+            "whose: leave that out, or share the input with shard() before it"
+        )
+
+
+def find_repeated_step(plan: Node) -> str:
+    """Return the name of a step that everybody runs for the elements of all; "": there is none.
+
+    Args:
+        plan: What `shard_plan` returned.
+    """
+    for step in _steps_below_shards(canonicalize(plan).plan):
+        if isinstance(step, Map | Interleave):
+            return step_name(step)
+    return ""
+
+
+def _steps_below_shards(plan: Node) -> Iterator[Node]:
+    """Yield the steps of a plan in canonical form whose elements all readers must count."""
+    for node in walk(plan):
+        if isinstance(node, ShardElements | ShardBlocks | ShardFullRounds):
+            yield from walk(node.input)
+
+
+def _check_start(start: int, why: str) -> None:
+    if start:
+        raise FailedPreconditionError(
+            "the state was taken by another rank, or among another number of them, and this "
+            f"dataset cannot go on from it: {why}; restore it on the rank that saved it, of as many"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ShardFullRounds(Node):
+    """Keep block `index` of each `count` in a row; a last round that is not complete is dropped.
+
+    It is a shard whose readers all get equally many blocks, each without a word to the others:
+    every one reads a round to its end before it gives its block.
+    """
+
+    kind: ClassVar[str] = "shard_full_rounds"
+    is_read_only: ClassVar[bool] = True
+    rereads_input: ClassVar[bool] = True
+
+    input: Node
+    count: int
+    index: int
+    block: int = 1
+    """Elements in a block."""
+    allows_short_block: bool = False
+    """Whether a round is complete, too, if its last block has fewer elements."""
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        self.validate_int("count", minimum=1)
+        self.validate_int("index", minimum=0)
+        self.validate_int("block", minimum=1)
+
+    def cardinality(self, *inputs: int) -> int:
+        """Return INFINITE, or UNKNOWN: where it is known, a shard will do."""
+        return INFINITE if inputs[0] == INFINITE else UNKNOWN
+
+
+@make_iterator.register(ShardFullRounds)
+class _ShardFullRoundsIterator(ElementIterator):
+    """Reads a round, then gives its block.
+
+    Its state is where the round begins, how much of it failed already, and how much of the block
+    was given. What fails is raised when it is read, and counts as none.
+    """
+
+    def __init__(self, node: ShardFullRounds, context: Context) -> None:
+        self._input = make_iterator(node.input, context)
+        self._block_start, self._block_stop = node.index * node.block, (node.index + 1) * node.block
+        self._round_size = node.count * node.block
+        self._min_round_size = (
+            self._round_size - node.block + 1 if node.allows_short_block else self._round_size
+        )
+        self._begin_round(self._input.get_state())
+
+    def _begin_round(self, start: State, failed: int = 0, given: int = 0) -> None:
+        """Stand in a round of which nothing is read yet."""
+        self._round_start = start
+        self._num_failed = failed
+        #: Failures that were raised before, and are met again.
+        self._num_known_failures = failed
+        self._num_read = 0
+        self._block_chunks: list[Chunk] = []
+        #: Elements of the block that were given.
+        self._num_yielded = given
+        self._is_complete = False
+
+    @property
+    def can_read_ahead(self) -> bool:
+        return self._input.can_read_ahead
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while not (self._is_complete and self._block_chunks):
+            if self._is_complete:  # all of it was given before a restore
+                self._begin_round(self._input.get_state())
+            if not self._read_round():
+                return None
+        chunk = self._block_chunks[0].slice(0, limit)
+        self._block_chunks = _drop_first(self._block_chunks, chunk.size)
+        before = self.get_state()
+        self._num_yielded += chunk.size
+        if not self._block_chunks:
+            self._begin_round(self._input.get_state())
+        after = self.get_state()
+        size, given = chunk.size, before["given"]
+        return chunk.with_states(
+            lambda index: after if index == size else {**before, "given": given + index}
+        )
+
+    def _read_round(self) -> bool:
+        """Read a round to its end, and keep the block; False: there is none."""
+        while self._num_read < self._round_size:
+            try:
+                chunk = self._input.next_chunk(self._round_size - self._num_read)
+            except Exception:
+                if self._num_known_failures:
+                    self._num_known_failures -= 1
+                    continue
+                self._num_failed += 1
+                raise
+            if chunk is None:
+                if self._num_read < self._min_round_size:
+                    return False
+                break
+            kept = chunk.slice(
+                self._block_start - self._num_read, self._block_stop - self._num_read
+            )
+            if kept.size:
+                self._block_chunks.append(kept)
+            self._num_read += chunk.size
+        self._block_chunks = _drop_first(self._block_chunks, self._num_yielded)
+        self._is_complete = True
+        return True
+
+    def get_state(self) -> State:
+        return {"input": self._round_start, "failed": self._num_failed, "given": self._num_yielded}
+
+    def set_state(self, state: State) -> None:
+        self._input.set_state(state["input"])
+        self._begin_round(state["input"], state["failed"], state["given"])
+
+    def close(self) -> None:
+        self._input.close()
+
+
+def _drop_first(chunks: list[Chunk], count: int) -> list[Chunk]:
+    """Return what comes after so many elements."""
+    rest = []
+    for chunk in chunks:
+        if count < chunk.size:
+            rest.append(chunk.slice(count, chunk.size))
+        count = max(0, count - chunk.size)
+    return rest

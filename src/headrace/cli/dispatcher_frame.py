@@ -1,0 +1,306 @@
+"""One frame of `headrace top` for a dispatcher, as text, with the bottleneck of an epoch.
+
+clients wait | tasks wait for clients | bottleneck
+-------------+------------------------+------------------------------------------------
+yes          | no                     | the workers, or there is nothing to read
+no           | yes                    | the clients
+yes          | yes                    | the connection between them
+no           | no                     | none: both have what they need
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from headrace.cli.formatting import (
+    density_bar,
+    fit_lines,
+    format_bytes,
+    format_duration,
+    format_number,
+    format_rate,
+    format_table,
+    format_trend,
+    pluralize,
+    version_mismatches,
+)
+from headrace.service.config import ShardingPolicy
+from headrace.service.messages import (
+    ClientStatus,
+    DispatcherStatus,
+    IterationStatus,
+    JobStatus,
+    WorkerStatus,
+)
+
+__all__ = ["Bottleneck", "find_bottleneck", "find_save_bottleneck", "render_dispatcher"]
+
+
+_WAITING_SHARE = 0.2
+"""Fraction of the time below which a wait does not count; nor does a wait half as long as that of
+the other side."""
+_MIN_SECONDS = 3.0
+"""Minimum seconds of measurements for a result."""
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """Bottleneck of an epoch."""
+
+    location: str
+    """Short phrase to print after "bound by"."""
+    advice: str
+    """Advice; empty if none is needed."""
+
+
+def find_bottleneck(reading: IterationStatus) -> Bottleneck | None:
+    """Return the bottleneck of an epoch; None if it has finished, or was measured too briefly."""
+    if reading.finished:
+        return None
+    if not reading.tasks:
+        return Bottleneck(
+            "nobody who works", "no worker reads for this job; start one, or wait for it"
+        )
+    if not reading.clients:
+        return Bottleneck("nobody who reads", "its elements wait for a client to come back")
+    if reading.elapsed_seconds < _MIN_SECONDS:
+        return None
+    clients_wait = _mean([each.wait_ratio for each in reading.clients])
+    tasks_wait = _mean([each.client_wait_ratio for each in reading.tasks])
+    clients = clients_wait >= max(_WAITING_SHARE, tasks_wait / 2)
+    tasks = tasks_wait >= max(_WAITING_SHARE, clients_wait / 2)
+    if clients and tasks:
+        return Bottleneck(
+            "the way between workers and clients",
+            "both wait: see the network, put workers nearer, or raise max_outstanding_requests",
+        )
+    if tasks:
+        return Bottleneck(
+            "the clients", "workers wait for them: training takes the time, and fewer workers do"
+        )
+    if clients:
+        return _find_starvation(reading)
+    return Bottleneck("nothing", "")
+
+
+def find_save_bottleneck(saving: IterationStatus) -> Bottleneck | None:
+    """Return the bottleneck of a save; None if it has finished, or has just started."""
+    if saving.finished:
+        return None
+    if not saving.tasks:
+        return Bottleneck(
+            "nobody who works", "no worker writes its files; start one, or wait for it"
+        )
+    if saving.elapsed_seconds < _MIN_SECONDS:
+        return None
+    if _mean([each.client_wait_ratio for each in saving.tasks]) >= _WAITING_SHARE:
+        return Bottleneck("the dispatcher", "workers wait until it has heard of their files")
+    return _find_starvation(saving)
+
+
+def _find_starvation(reading: IterationStatus) -> Bottleneck:
+    starved = _mean([each.split_wait_ratio for each in reading.tasks]) >= 0.5
+    if starved and reading.splits_unassigned == 0:
+        return Bottleneck("the last units", "all units are dealt; the pass ends when they are done")
+    if starved:
+        return Bottleneck(
+            "the dealing of units",
+            "workers wait for units: make them larger (a batch before distribute, larger files)",
+        )
+    if not reading.steps:
+        return Bottleneck("the workers", "add workers")
+    stage = reading.steps[0]
+    return Bottleneck(f"{stage.step}, on the workers", "add workers, or make that step faster")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+_BAR = 24
+_MAX_CLIENTS = 3
+_MAX_STAGES = 3
+_MAX_LOST = 3
+_LOST_SECONDS = 600.0
+"""Seconds for which a lost worker is shown."""
+
+
+def render_dispatcher(
+    stats: DispatcherStatus, previous: DispatcherStatus | None, width: int
+) -> str:
+    """Return a status as lines of at most `width` characters.
+
+    Args:
+        stats: Status to show.
+        previous: Previous status, for trends; None without one.
+        width: Width of the terminal.
+    """
+    before = _rates(previous)
+    lines = [*_head(stats)]
+    for job in stats.jobs:
+        lines += ["", *_job(job, before)]
+    if not stats.jobs:
+        lines += ["", "nobody reads: there is no job"]
+    lines += ["", *_workers(stats)]
+    return fit_lines(lines, width)
+
+
+def _head(stats: DispatcherStatus) -> Iterator[str]:
+    parts = [
+        pluralize(len(stats.workers), "worker"),
+        pluralize(stats.clients, "client"),
+        pluralize(len(stats.jobs), "job"),
+        f"{pluralize(stats.datasets, 'dataset')} ({format_bytes(stats.plan_bytes)})",
+        f"up {format_duration(stats.uptime_seconds)}",
+    ]
+    if stats.slots:
+        parts.insert(1, f"{stats.occupied_slots} of {pluralize(stats.slots, 'slot')} held")
+    if stats.refused_connections:
+        parts.append(f"{pluralize(stats.refused_connections, 'peer')} refused")
+    if stats.workers_lost:
+        parts.append(f"{pluralize(stats.workers_lost, 'worker')} lost")
+    yield "  ".join(parts)
+    yield from version_mismatches(stats.versions, stats.workers)
+    recent = [each for each in stats.recently_lost_workers if each.seconds_ago < _LOST_SECONDS]
+    for lost in recent[:_MAX_LOST]:
+        yield f"lost {format_duration(lost.seconds_ago)} ago: {lost.address}: {lost.reason}"
+
+
+def _job(job: JobStatus, before: dict[int, float]) -> Iterator[str]:
+    if job.path:
+        files = f"{format_number(job.elements)} elements, {format_bytes(job.bytes)} in files"
+        yield f"save into {job.path}  dataset {job.dataset_id}  {files}"
+    else:
+        name = job.name or "of a client's own"
+        mode = ShardingPolicy(job.processing_mode).name
+        if job.ordered:
+            mode += ", in order"
+        if job.num_consumers is not None:
+            mode += f", {pluralize(job.num_consumers, 'consumer')} (remainder: {job.remainder})"
+        passes = pluralize(job.num_epochs, "pass", "passes")
+        yield f"job {name}  {mode}  dataset {job.dataset_id}  {passes}"
+    reading = [each for each in job.iterations if not each.finished]
+    for each in reading:
+        yield from _epoch(each, before.get(each.iteration_id), is_save=bool(job.path))
+    if not reading:
+        yield "  no pass is being read"
+
+
+def _epoch(reading: IterationStatus, before: float | None, *, is_save: bool) -> Iterator[str]:
+    title = f"pass {'.'.join(map(str, reading.epoch))}" if reading.epoch else "pass"
+    speed = reading.elements_per_second
+    made = format_rate(speed) + format_trend(speed, before)
+    parts = [_bar(reading.progress), made, f"{format_bytes(reading.bytes_per_second)}/s"]
+    if reading.remaining_seconds is not None:
+        parts.append(f"{format_duration(reading.remaining_seconds)} left")
+    yield f"  {title}  {'  '.join(parts)}"
+    if len(reading.history) > 1:
+        yield (
+            f"    made      {density_bar(reading.history)} {format_rate(max(reading.history))} at "
+            "most"
+        )
+    if reading.num_splits is not None:
+        total = (
+            "without end" if reading.num_splits < 0 else f"of {format_number(reading.num_splits)}"
+        )
+        in_progress = format_number(reading.splits_in_progress)
+        units = f"{format_number(reading.splits_assigned)} dealt {total}, {in_progress} in hand"
+        if reading.splits_unassigned is not None:
+            units += f", {format_number(reading.splits_unassigned)} left"
+        if reading.splits_abandoned:
+            units += f", {format_number(reading.splits_abandoned)} given up"
+        yield f"    units     {units}"
+    if not is_save:
+        yield f"    clients   {_clients(reading.clients)}"
+    yield f"    tasks     {_tasks(reading, 'the dispatcher' if is_save else 'clients')}"
+    yield from _trainers(reading)
+    if reading.steps:
+        steps = [f"{each.step} {each.busy_threads:.1f}" for each in reading.steps[:_MAX_STAGES]]
+        yield f"    threads   {', '.join(steps)}"
+    bound = find_save_bottleneck(reading) if is_save else find_bottleneck(reading)
+    if bound is not None:
+        yield f"    bound by  {bound.location}{f': {bound.advice}' if bound.advice else ''}"
+
+
+def _bar(progress: float | None) -> str:
+    if progress is None:
+        return f"[{'?' * _BAR}]"
+    full = int(progress * _BAR)
+    return f"[{'#' * full}{'.' * (_BAR - full)}] {progress:4.0%}"
+
+
+def _clients(clients: Sequence[ClientStatus]) -> str:
+    if not clients:
+        return "none"
+    most = sorted(clients, key=lambda each: -each.wait_ratio)
+    shown = [
+        f"{_short_client_name(each.client_id)} {each.wait_ratio:.0%}"
+        for each in most[:_MAX_CLIENTS]
+    ]
+    more = f" and {len(most) - _MAX_CLIENTS} more" if len(most) > _MAX_CLIENTS else ""
+    return f"{len(clients)}; time spent waiting for elements: {', '.join(shown)}{more}"
+
+
+def _tasks(reading: IterationStatus, num_tasks: str) -> str:
+    if not reading.tasks:
+        return "none runs"
+    count = len(reading.tasks)
+    for_clients = sum(each.client_wait_ratio for each in reading.tasks) / count
+    for_units = sum(each.split_wait_ratio for each in reading.tasks) / count
+    return (
+        f"{count}; time spent waiting for {num_tasks} {for_clients:.0%}, for units {for_units:.0%}"
+    )
+
+
+def _trainers(reading: IterationStatus) -> Iterator[str]:
+    """Yield the progress of each trainer that shares the epoch with others."""
+    behind: dict[str, tuple[int, int]] = {}
+    for task in reading.tasks:
+        for each in task.trainers:
+            far, skipped = behind.get(each.trainer_id, (0, 0))
+            behind[each.trainer_id] = (far + each.lag, skipped + each.skipped)
+    if not behind:
+        return
+    last = sorted(behind.items(), key=lambda item: -item[1][0])
+    parts = [
+        f"{name} {format_number(far)}" + (f" ({format_number(skipped)} skipped)" if skipped else "")
+        for name, (far, skipped) in last[:_MAX_CLIENTS]
+    ]
+    more = f" and {len(last) - _MAX_CLIENTS} more" if len(last) > _MAX_CLIENTS else ""
+    yield f"    trainers  {len(last)}; elements behind: {', '.join(parts)}{more}"
+
+
+def _workers(stats: DispatcherStatus) -> Iterator[str]:
+    if not stats.workers:
+        yield "no worker is registered; start one with `headrace worker --dispatcher HOST:PORT`"
+        return
+    head = ("worker", "tasks", "made", "bytes", "ready", "last heard of")
+    yield from format_table([head, *(_worker(each) for each in stats.workers)])
+
+
+def _worker(worker: WorkerStatus) -> tuple[str, ...]:
+    return (
+        f"{worker.address} (leaving)" if worker.draining else worker.address,
+        str(worker.tasks),
+        format_rate(worker.elements_per_second),
+        f"{format_bytes(worker.bytes_per_second)}/s",
+        f"{worker.buffered_batches} ({format_bytes(worker.buffered_bytes)})",
+        f"{format_duration(worker.seconds_since_heartbeat)} ago",
+    )
+
+
+def _short_client_name(client_id: str) -> str:
+    """Return host and process of a client, without the unique suffix."""
+    return client_id.rpartition("-")[0] or client_id
+
+
+def _rates(status: DispatcherStatus | None) -> dict[int, float]:
+    if status is None:
+        return {}
+    return {
+        each.iteration_id: each.elements_per_second
+        for job in status.jobs
+        for each in job.iterations
+    }

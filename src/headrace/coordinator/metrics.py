@@ -1,0 +1,115 @@
+"""Prometheus metrics of a coordinator and of a closure worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from headrace.coordinator.status import CoordinatorStatus
+
+__all__ = ["WorkerCounters", "coordinator_metrics", "worker_metrics"]
+
+
+def coordinator_metrics(status: CoordinatorStatus) -> Iterator[Metric]:
+    """Return the metrics of a coordinator."""
+    name = "headrace_coordinator_"
+    longest = 0.0 if status.longest_running is None else status.longest_running.seconds
+    yield from _gauges(
+        name,
+        ("functions_waiting", "Functions that no worker has.", status.num_waiting),
+        ("functions_in_flight", "Functions that workers have.", status.num_in_flight),
+        ("longest_seconds", "For how long the oldest function that runs has been at it.", longest),
+        (
+            "staleness",
+            "How far the oldest function is behind the newest one sent.",
+            status.staleness_gap,
+        ),
+        ("workers", "Workers that can be reached.", sum(w.is_connected for w in status.workers)),
+        (
+            "workers_missing",
+            "Workers that are waited for.",
+            sum(not w.is_connected for w in status.workers),
+        ),
+        ("uptime_seconds", "Seconds since the coordinator was made.", status.uptime_seconds),
+    )
+    yield from _counters(
+        name,
+        ("functions", "Functions that are over.", status.num_finished),
+        ("calls", "Calls of functions that returned or raised.", status.num_returned),
+        ("calls_failed", "Calls of functions that raised.", status.num_failed),
+        ("calls_retried", "Calls that were taken back from lost workers.", status.num_retried),
+        ("call_seconds", "Seconds for which functions ran, added up.", status.total_seconds),
+        ("workers_lost", "Workers that were lost, each time.", status.num_workers_lost),
+    )
+
+
+def worker_metrics(counters: WorkerCounters) -> Iterator[Metric]:
+    """Return the metrics of a worker that runs closures."""
+    name = "headrace_closure_worker_"
+    yield from _gauges(
+        name,
+        ("connected", "Whether a coordinator has this worker: 1, or 0.", int(counters.has_session)),
+        ("functions_running", "Functions that run.", counters.num_running),
+        ("functions_waiting", "Functions that wait for a thread.", counters.num_waiting),
+    )
+    yield from _counters(
+        name,
+        ("sessions", "How often a coordinator took this worker.", counters.num_sessions),
+        ("functions", "Functions that returned or raised.", counters.num_returned),
+        ("functions_failed", "Functions that raised.", counters.num_failed),
+        (
+            "functions_abandoned",
+            "Functions that were given up while they ran.",
+            counters.num_abandoned,
+        ),
+        ("function_seconds", "Seconds for which functions ran, added up.", counters.total_seconds),
+    )
+
+
+def _gauges(prefix: str, *found: tuple[str, str, float]) -> Iterator[Metric]:
+    for name, words, value in found:
+        yield GaugeMetricFamily(f"{prefix}{name}", words, value=value)
+
+
+def _counters(prefix: str, *found: tuple[str, str, float]) -> Iterator[Metric]:
+    for name, words, value in found:
+        yield CounterMetricFamily(f"{prefix}{name}", words, value=value)
+
+
+# --- counters of a worker over all its coordinators -----------------------------------------------
+
+
+@dataclass(eq=False)
+class WorkerCounters:
+    """Counters since the worker's start.
+
+    Attributes:
+        num_sessions: Number of sessions started by coordinators.
+        num_returned: Number of functions that returned or raised.
+        num_failed: Number of functions that raised.
+        num_abandoned: Number of functions abandoned while running.
+        total_seconds: Total run time of functions.
+        has_session: Whether a coordinator has a session now.
+        num_running: Number of functions running in that session.
+        num_waiting: Number of functions waiting for a thread.
+    """
+
+    num_sessions: int = 0
+    num_returned: int = 0
+    num_failed: int = 0
+    num_abandoned: int = 0
+    total_seconds: float = 0.0
+    has_session: bool = False
+    num_running: int = 0
+    num_waiting: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def record_returned(self, seconds: float, *, failed: bool) -> None:
+        """Count a function that has returned or raised."""
+        with self._lock:
+            self.num_returned += 1
+            self.num_failed += failed
+            self.total_seconds += seconds

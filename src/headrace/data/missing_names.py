@@ -1,0 +1,382 @@
+"""Error messages for names of tf.data and similar libraries that do not exist here."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+__all__ = [
+    "ARGUMENT_ALTERNATIVES",
+    "METHOD_ALTERNATIVES",
+    "MODULE_ALTERNATIVES",
+    "MissingNamesMeta",
+    "explain_unknown_arguments",
+    "missing_method_message",
+    "missing_name_message",
+    "slices_error",
+]
+
+
+_USE_A_GENERATOR = (
+    "a generator over the dataset does it in one process: "
+    "Dataset.from_generator(lambda: steps(dataset))"
+)
+_USE_SAVE = "save(path) keeps the elements of a pass in a directory, Dataset.load(path) reads them"
+_ALREADY_NUMPY = "elements are NumPy already, so leave it out"
+_USE_NDARRAY = "np.ndarray: elements are NumPy arrays"
+_USE_IMAGE_FUNCTION = "a function of Pillow, OpenCV or NumPy in map()"
+_USE_PADDED_BATCH = "padded_batch(), or tuples of indices and values"
+_USE_METHOD = "the method of the same name of Dataset"
+_NOT_NEEDED = "nothing: leave it out"
+
+#: Names of tf.data.Dataset, current and deprecated, and of data loaders.
+METHOD_ALTERNATIVES = {
+    "as_iterator": "iterate over it: `for element in dataset`, or iter(dataset)",
+    "collate_fn": "batch(), or padded_batch()",
+    "distribute": "dataset.apply(hr.service.distribute(...))",
+    "fingerprint": "explain() shows the plan; a saved state says whether it fits",
+    "from_list": "Dataset.from_random_access(items)",
+    "get_single_element": "next(iter(dataset))",
+    "ignore_errors": "catch the error in the function, and filter() what it returns then",
+    "in_processes": "hr.service.LocalCluster(), and apply(hr.service.distribute(...))",
+    "iterate": "iterate over it: `for element in dataset`, or iter(dataset)",
+    "make_initializable_iterator": "iter(dataset)",
+    "make_one_shot_iterator": "iter(dataset)",
+    "map_with_legacy_function": "map()",
+    "filter_with_legacy_function": "filter()",
+    "numpy": "elements are NumPy already",
+    "output_classes": "element_spec",
+    "output_shapes": "element_spec",
+    "output_types": "element_spec",
+    "pack_sequences": _USE_A_GENERATOR,
+    "ragged_batch": "padded_batch(), with the lengths beside it: map(lambda x: (x, len(x)))",
+    "random_map": "map() with np.random.default_rng([seed, number]); enumerate() gives the number",
+    "rebatch": "unbatch().batch(batch_size)",
+    "reduce": "functools.reduce(function, dataset, first)",
+    "rejection_resample": _USE_A_GENERATOR,
+    "snapshot": _USE_SAVE,
+    "sparse_batch": _USE_PADDED_BATCH,
+    "unique": _USE_A_GENERATOR,
+    "window": "of an array np.lib.stride_tricks.sliding_window_view; else " + _USE_A_GENERATOR,
+}
+
+_USE_LIST_FILES = "Dataset.list_files(...).interleave(...) over a generator that reads a file"
+
+#: Names that users look up in a module: those of tf.data, tf.io and the like.
+MODULE_ALTERNATIVES: dict[str, dict[str, str]] = {
+    "headrace": {
+        "ArrayRecordDataset": "IndexedSource: a class with `size` and `gather`",
+        "AutoShardPolicy": "hr.service.ShardingPolicy",
+        "Counter": "hr.Dataset.counter()",
+        "CsvDataset": "hr.TextLineDataset(...).skip(1).map(parse)",
+        "DatasetSpec": "hr.ArraySpec, and Dataset.element_spec",
+        "DistributeOptions": _NOT_NEEDED,
+        "FixedLengthRecordDataset": "hr.Dataset.from_source with a Source over np.memmap",
+        "Iterator": "hr.DatasetIterator",
+        "IteratorSpec": "hr.DatasetIterator.element_spec",
+        "JsonLinesDataset": "hr.TextLineDataset(...).map(json.loads)",
+        "Lookup": "a dict, in map()",
+        "NumpyIterator": "hr.DatasetIterator",
+        "OptimizationOptions": "nothing: plans are always rewritten; explain() shows how",
+        "ParquetDataset": _USE_LIST_FILES + " (pyarrow.parquet)",
+        "RandomDataset": "hr.Dataset.random()",
+        "SHARD_HINT": "hr.service.SHARD_HINT",
+        "ShardingPolicy": "hr.service.ShardingPolicy",
+        "SqlDataset": "hr.Dataset.from_generator(lambda: rows)",
+        "TensorSpec": "hr.ArraySpec",
+        "ThreadingOptions": "num_parallel_calls of map() and interleave()",
+        "WebDataset": _USE_LIST_FILES + " (tarfile)",
+        "cast": "np.asarray(x, dtype), in map()",
+        "constant": "np.array",
+        "convert_to_tensor": "np.asarray",
+        "data": "hr itself: tf.data.Dataset is hr.Dataset",
+        "distribute": "hr.service.distribute(...), with apply()",
+        "experimental": "hr itself, and hr.service",
+        "function": "nothing: functions are ordinary Python",
+        "image": _USE_IMAGE_FUNCTION,
+        "jax": "jax.device_put(element): elements are NumPy",
+        "keras": "iterate over the dataset: elements are NumPy",
+        "numpy_function": "the function itself: it is called with NumPy values",
+        "py_function": "the function itself: it is called with NumPy values",
+        "string": "bytes, or str",
+        "strings": "the methods of str and bytes, in map()",
+        "tensor": _USE_NDARRAY,
+        "train": "hr.io.encode_example(...), and DatasetIterator.get_state()",
+    },
+    "headrace.data": {
+        "AUTOTUNE": "hr.AUTOTUNE",
+        "Dataset": "hr.Dataset",
+        "FixedLengthRecordDataset": "hr.Dataset.from_source with a Source over np.memmap",
+        "INFINITE_CARDINALITY": "hr.INFINITE_CARDINALITY",
+        "Options": "hr.Options",
+        "TFRecordDataset": "hr.TFRecordDataset",
+        "TextLineDataset": "hr.TextLineDataset",
+        "UNKNOWN_CARDINALITY": "hr.UNKNOWN_CARDINALITY",
+        "experimental": "hr itself, and hr.service",
+    },
+    "headrace.io": {
+        "FixedLenSequenceFeature": "VarLenFeature",
+        "RaggedFeature": "VarLenFeature",
+        "SparseFeature": "VarLenFeature, once for the indices and once for the values",
+        "TFRecordDataset": "hr.TFRecordDataset",
+        "TFRecordOptions": 'TFRecordWriter(path, "GZIP")',
+        "decode_and_crop_jpeg": _USE_IMAGE_FUNCTION,
+        "decode_base64": "base64.urlsafe_b64decode",
+        "decode_bmp": _USE_IMAGE_FUNCTION,
+        "decode_compressed": "zlib.decompress, gzip.decompress",
+        "decode_csv": "csv.reader, or line.split(b',')",
+        "decode_gif": _USE_IMAGE_FUNCTION,
+        "decode_image": _USE_IMAGE_FUNCTION,
+        "decode_jpeg": _USE_IMAGE_FUNCTION,
+        "decode_json_example": "json.loads, then encode_example",
+        "decode_png": _USE_IMAGE_FUNCTION,
+        "decode_proto": "the class that protoc made: Message.FromString(data)",
+        "decode_raw": "np.frombuffer(data, dtype)",
+        "deserialize_many_sparse": _USE_PADDED_BATCH,
+        "encode_base64": "base64.urlsafe_b64encode",
+        "encode_jpeg": _USE_IMAGE_FUNCTION,
+        "encode_png": _USE_IMAGE_FUNCTION,
+        "encode_proto": "message.SerializeToString()",
+        "extract_jpeg_shape": "PIL.Image.open(io.BytesIO(data)).size",
+        "gfile": "pathlib, or fsspec",
+        "is_jpeg": r'data.startswith(b"\xff\xd8\xff")',
+        "match_filenames_once": "hr.Dataset.list_files(pattern)",
+        "matching_files": "glob.glob, or hr.Dataset.list_files(pattern)",
+        "parse_sequence_example": "parse_example, of context and sequences as features",
+        "parse_single_example": "parse_example: it takes one record or a batch of them",
+        "parse_single_sequence_example": "parse_example, of context and sequences as features",
+        "parse_tensor": "np.load(io.BytesIO(data))",
+        "read_file": "pathlib.Path(name).read_bytes()",
+        "resize": _USE_IMAGE_FUNCTION,
+        "serialize_many_sparse": _USE_PADDED_BATCH,
+        "serialize_sparse": _USE_PADDED_BATCH,
+        "serialize_tensor": "np.save",
+        "write_file": "pathlib.Path(name).write_bytes(data)",
+        "write_graph": _NOT_NEEDED,
+    },
+    "headrace.service": {
+        "DistributeOptions": _NOT_NEEDED,
+    },
+}
+
+#: Names of tf.data.experimental; most others are methods or names of `hr`.
+_EXPERIMENTAL_ALTERNATIVES = {
+    "AutotuneAlgorithm": _NOT_NEEDED,
+    "AutotuneOptions": _NOT_NEEDED,
+    "DatasetInitializer": "a dict, in map()",
+    "ExternalStatePolicy": _NOT_NEEDED,
+    "Reducer": "group_by_window(), or scan()",
+    "TFRecordWriter": "hr.io.TFRecordWriter",
+    "assert_cardinality": "take(n)",
+    "copy_to_device": "the framework's own, in the loop",
+    "dense_to_ragged_batch": METHOD_ALTERNATIVES["ragged_batch"],
+    "dense_to_sparse_batch": _USE_PADDED_BATCH,
+    "enable_debug_mode": "nothing: functions are ordinary Python, and a debugger stops in them",
+    "enumerate_dataset": "Dataset.enumerate()",
+    "get_model_proto": "Dataset.explain()",
+    "get_next_as_optional": "DatasetIterator.get_next_as_optional()",
+    "get_structure": "Dataset.element_spec",
+    "group_by_reducer": "group_by_window(), or scan()",
+    "index_table_from_dataset": "a dict, in map()",
+    "make_batched_features_dataset": "hr.TFRecordDataset(...).batch(n).map(parse)",
+    "make_csv_dataset": "hr.TextLineDataset(...).skip(1).map(parse).batch(n)",
+    "make_saveable_from_iterator": "DatasetIterator.get_state()",
+    "map_and_batch": "map().batch()",
+    "pad_to_cardinality": "concatenate() with what pads, and take(n)",
+    "parallel_interleave": "interleave(num_parallel_calls=...)",
+    "parse_example_dataset": "map(lambda r: hr.io.parse_example(r, features))",
+    "prefetch_to_device": "prefetch(), and the framework's own in the loop",
+    "shuffle_and_repeat": "shuffle().repeat()",
+    "table_from_dataset": "a dict, in map()",
+}
+
+#: Names of tf.distribute.
+_USE_SERVICE_OR_CLUSTER = (
+    "apply(hr.service.distribute(...)) for the input, and the framework's own for the model; "
+    "it is not here yet"
+)
+
+MODULE_ALTERNATIVES["headrace.distribute"] = {
+    **dict.fromkeys(
+        ("CentralStorageStrategy", "TPUStrategy", "DistributedValues"), _USE_SERVICE_OR_CLUSTER
+    ),
+    **dict.fromkeys(
+        ("GCEClusterResolver", "SageMakerClusterResolver", "TPUClusterResolver"),
+        "SimpleClusterResolver(ClusterSpec({...})), with the addresses that you have",
+    ),
+    **dict.fromkeys(("RunOptions", "CrossDeviceOps", "NcclAllReduce"), _NOT_NEEDED),
+    **dict.fromkeys(("HierarchicalCopyAllReduce", "ReductionToOneDevice"), _NOT_NEEDED),
+    **dict.fromkeys(
+        ("CommunicationOptions", "CollectiveHints", "CommunicationImplementation"),
+        "timeout=, of MultiWorkerMirroredStrategy; each framework has its one way to add up",
+    ),
+    "cluster_resolver": "hr.distribute itself: its resolvers have the same names",
+    "experimental": "hr.distribute itself",
+    "experimental_set_strategy": "`with strategy.scope():` around what is to be made for it",
+}
+
+MODULE_ALTERNATIVES["headrace"] |= {
+    name: _EXPERIMENTAL_ALTERNATIVES.get(name, _USE_METHOD)
+    for name in (
+        *_EXPERIMENTAL_ALTERNATIVES,
+        *("bucket_by_sequence_length", "cardinality", "choose_from_datasets", "from_list"),
+        *("get_single_element", "group_by_window", "ignore_errors", "load", "prefetch", "range"),
+        *("rejection_resample", "sample_from_datasets", "save", "scan", "shuffle", "snapshot"),
+        *("take_while", "unbatch", "unique", "batch", "map", "filter", "interleave", "zip"),
+    )
+}
+
+#: Arguments that these functions have in other libraries.
+ARGUMENT_ALTERNATIVES = {
+    "batch_size": "batches are made by a step of the dataset: dataset.batch(n)",
+    "buffer_size": "leave it out: files are read in large pieces",
+    "compression": "leave it out: the files of `save` are Arrow's",
+    "collate_fn": "batch numbers, then map() them to a batch",
+    "drop_last": "it is called drop_remainder",
+    "element_spec": "leave it out: the directory says what it holds",
+    "fn": "it is called map_func",
+    "name": "leave it out: errors name a step by the file and line where it was written",
+    "num_epochs": "repeat(num_epochs)",
+    "num_parallel_batches": "num_parallel_calls, of map()",
+    "num_workers": "num_parallel_calls, or a service of as many workers",
+    "output_shapes": "output_signature=hr.ArraySpec(shape, dtype), or nothing at all",
+    "output_types": "output_signature=hr.ArraySpec(shape, dtype), or nothing at all",
+    "sampler": "the order is made by a step of the dataset: dataset.shuffle(buffer_size, seed=...)",
+    "shard_func": "leave it out: one process saves one stream",
+    "shuffle": "the order is made by a step of the dataset: dataset.shuffle(buffer_size, seed=...)",
+    "use_unbounded_threadpool": "num_parallel_calls=n",
+    "checkpoint_args": "leave it out: an unfinished save goes on where it stopped",
+    "dtype": "it is called output_type",
+}
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def missing_method_message(name: str, known: Sequence[str]) -> str:
+    """Return an error message for an unknown method with a remedy: a similar name or method."""
+    if name in METHOD_ALTERNATIVES:
+        return f"Dataset has no {name!r}; what does its work: {METHOD_ALTERNATIVES[name]}"
+    near = difflib.get_close_matches(name, [*known, *METHOD_ALTERNATIVES], n=1)
+    if near and near[0] in known:
+        return f"Dataset has no method {name!r}; did you mean {near[0]!r}?"
+    if near:
+        return f"Dataset has no method {name!r}, and no {near[0]!r}; {METHOD_ALTERNATIVES[near[0]]}"
+    return f"Dataset has no method {name!r}; it has: {', '.join(known)}"
+
+
+def missing_name_message(package: str, name: str, known: Sequence[str]) -> str:
+    """Return an error message for an unknown name of a module, with a remedy if one is known."""
+    words = f"module {package!r} has no attribute {name!r}"
+    table = MODULE_ALTERNATIVES.get(package, {})
+    if name in table:
+        return f"{words}; what does its work: {table[name]}"
+    near = difflib.get_close_matches(name, known, n=1)
+    if near and not name.startswith("_"):
+        return f"{words}; did you mean {near[0]!r}?"
+    return words
+
+
+class MissingNamesMeta(type):
+    """Metaclass whose classes explain unknown methods and arguments."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]
+    ) -> MissingNamesMeta:
+        """Create the class; wrap its public methods to explain unknown arguments."""
+        named = {
+            key: value if key.startswith("_") else _explain_in_method(value)
+            for key, value in namespace.items()
+        }
+        return super().__new__(cls, name, bases, named)
+
+    if not TYPE_CHECKING:  # else type checkers accept every name as a method
+
+        def __getattr__(cls, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+            known = [method for method in dir(cls) if not method.startswith("_")]
+            raise AttributeError(missing_method_message(name, known), name=name, obj=cls)
+
+
+def _explain_in_method(value: Any) -> Any:
+    if isinstance(value, classmethod | staticmethod):
+        return type(value)(explain_unknown_arguments(value.__func__))
+    return explain_unknown_arguments(value) if isinstance(value, FunctionType) else value
+
+
+def explain_unknown_arguments(function: F) -> F:
+    """Make a function raise a TypeError with a remedy for unknown arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return function
+    known = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not known.issuperset(kwargs):
+            raise TypeError(
+                _unknown_argument_message(function, next(k for k in kwargs if k not in known))
+            )
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _unknown_argument_message(function: Callable[..., Any], name: str) -> str:
+    words = f"{function.__qualname__}() has no argument {name!r}"
+    known = [each for each in inspect.signature(function).parameters if each not in ("self", "cls")]
+    near = difflib.get_close_matches(name, known, n=1)
+    if name in ARGUMENT_ALTERNATIVES:
+        return f"{words}; {ARGUMENT_ALTERNATIVES[name]}"
+    if near:
+        return f"{words}; did you mean {near[0]!r}?"
+    return f"{words}; it has: {', '.join(known) or 'none'}"
+
+
+def slices_error(data: Any) -> str | None:
+    """Return why data cannot be divided into rows, and a remedy; None if it is not known why."""
+    kind = type(data).__name__
+    cure = None
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        kind = "a list of dicts"
+        cure = (
+            "turn the rows into columns, {key: [row[key] for row in rows] for key in rows[0]}, "
+            "or use Dataset.from_generator(lambda: rows)"
+        )
+    elif isinstance(data, list | tuple) and any(hasattr(x, "as_numpy_iterator") for x in data):
+        kind = f"a {type(data).__name__} of Datasets"
+        cure = (
+            "elements cannot be Datasets: chain them with `concatenate`, mix them with "
+            "Dataset.sample_from_datasets or choose_from_datasets, or open them by number, "
+            "Dataset.range(len(x)).interleave(lambda i: x[int(i)])"
+        )
+    elif isinstance(data, set | frozenset):
+        cure = "give it an order: sorted(x)"
+    elif hasattr(data, "as_numpy_iterator"):
+        kind, cure = "a Dataset already", "use it as it is"
+    elif hasattr(data, "__next__"):
+        cure = "it can be read but once: use Dataset.from_generator with the function that makes it"
+    elif _is_map_style_dataset(data):
+        cure = "read its items by number: Dataset.from_random_access(x)"
+    if cure is None:
+        return None
+    return f"`x` must be arrays (or dicts and tuples of them) with rows, but got {kind}; {cure}"
+
+
+def _is_map_style_dataset(data: Any) -> bool:
+    """Return whether a value is a map-style dataset of some library, and not an array."""
+    kinds = (str, bytes, list, tuple, dict)
+    return (
+        hasattr(data, "__len__")
+        and hasattr(data, "__getitem__")
+        and not isinstance(data, kinds)
+        and not hasattr(data, "__array__")
+        and not hasattr(data, "__array_interface__")
+        and not hasattr(data, "__dlpack__")
+        and not hasattr(data, "keys")
+    )

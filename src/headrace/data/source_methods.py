@@ -1,0 +1,254 @@
+"""Constructors of `Dataset` from arrays, generators, files and sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from headrace.arguments import check_callable, check_flag, check_int, check_seconds
+from headrace.data.missing_names import MissingNamesMeta, slices_error
+from headrace.data.pipelines import from_pipeline, from_random_access
+from headrace.data.saving import load_source, load_streams
+from headrace.element.spec import Spec
+from headrace.plan.elements import FromSource
+from headrace.plan.node import Node, call_site
+from headrace.plan.ordering import Shuffle
+from headrace.plan.source import Source, validate_source
+from headrace.sources.generator import GeneratorSource
+from headrace.sources.memory import RandomSource, RangeSource, SlicesSource, TensorsSource
+from headrace.sources.text_files import FileNamesSource
+from headrace.storage.names import FileName
+
+__all__ = ["SourceMethods"]
+
+
+class SourceMethods(metaclass=MissingNamesMeta):
+    """Constructors of datasets from arrays, generators, files and sources."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, plan: Node) -> None: ...
+
+    @classmethod
+    def _convert_dataset(cls, dataset: Any) -> Self:
+        """Return a dataset converted to this class."""
+        return dataset if isinstance(dataset, cls) else cls(dataset.plan)
+
+    @classmethod
+    def from_source(cls, source: Source) -> Self:
+        """Return a dataset of the elements of a source (`headrace.plan.source`).
+
+        >>> class Squares(hr.IndexedSource):
+        ...     size = 3
+        ...     element_spec = hr.ArraySpec((), "int64")
+        ...
+        ...     def gather(self, indices):
+        ...         return indices * indices
+        >>> [int(x) for x in hr.Dataset.from_source(Squares())]
+        [0, 1, 4]
+        """
+        return cls(FromSource(source=validate_source(source), location=call_site()))
+
+    @classmethod
+    def range(cls, *args: int, output_type: Any = np.int64) -> Self:
+        """Return a dataset of the numbers of `range(*args)`, as scalars of `output_type`.
+
+        >>> [int(x) for x in hr.Dataset.range(2, 10, 3)]
+        [2, 5, 8]
+        >>> next(iter(hr.Dataset.range(3, output_type=np.float32)))
+        np.float32(0.0)
+        """
+        return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
+
+    @classmethod
+    def counter(cls, start: int = 0, step: int = 1) -> Self:
+        """Return an infinite dataset of the numbers `start`, `start + step`, ...
+
+        >>> import headrace as hr
+        >>> [int(x) for x in hr.Dataset.counter(5, step=2).take(3)]
+        [5, 7, 9]
+        """
+        return cls.from_source(
+            RangeSource(_check_bound("start", start), None, _check_bound("step", step))
+        )
+
+    @classmethod
+    def random(cls, seed: int | None = None) -> Self:
+        """Return an infinite dataset of random int64 numbers from 0 to 2**32 - 1.
+
+        >>> import headrace as hr
+        >>> list(hr.Dataset.random(seed=4).take(3)) == list(hr.Dataset.random(seed=4).take(3))
+        True
+
+        Args:
+            seed: Seed of the numbers, which are then the same in each epoch. None draws new numbers
+                for each iteration over the dataset; within it, a `repeat` repeats them.
+        """
+        return cls.from_source(RandomSource(seed))
+
+    @classmethod
+    def from_tensors(cls, x: Any) -> Self:
+        """Return a dataset of a single element, `x`.
+
+        >>> list(hr.Dataset.from_tensors(np.array([1, 2, 3])))
+        [array([1, 2, 3])]
+        """
+        return cls.from_source(TensorsSource(x))
+
+    @classmethod
+    def from_tensor_slices(cls, x: Any) -> Self:
+        """Return a dataset of the rows of arrays: one element per index of their common first axis.
+
+        >>> rows = hr.Dataset.from_tensor_slices({"x": np.array([[1, 2], [3, 4]]), "y": [0, 1]})
+        >>> [(row["x"].tolist(), int(row["y"])) for row in rows]
+        [([1, 2], 0), ([3, 4], 1)]
+        """
+        refusal = slices_error(x)
+        if refusal is not None:
+            raise TypeError(refusal)
+        return cls.from_source(SlicesSource(x))
+
+    @classmethod
+    def from_generator(
+        cls,
+        generator: Callable[..., Any],
+        *,
+        args: Sequence[Any] | None = None,
+        output_signature: Spec | None = None,
+    ) -> Self:
+        """Return a dataset of what `generator(*args)` yields; each epoch calls it again.
+
+        >>> def words(n):
+        ...     for number in range(n):
+        ...         yield f"word {number}"
+        >>> list(hr.Dataset.from_generator(words, args=[2]))
+        ['word 0', 'word 1']
+
+        Args:
+            generator: Function that returns an iterable of elements.
+            args: Arguments of the function.
+            output_signature: Spec that every element must match; None uses the first element's.
+        """
+        return cls.from_source(GeneratorSource(generator, tuple(args or ()), output_signature))
+
+    @classmethod
+    def from_random_access(cls, sequence: Any, num_parallel_calls: int | None = None) -> Self:
+        """Return a dataset of the items of a sequence: a list, a torch or Hugging Face Dataset.
+
+        The indices are known in advance, so it is shuffled and split without reading it.
+
+        >>> import headrace as hr
+        >>> list(hr.Dataset.from_random_access(["a", "b", "c"]).skip(1))
+        ['b', 'c']
+
+        Args:
+            sequence: Object with `__len__` and `__getitem__` (or `__getitems__`, which gets a list
+                of indices). It is part of the dataset, so it must be picklable if a data service
+                reads the dataset.
+            num_parallel_calls: Threads that get items, or `AUTOTUNE`; None uses the reading thread.
+
+        Raises:
+            TypeError: If it is not such a sequence.
+        """
+        return cls._convert_dataset(from_random_access(cls, sequence, num_parallel_calls))
+
+    @classmethod
+    def from_pipeline(cls, pipeline: Any) -> Self:
+        """Return a dataset of the elements of another library's input pipeline.
+
+        >>> import headrace as hr
+        >>> list(hr.Dataset.from_pipeline(lambda: "abc"))
+        ['a', 'b', 'c']
+
+        Args:
+            pipeline: A torch Dataset or DataLoader, a Hugging Face Dataset or IterableDataset, a
+                Grain dataset, a sequence, an array (its rows), an iterable that can be iterated
+                over several times, or a function that returns an iterable. The batches of a
+                DataLoader with torch's own sequential or shuffling sampler are made wherever they
+                are read, in an order that Headrace draws, with tuples in place of lists. Data that
+                can only be iterated over is read as a whole by one worker of a data service.
+
+        Raises:
+            TypeError: If it is none of these.
+        """
+        return cls._convert_dataset(from_pipeline(cls, pipeline))
+
+    @classmethod
+    def list_files(
+        cls, patterns: Any, shuffle: bool | None = None, seed: int | None = None
+    ) -> Self:
+        """Return a dataset of the names of the files that match glob patterns, as `str`.
+
+        >>> for name in ("b.txt", "a.txt"):
+        ...     with open(name, "w") as file:
+        ...         _ = file.write("text")
+        >>> list(hr.Dataset.list_files("*.txt", shuffle=False))
+        ['a.txt', 'b.txt']
+
+        Args:
+            patterns: A pattern, path or fsspec URL, or a list of them.
+            shuffle: Whether to shuffle the names in each epoch; None is True.
+            seed: Seed of the shuffle.
+
+        Raises:
+            NotFoundError: If a pattern matches no file.
+        """
+        names = FileNamesSource.from_patterns(patterns)
+        plan: Node = FromSource(source=names, location=call_site())
+        if shuffle is not False:
+            plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site())
+        return cls(plan)
+
+    @classmethod
+    def load(
+        cls,
+        path: FileName,
+        wait: bool = False,
+        reader_func: Callable[[Self], Self] | None = None,
+        *,
+        wait_timeout: float = 3600.0,
+    ) -> Self:
+        """Return a dataset saved with `save`, or by the workers of a service.
+
+        >>> hr.Dataset.from_random_access(["a", "b", "c"]).save("letters")
+        >>> list(hr.Dataset.load("letters").shuffle(3, seed=1).take(2)) != []
+        True
+
+        Args:
+            path: Directory, by path or fsspec URL.
+            wait: Whether to read the dataset while it is being saved, waiting for new data.
+            reader_func: Function of a dataset of datasets, one for each stream that was written;
+                returns the dataset to read, as in
+                `lambda streams: streams.interleave(lambda s: s)`. None reads all elements in the
+                order of the directory.
+            wait_timeout: With `wait`, seconds to wait for new data, since the saving process may
+                have died.
+
+        Raises:
+            DeadlineExceededError: If there was no new data for `wait_timeout` seconds, now or
+                during reading.
+            NotFoundError: If nothing was saved there and `wait` is False.
+            FailedPreconditionError: If it is unfinished and `wait` is False, or if the save failed.
+        """
+        check_flag("wait", wait)
+        check_seconds("wait_timeout", wait_timeout)
+        if reader_func is None:
+            return cls.from_source(load_source(path, wait, wait_timeout))
+        check_callable("reader_func", reader_func)
+        made = reader_func(cls.from_source(load_streams(path, wait, wait_timeout, cls)))
+        if not isinstance(made, cls):
+            raise TypeError(f"`reader_func` must return a Dataset, but returned {made!r:.80}")
+        return made
+
+
+def _range_bounds(args: tuple[int, ...]) -> tuple[int, int, int]:
+    if not 1 <= len(args) <= 3:
+        raise TypeError(f"`range` takes 1 to 3 arguments, but got {len(args)}")
+    start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
+    return _check_bound("start", start), _check_bound("stop", stop), _check_bound("step", step)
+
+
+def _check_bound(name: str, value: int) -> int:
+    return check_int(name, value, minimum=-(1 << 63))

@@ -1,0 +1,432 @@
+"""State machine of collectives: numbered operations of the workers of one session.
+
+Rule 1. A collective completes when every worker has contributed. All workers get the same result.
+Rule 2. A repeated contribution is answered again. A result is kept until every worker has
+        acknowledged it; a contribution that arrives later is ignored, since no worker waits for it.
+Rule 3. The session fails once, with one error for all workers: a missing worker timed out or was
+        lost, or the workers run different operations. The error answers all pending contributions
+        and all later ones.
+Rule 4. The session starts when collective 0 completes. Before that, workers may leave and join: a
+        restarted worker replaces its predecessor.
+Rule 5. After that, a worker whose connection was lost may reconnect within `RECONNECT_SECONDS`. A
+        worker that waits here reconnects at once; one that is busy elsewhere does not notice the
+        loss, and counts as lost, like a killed one. This is checked when a contribution arrives,
+        so waiting workers are told to contribute again.
+
+Workers are identified by rank; contributed values are opaque. Times are seconds of any monotonic
+clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.distribute.collectives import ReduceOp, reduce_values
+from headrace.errors import (
+    FailedPreconditionError,
+    HeadraceError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+
+__all__ = [
+    "ALL",
+    "ANY",
+    "ERROR",
+    "FIRST",
+    "RECONNECT_SECONDS",
+    "SUM",
+    "CollectiveOutcome",
+    "CollectiveState",
+    "CollectiveValue",
+    "Contribution",
+    "RankAnswer",
+    "RetryAfter",
+    "combine",
+]
+
+RECONNECT_SECONDS = 0.5
+"""Seconds after a lost connection within which a worker may reconnect."""
+
+
+class Contribution(NamedTuple):
+    """Contribution of a worker: description and kind of the collective, and a value."""
+
+    description: str
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class CollectiveOutcome:
+    """Result of a collective."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class RetryAfter:
+    """Request to contribute again after this number of seconds."""
+
+    seconds: float
+
+
+CollectiveAnswer: TypeAlias = CollectiveOutcome | RetryAfter | HeadraceError
+
+
+class RankAnswer(NamedTuple):
+    """Answer to send now, if the worker waits for it."""
+
+    rank: int
+    number: int
+    answer: CollectiveAnswer
+
+
+@dataclass
+class _WorkerState:
+    """State of one worker."""
+
+    process_id: str = ""
+    last_heard: float = 0.0
+    last_collective: str = ""
+    acknowledged: int = 0
+    disconnected_since: float | None = None
+    has_left: bool = False
+
+
+class CollectiveState:
+    """State of a session; each input returns the answers to send.
+
+    Args:
+        names: Names of the workers by rank, for errors.
+        combine: Function of a collective's kind and the contributed values, in rank order, that
+            returns the result. A HeadraceError that it raises becomes the result.
+    """
+
+    def __init__(self, names: Sequence[str], combine: Callable[[str, Sequence[Any]], Any]) -> None:
+        self._names = tuple(names)
+        self._combine = combine
+        self._workers = [_WorkerState() for _ in names]
+        #: Incomplete collectives: number -> rank -> contribution.
+        self._pending: dict[int, dict[int, Contribution]] = {}
+        #: Results of completed collectives that not all workers have acknowledged.
+        self._results: dict[int, CollectiveOutcome | HeadraceError] = {}
+        #: Number below which all results were dropped.
+        self._first_kept = 0
+        #: Whether a collective has completed, so that all workers have joined.
+        self.has_started = False
+        #: Error that ended the session.
+        self.failure: HeadraceError | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every worker has left."""
+        return all(worker.has_left for worker in self._workers)
+
+    def has_worker(self, rank: int, process_id: str) -> bool:
+        """Return whether this process is the worker of that rank, even if it has left."""
+        return self._workers[rank].process_id == process_id
+
+    @property
+    def num_results(self) -> int:
+        """Number of results that are kept."""
+        return len(self._results)
+
+    def contribute(
+        self,
+        rank: int,
+        process_id: str,
+        number: int,
+        acknowledged: int,
+        contribution: Contribution,
+        now: float,
+    ) -> list[RankAnswer]:
+        """Add a worker's contribution to a collective.
+
+        Args:
+            rank: Rank of the worker.
+            process_id: Identifies one process of that rank; a restarted process has another.
+            number: Number of the collective.
+            acknowledged: Number below which the worker has received all results.
+            contribution: The contribution; ignored in a repetition.
+            now: Time in seconds.
+        """
+        if self.failure is not None:
+            return [RankAnswer(rank, number, self.failure)]
+        if not self.has_started and self._workers[rank].process_id != process_id:
+            self._forget_worker(rank)
+        worker = self._workers[rank]
+        if worker.process_id not in ("", process_id) or worker.has_left:
+            error = UnavailableError(
+                f"{self._names[rank]} was started again while the others went on: workers that "
+                "train together are all started together, and go on from a state that was saved"
+            )
+            return [*self._fail(error), RankAnswer(rank, number, error)]
+        worker.process_id, worker.last_heard, worker.disconnected_since = process_id, now, None
+        worker.acknowledged = max(worker.acknowledged, acknowledged)
+        self._drop_acknowledged()
+        if number in self._results:
+            return [RankAnswer(rank, number, self._results[number])]
+        if number < self._first_kept:
+            return []
+        meeting = self._pending.setdefault(number, {})
+        if rank not in meeting:
+            meeting[rank] = contribution
+            worker.last_collective = contribution.description
+            if (strange := self._find_mismatch(meeting, rank)) is not None:
+                return self._fail(strange)
+        if len(meeting) == len(self._names):
+            return self._complete(number)
+        return self._wait_for_missing(rank, number, now)
+
+    def disconnected(self, rank: int, now: float) -> list[RankAnswer]:
+        """Handle the loss of a worker's connection."""
+        worker = self._workers[rank]
+        if self.failure is not None or worker.has_left:
+            return []
+        if not self.has_started:
+            self._forget_worker(rank)
+            return []
+        worker.disconnected_since = now
+        return [
+            RankAnswer(other, number, RetryAfter(RECONNECT_SECONDS))
+            for number, meeting in self._pending.items()
+            if rank not in meeting
+            for other in meeting
+        ]
+
+    def leave(self, rank: int, process_id: str) -> list[RankAnswer]:
+        """Handle that a worker takes part in no further collective."""
+        worker = self._workers[rank]
+        if worker.process_id != process_id:
+            return []
+        if not self.has_started and self.failure is None:
+            self._forget_worker(rank)
+            return []
+        worker.has_left = True
+        if self.failure is None:
+            for number, meeting in self._pending.items():
+                if rank not in meeting:
+                    return self._fail(self._ended_error([rank], number))
+                if meeting[rank].kind == ERROR:
+                    return self._fail(self._remote_error(rank, meeting[rank]))
+        self._drop_acknowledged()
+        return []
+
+    def describe_missing(self, number: int, now: float) -> list[str]:
+        """Describe the workers missing in a collective; empty if it is complete or unknown."""
+        meeting = self._pending.get(number)
+        if not meeting or self.failure is not None:
+            return []
+        return [self._describe(rank, now) for rank in self._missing(meeting)]
+
+    def fail_missing(self, number: int, waited: float, missing: Sequence[str]) -> list[RankAnswer]:
+        """Fail the session, because a worker has waited too long for missing workers.
+
+        Args:
+            number: Number of the collective.
+            waited: Seconds waited.
+            missing: Result of `describe_missing`; if empty, the session continues.
+        """
+        if not missing:
+            return []
+        what = next(iter(self._pending[number].values())).description
+        return self._fail(
+            UnavailableError(
+                f"{'; '.join(missing)}: missing at {what}, which the others have waited for for "
+                f"{waited:.0f} s. No worker goes on without the others: start all again, and go on "
+                "from a state that was saved"
+            )
+        )
+
+    # --- internal -----------------------------------------------------------------------------
+
+    def _forget_worker(self, rank: int) -> None:
+        """Forget a worker before the session has started."""
+        self._workers[rank] = _WorkerState()
+        for meeting in self._pending.values():
+            meeting.pop(rank, None)
+
+    def _missing(self, contributions: dict[int, Contribution]) -> list[int]:
+        return [rank for rank in range(len(self._names)) if rank not in contributions]
+
+    def _find_mismatch(
+        self, contributions: dict[int, Contribution], rank: int
+    ) -> HeadraceError | None:
+        mine = contributions[rank]
+        for other, theirs in sorted(contributions.items()):
+            if (theirs.description, theirs.kind) != (mine.description, mine.kind):
+                for each, brought in ((other, theirs), (rank, mine)):
+                    if brought.kind == ERROR:
+                        return self._remote_error(each, brought)
+                return FailedPreconditionError(
+                    f"the workers do not do the same: {self._names[other]} is at "
+                    f"{theirs.description}, "
+                    f"and {self._names[rank]} is at {mine.description}; every worker must run the "
+                    "same "
+                    "program, with the same steps in the same order"
+                )
+        return None
+
+    def _remote_error(self, rank: int, contribution: Contribution) -> HeadraceError:
+        text = b"".join(array.tobytes() for array in contribution.value.arrays).decode()
+        return UnavailableError(
+            f"{contribution.description} failed on {self._names[rank]}, and not on all workers: "
+            f"{text}. "
+            "No worker goes on without the others: start all again, and go on from a state that "
+            "was saved"
+        )
+
+    def _complete(self, number: int) -> list[RankAnswer]:
+        meeting = self._pending[number]
+        values = [meeting[rank].value for rank in range(len(self._names))]
+        result: CollectiveOutcome | HeadraceError
+        try:
+            result = CollectiveOutcome(self._combine(meeting[0].kind, values))
+        except HeadraceError as error:
+            result = error
+        # In this order: an interruption between the two must leave a completed collective.
+        self._results[number], self.has_started = result, True
+        del self._pending[number]
+        return [RankAnswer(rank, number, result) for rank in range(len(self._names))]
+
+    def _wait_for_missing(self, rank: int, number: int, now: float) -> list[RankAnswer]:
+        """Return the answers for a worker whose collective is incomplete."""
+        missing = self._missing(self._pending[number])
+        left = [each for each in missing if self._workers[each].has_left]
+        if left:
+            return self._fail(self._ended_error(left, number))
+        since = {each: self._workers[each].disconnected_since for each in missing}
+        away = {each: now - at for each, at in since.items() if at is not None}
+        lost = [each for each, seconds in away.items() if seconds >= RECONNECT_SECONDS]
+        if lost:
+            return self._fail(self._ended_error(lost, number))
+        if away:
+            return [RankAnswer(rank, number, RetryAfter(RECONNECT_SECONDS - max(away.values())))]
+        return []
+
+    def _ended_error(self, ranks: Sequence[int], number: int) -> HeadraceError:
+        who = ", ".join(self._names[rank] for rank in ranks)
+        what = next(iter(self._pending[number].values())).description
+        how = "has left" if all(self._workers[rank].has_left for rank in ranks) else "is gone"
+        return UnavailableError(
+            f"{who} {how}: its process ended, or its connection was lost, while the others wait "
+            f"for it at {what}. No worker goes on without the others: start all again, and go on "
+            "from a state that was saved"
+        )
+
+    def _describe(self, rank: int, now: float) -> str:
+        worker, name = self._workers[rank], self._names[rank]
+        if not worker.process_id:
+            return f"{name} was not heard of so far (is it running, and does it find its way here?)"
+        return (
+            f"{name} was last heard of {now - worker.last_heard:.0f} s ago, at "
+            f"{worker.last_collective}"
+        )
+
+    def _fail(self, error: HeadraceError) -> list[RankAnswer]:
+        self.failure = error
+        dues = [
+            RankAnswer(rank, number, error)
+            for number, meeting in self._pending.items()
+            for rank in meeting
+        ]
+        self._pending.clear()
+        return dues
+
+    def _drop_acknowledged(self) -> None:
+        done = [worker.acknowledged for worker in self._workers if not worker.has_left]
+        everybody_has = min(done, default=self._first_kept)
+        if not done:
+            self._results.clear()
+        for number in [each for each in self._results if each < everybody_has]:
+            del self._results[number]
+        self._first_kept = max(self._first_kept, everybody_has)
+
+
+# --- Combination of the contributions of all workers, by rank -------------------------------------
+#
+#     ANY    whether any worker's flag is set, and the arrays of the first worker that sent some
+#     SUM    elementwise sums of the workers' arrays
+#     FIRST  contribution of rank 0
+#     ALL    arrays of all workers, concatenated in rank order
+#     ERROR  empty: the same step failed on all workers. Contributions are the errors, as text
+#
+# Each sum is computed once, in one order, so all workers get bitwise identical results.
+
+ANY, SUM, FIRST, ALL, ERROR = "any", "sum", "first", "all", "error"
+
+
+class CollectiveValue(NamedTuple):
+    """Value that a worker contributes, or the result that all workers receive."""
+
+    flag: bool = False
+    arrays: Sequence[NDArray[Any]] = ()
+
+
+_Combine: TypeAlias = Callable[[Sequence[CollectiveValue]], CollectiveValue]
+
+
+def combine(kind: str, values: Sequence[CollectiveValue]) -> CollectiveValue:
+    """Return the result of the workers' contributions.
+
+    Raises:
+        FailedPreconditionError: If the kind is unknown.
+        InvalidArgumentError: If the contributions do not match.
+    """
+    how = _KINDS.get(kind)
+    if how is None:
+        raise FailedPreconditionError(
+            f"meetings of the kind {kind!r} are not known; do all workers run the same version?"
+        )
+    return how(values)
+
+
+def _any(values: Sequence[CollectiveValue]) -> CollectiveValue:
+    arrays = next((value.arrays for value in values if value.arrays), ())
+    return CollectiveValue(
+        any(value.flag for value in values), [_freeze(array) for array in arrays]
+    )
+
+
+def _sum(values: Sequence[CollectiveValue]) -> CollectiveValue:
+    _check_counts(values)
+    columns = zip(*(value.arrays for value in values), strict=True)
+    return CollectiveValue(
+        arrays=[np.asarray(reduce_values(ReduceOp.SUM, column)) for column in columns]
+    )
+
+
+def _first(values: Sequence[CollectiveValue]) -> CollectiveValue:
+    return CollectiveValue(values[0].flag, [_freeze(array) for array in values[0].arrays])
+
+
+def _all(values: Sequence[CollectiveValue]) -> CollectiveValue:
+    _check_counts(values)
+    return CollectiveValue(arrays=[_freeze(array) for value in values for array in value.arrays])
+
+
+def _check_counts(values: Sequence[CollectiveValue]) -> None:
+    if len({len(value.arrays) for value in values}) > 1:
+        counts = ", ".join(str(len(value.arrays)) for value in values)
+        raise InvalidArgumentError(
+            f"the workers brought different numbers of values: {counts}, in the order of their "
+            "ranks; return the same structure on all"
+        )
+
+
+def _freeze(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that does not change later; a read-only array is owned by a message."""
+    return array if array.flags.writeable else array.copy()
+
+
+def _error(values: Sequence[CollectiveValue]) -> CollectiveValue:
+    return CollectiveValue()
+
+
+_KINDS: dict[str, _Combine] = {ANY: _any, SUM: _sum, FIRST: _first, ALL: _all, ERROR: _error}

@@ -1,0 +1,124 @@
+"""Current strategy and replica of the code; by default a strategy with one replica."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from typing import Any
+
+from headrace.distribute.execution_context import (
+    CrossReplicaContext,
+    ReplicaView,
+    current_context,
+    variable_refusal,
+)
+from headrace.distribute.replica_context import ReplicaContext, SingleReplicaRendezvous
+from headrace.distribute.spmd import CompiledReplica
+from headrace.distribute.strategy import Strategy
+
+__all__ = [
+    "CreateOncePerStep",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]
+
+
+class _DefaultStrategy(Strategy):
+    """Default strategy outside of any scope: one replica, nothing is distributed."""
+
+    def __init__(self) -> None:
+        super().__init__(["cpu:0"])
+        #: Result of `get_replica_context` outside of any scope.
+        self.context = ReplicaContext(self, 0, SingleReplicaRendezvous(self))
+
+    def _wraps_single_values(self) -> bool:
+        return False
+
+
+def get_strategy() -> Strategy:
+    """Return the strategy of the current scope or replica, or the default strategy.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     hr.distribute.get_strategy() is strategy
+    True
+    >>> hr.distribute.get_strategy().num_replicas_in_sync
+    1
+    """
+    place = current_context.get()
+    strategy: Strategy = _DEFAULT if place is None else place.strategy
+    return strategy
+
+
+def has_strategy() -> bool:
+    """Return whether the code runs in the scope of a strategy, or on a replica.
+
+    >>> with hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    ...     hr.distribute.has_strategy()
+    True
+    >>> hr.distribute.has_strategy()
+    False
+    """
+    return get_strategy() is not _DEFAULT
+
+
+def in_cross_replica_context() -> bool:
+    """Return whether the code runs once for all replicas: in a scope, or in `merge_call`.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     hr.distribute.in_cross_replica_context()
+    True
+    >>> strategy.run(hr.distribute.in_cross_replica_context).values
+    (False, False)
+    """
+    return isinstance(current_context.get(), CrossReplicaContext)
+
+
+def get_replica_context() -> ReplicaContext | CompiledReplica | None:
+    """Return the current replica, or None if the code runs once for all replicas.
+
+    Outside of any strategy this is the replica of the default strategy.
+
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def number():
+    ...     return hr.distribute.get_replica_context().replica_id_in_sync_group
+    >>> strategy.run(number).values
+    (0, 1)
+    """
+    place = current_context.get()
+    if place is None:
+        return _DEFAULT.context
+    if isinstance(place, CrossReplicaContext):
+        return None
+    assert isinstance(place, ReplicaContext | CompiledReplica)
+    return place
+
+
+_DEFAULT = _DefaultStrategy()
+
+
+# --- Creation of variables: their class, and once for all replicas --------------------------------
+
+
+class CreateOncePerStep(ABCMeta):
+    """Metaclass whose instances are created once for all replicas that create one in a step."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create a variable of the strategy's class, unless variables are refused here."""
+        refuse = variable_refusal.get()
+        if refuse is not None:
+            raise refuse(str(args[1] if len(args) > 1 else kwargs.get("name") or ""))
+        kind = get_strategy().variable_type
+        if kind is not None:
+            return kind(*args, **kwargs)
+
+        def make(*_: Any) -> Any:
+            return super(CreateOncePerStep, cls).__call__(*args, **kwargs)
+
+        place = current_context.get()
+        if isinstance(place, ReplicaView) and has_strategy():
+            # The first replica's arguments: a random initial value is the same on all.
+            return place.merge_call(make)  # type: ignore[attr-defined]
+        return make()

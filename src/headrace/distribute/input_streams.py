@@ -1,0 +1,263 @@
+"""Streams: parts of a dataset that workers read in parallel, and their assignment to workers.
+
+A dataset that N workers shard by files, or by a hint, has N streams, one for each worker. A dataset
+sharded by batches has one stream that all workers read; so has the dataset of a single worker.
+
+    as many workers      worker w reads stream w
+    more workers         worker w reads stream w mod N; readers of one stream share its batches
+    fewer workers        worker w reads streams w, w + M, w + 2M, ..., one after another
+
+Rule 1. A state has a position for each stream, independent of its readers. So M workers resume
+        where N workers stopped: no element is lost or duplicated.
+Rule 2. Workers that read a stream together are at the same position of it at each step.
+Rule 3. Copies (each worker reads all) are not streams: a worker resumes from one of the positions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.distribute.input_context import InputContext
+from headrace.distribute.step_inputs import StepColumns, StepInput
+from headrace.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from headrace.execution.build import opens_files
+from headrace.plan.node import Node
+from headrace.plan.options import AutoShardPolicy
+from headrace.plan.traverse import merged_options
+from headrace.rewrites.reader_agreement import explain_reader_differences, find_sources
+from headrace.rewrites.shard import shard_files, shard_hints
+
+__all__ = [
+    "InputStreams",
+    "StreamShare",
+    "WorkerShard",
+    "assign_streams",
+    "auto_shard",
+    "is_merged_state",
+    "is_read_by_all",
+    "merge_states",
+]
+
+
+@dataclass(frozen=True)
+class StreamShare:
+    """One worker's share of a stream.
+
+    Attributes:
+        stream: Number of the stream.
+        num_streams: Number of streams.
+        num_readers: Number of workers that read the stream together.
+        reader_index: Index of this worker among them.
+        num_readers_before: Number of workers that read the streams before it.
+    """
+
+    stream: int
+    num_streams: int
+    num_readers: int = 1
+    reader_index: int = 0
+    num_readers_before: int = 0
+
+
+def assign_streams(worker: int, workers: int, streams: int) -> list[StreamShare]:
+    """Return one worker's shares of the streams.
+
+    >>> [(part.stream, part.num_readers, part.reader_index) for part in assign_streams(2, 3, 2)]
+    [(0, 2, 1)]
+    >>> [part.stream for part in assign_streams(0, 2, 5)]
+    [0, 2, 4]
+    """
+    if workers < streams:
+        return [
+            StreamShare(each, streams, num_readers_before=worker)
+            for each in range(worker, streams, workers)
+        ]
+    counts = [len(range(each, workers, streams)) for each in range(streams)]
+    stream, reader = worker % streams, worker // streams
+    return [StreamShare(stream, streams, counts[stream], reader, sum(counts[:stream]))]
+
+
+class InputStreams(StepInput):
+    """Reads a worker's stream shares, one after another.
+
+    Args:
+        open_stream: Returns an input for a share, at its beginning.
+        worker: Index of this worker.
+        workers: Number of workers.
+        streams: Initial number of streams.
+        kind: "shared": states with another number of streams come from another number of workers,
+            and the remaining streams are divided. "copies": each worker has a separate copy. "own":
+            each worker has a separate stream, from whose state no other may resume.
+    """
+
+    def __init__(
+        self,
+        open_stream: Callable[[StreamShare], StepInput],
+        worker: int = 0,
+        workers: int = 1,
+        streams: int = 1,
+        kind: str = "shared",
+    ) -> None:
+        self._open_stream = open_stream
+        self._worker, self._workers = worker, workers
+        self._kind = kind
+        self._start(streams)
+
+    def _start(self, streams: int) -> None:
+        self._num_streams = streams
+        self._shares = assign_streams(self._worker, self._workers, streams)
+        self._inputs = [self._open_stream(part) for part in self._shares]
+        self._current = 0
+
+    def next_step(self) -> StepColumns | None:
+        while self._current < len(self._inputs):
+            step = self._inputs[self._current].next_step()
+            if step is not None:
+                return step
+            self._current += 1
+        return None
+
+    def get_state(self) -> dict[str, Any]:
+        places = [
+            [part.stream, feed.get_state()]
+            for part, feed in zip(self._shares, self._inputs, strict=True)
+            if part.reader_index == 0
+        ]
+        return {"streams": self._num_streams, "places": places}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        places = state["streams"]
+        if self._kind == "own" and len(places) != self._workers:
+            raise FailedPreconditionError(
+                f"the state has places of {len(places)} datasets that a function made, and there "
+                f"are {self._workers} workers, for each of which it made one here; go on with as "
+                "many workers, or distribute the dataset with distribute_dataset"
+            )
+        streams = self._workers if self._kind == "copies" else len(places)
+        if streams != self._num_streams:
+            self.close()
+            self._start(streams)
+        self._current = 0
+        for part, feed in zip(self._shares, self._inputs, strict=True):
+            place = places[part.stream % len(places)]
+            if place is None:
+                raise FailedPreconditionError(
+                    f"the state lacks the place of part {part.stream} of {len(places)}: it was "
+                    "taken by one worker, without the others"
+                )
+            feed.set_state(place)
+
+    def close(self) -> None:
+        for feed in self._inputs:
+            feed.close()
+
+
+def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of all workers, given each worker's `InputStreams.get_state`."""
+    places = dict(place for state in states for place in state["places"])
+    return {"streams": [places.get(number) for number in range(states[0]["streams"])]}
+
+
+def is_merged_state(state: Any) -> bool:
+    """Return whether a value looks like a result of `merge_states`."""
+    streams = state.get("streams") if isinstance(state, dict) else None
+    return (
+        isinstance(streams, list)
+        and bool(streams)
+        and all(
+            place is None or (isinstance(place, dict) and {"inputs", "rows"} <= place.keys())
+            for place in streams
+        )
+    )
+
+
+# --- Shards of workers, as the dataset's `auto_shard_policy` requests -----------------------------
+
+_log = logging.getLogger(__name__)
+
+_SHARDING_POLICIES = (AutoShardPolicy.AUTO, AutoShardPolicy.FILE, AutoShardPolicy.DATA)
+"""Policies that shard datasets which are not sharded yet."""
+
+
+@dataclass(frozen=True)
+class WorkerShard:
+    """Shard of one worker.
+
+    Attributes:
+        plan: Plan of the shard.
+        policy: Policy by which it was sharded; never AUTO.
+    """
+
+    plan: Node
+    policy: AutoShardPolicy
+
+    @property
+    def splits_each_batch(self) -> bool:
+        """Whether all workers read the same batches, and each uses a part of each."""
+        return self.policy is AutoShardPolicy.DATA
+
+
+def auto_shard(plan: Node, context: InputContext) -> WorkerShard:
+    """Return one worker's shard of a dataset.
+
+    Raises:
+        InvalidArgumentError: If there are fewer files than workers, or if workers that each use a
+            part of each batch would read different batches.
+        NotFoundError: If a dataset to be sharded by files does not read files.
+    """
+    policy = _policy(plan)
+    workers, worker = context.num_input_pipelines, context.input_pipeline_id
+    if workers == 1 or is_read_by_all(plan):
+        return WorkerShard(plan, AutoShardPolicy.OFF)
+    try:
+        if policy is AutoShardPolicy.HINT:
+            return WorkerShard(shard_hints(plan, workers, worker), policy)
+        if policy in (AutoShardPolicy.FILE, AutoShardPolicy.AUTO):
+            share = shard_files(plan, workers, worker, opens_files)
+            return WorkerShard(share, AutoShardPolicy.FILE)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"AutoShardPolicy.{policy.name} cannot share the dataset among {workers} workers: "
+            f"{error}. With options.auto_shard_policy: AutoShardPolicy.DATA, or OFF for all of it "
+            "on every worker"
+        ) from error
+    except NotFoundError as error:
+        if policy is not AutoShardPolicy.AUTO:
+            raise NotFoundError(
+                f"AutoShardPolicy.FILE cannot share the dataset among {workers} workers: {error}. "
+                "With options.auto_shard_policy: AutoShardPolicy.DATA, AUTO or OFF"
+            ) from error
+        _log.info("AutoShardPolicy.AUTO shares the dataset by DATA, not by FILE: %s", error)
+        policy = AutoShardPolicy.DATA
+    if policy is AutoShardPolicy.DATA:
+        _check_is_read_alike(plan, workers)
+    return WorkerShard(plan, policy)
+
+
+def is_read_by_all(plan: Node) -> bool:
+    """Return whether each worker reads the whole dataset, however many there are."""
+    policy = _policy(plan)
+    served = [source for source in find_sources(plan) if source.replay_buffers is not None]
+    is_shared = any(getattr(source, "job_name", None) is not None for source in served)
+    # The data service shards a job among its clients, or copies it, as the user chose.
+    return (
+        policy is AutoShardPolicy.OFF
+        or (bool(served) and policy is AutoShardPolicy.AUTO)
+        or (is_shared and policy in _SHARDING_POLICIES)
+    )
+
+
+def _policy(plan: Node) -> AutoShardPolicy:
+    return merged_options(plan).auto_shard_policy or AutoShardPolicy.AUTO
+
+
+def _check_is_read_alike(plan: Node, workers: int) -> None:
+    why = explain_reader_differences(plan)
+    if why:
+        raise InvalidArgumentError(
+            f"AutoShardPolicy.DATA cannot share the dataset among {workers} workers, each of which "
+            f"reads all batches and uses its part of each: {why}. With options.auto_shard_policy: "
+            "AutoShardPolicy.OFF, for all of it on every worker; or FILE, if it is read from files"
+        )

@@ -1,0 +1,340 @@
+"""Inputs of a worker's replicas, one step at a time.
+
+    SingleReplicaInput   one replica: elements unchanged
+    RoundRobinInput      one dataset whose elements the replicas take in turn
+    PerReplicaInput      a dataset for each replica
+
+`batch_inputs` has the inputs that split global batches into pieces.
+
+Rule 1. Every element read is delivered. In an incomplete step the remaining replicas get no rows.
+Rule 2. A state holds the position of each dataset, and the number of rows used of the batch there.
+        It does not depend on the number of replicas, so another number may resume from it.
+Rule 3. After an error of an element, the next step resumes after that element.
+Rule 4. An interruption (Ctrl-C) at any instruction loses nothing. Python handles signals at calls
+        and in loops: so elements are stored with no call after they are read, and dropped with no
+        call before the step is returned.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+
+from headrace.data.iterator import DatasetIterator
+from headrace.data.saved_state import IteratorPosition
+from headrace.element.structure import Structure, describe_component, flatten, unflatten
+from headrace.element.transpose import transpose
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+
+__all__ = [
+    "HeldElementReader",
+    "PerReplicaInput",
+    "RoundRobinInput",
+    "SingleReplicaInput",
+    "StepColumns",
+    "StepInput",
+    "count_rows",
+    "input_states",
+    "not_batched_error",
+]
+
+StepColumns: TypeAlias = tuple[Structure, list[list[Any]]]
+"""Step for the local replicas: the structure, and for each leaf the replicas' values."""
+
+
+class StepInput(ABC):
+    """Input that gives each replica of a worker its part of each step."""
+
+    @abstractmethod
+    def next_step(self) -> StepColumns | None:
+        """Return the next step, or None at the end and after it."""
+
+    @abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """Return the position of the next step, as a JSON value."""
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Move to the state of an input of the same datasets."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release threads and files. Idempotent."""
+
+
+class HeldElementReader:
+    """Reads elements, and holds the one that is being processed.
+
+    Args:
+        elements: Iterator over the elements.
+        keeps_position: Whether the position of the last element is needed even after it is
+            dropped.
+        check_order: Raises if another reading may return other elements after a position, so
+            that no state may lie within an element.
+    """
+
+    def __init__(
+        self,
+        elements: DatasetIterator,
+        keeps_position: bool = False,
+        check_order: Callable[[], None] | None = None,
+    ) -> None:
+        self._elements = elements
+        self._keeps_position = keeps_position
+        self._check_order = check_order
+        #: The held element; () if none.
+        self.held: tuple[()] | tuple[Any] = ()
+        #: Position before the last element, if remembered. It becomes a state only on request: for
+        #: a job that several clients share, that is a request to all of them.
+        self.position: IteratorPosition | None = None
+        #: Rows of the next element that were used before the state was taken.
+        self.rows_to_skip = 0
+
+    def hold(self) -> bool:
+        """Read an element if none is held; return whether one is held now."""
+        if self.held:
+            return True
+        place = self._elements.get_position() if self._keeps_position or self.rows_to_skip else None
+        try:
+            for element in self._elements:
+                self.held, self.position = (element,), place if self._keeps_position else None
+                return True
+        except Exception:
+            if place and self.rows_to_skip and self._elements.get_position().state != place.state:
+                self.rows_to_skip = 0  # the element is lost, and all rows of the next one are used
+            raise
+        return False
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state at the held element, or at the next one.
+
+        Raises:
+            FailedPreconditionError: If the position of the held element was not remembered.
+        """
+        if not self.held:
+            return self._elements.get_state()
+        if self.position is None:
+            _refuse_state_within_step()
+        return self._elements.state_at(self.position)
+
+    def state_at(self, position: IteratorPosition | None) -> dict[str, Any]:
+        """Return the state at an element that was partly used.
+
+        Raises:
+            FailedPreconditionError: If its position was not remembered, or another reading may
+                return another element there.
+        """
+        if position is None:
+            _refuse_state_within_step()
+        if self._check_order is not None:
+            self._check_order()
+        return self._elements.state_at(position)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Move to a state."""
+        self._elements.set_state(state)
+        self.held = ()
+
+    def close(self) -> None:
+        """Release threads and files. Idempotent."""
+        self.held = ()
+        self._elements.close()
+
+
+class SingleReplicaInput(StepInput):
+    """Passes elements unchanged to a single replica."""
+
+    def __init__(self, elements: DatasetIterator) -> None:
+        self._reader = HeldElementReader(elements)
+
+    def next_step(self) -> StepColumns | None:
+        reader = self._reader
+        while reader.hold():
+            leaves, structure = flatten(*reader.held)
+            start = reader.rows_to_skip
+            step: StepColumns | None = None
+            if not start:
+                step = structure, [[leaf] for leaf in leaves]
+            elif start < count_rows(leaves, structure):  # a partly used batch
+                step = structure, [[leaf[start:]] for leaf in leaves]
+            reader.rows_to_skip, reader.held = 0, ()
+            if step is not None:
+                return step
+        return None
+
+    def get_state(self) -> dict[str, Any]:
+        return {"inputs": [self._reader.get_state()], "rows": self._reader.rows_to_skip}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        (place,) = input_states(state, 1)
+        self._reader.set_state(place)
+        self._reader.rows_to_skip = state["rows"]
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class RoundRobinInput(StepInput):
+    """Distributes the elements of one dataset to the replicas in turn."""
+
+    def __init__(self, elements: DatasetIterator, num_local: int) -> None:
+        self._elements = elements
+        self._num_local = num_local
+        self._taken: list[Any] = []
+
+    def next_step(self) -> StepColumns | None:
+        taken = self._taken  # elements of a step that failed or was interrupted
+        while len(taken) < self._num_local:
+            for element in self._elements:
+                taken.append(element)
+                break
+            else:
+                break
+        if not taken:
+            return None
+        step = _fill_missing(taken, self._num_local)
+        self._taken = []
+        return step
+
+    def get_state(self) -> dict[str, Any]:
+        if self._taken:
+            _refuse_state_within_step()
+        return {"inputs": [self._elements.get_state()], "rows": 0}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        (place,) = input_states(state, 1)
+        _check_no_partial_step(state)
+        self._elements.set_state(place)
+        self._taken = []
+
+    def close(self) -> None:
+        self._taken = []
+        self._elements.close()
+
+
+class PerReplicaInput(StepInput):
+    """Reads a dataset for each replica; ends when all have ended."""
+
+    def __init__(self, elements: Sequence[DatasetIterator]) -> None:
+        self._elements = elements
+        self._taken: dict[int, Any] = {}
+
+    def next_step(self) -> StepColumns | None:
+        taken = self._taken
+        for replica, elements in enumerate(self._elements):
+            if replica not in taken:
+                for element in elements:
+                    taken[replica] = element
+                    break
+        if not taken:
+            return None
+        some = next(iter(taken.values()))
+        empty = _without_rows(some) if len(taken) < len(self._elements) else None
+        structure, columns = transpose(
+            [taken.get(replica, empty) for replica in range(len(self._elements))]
+        )
+        self._taken = {}
+        return structure, columns
+
+    def get_state(self) -> dict[str, Any]:
+        if self._taken:
+            _refuse_state_within_step()
+        return {"inputs": [each.get_state() for each in self._elements], "rows": 0}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        places = input_states(state, len(self._elements))
+        _check_no_partial_step(state)
+        for elements, place in zip(self._elements, places, strict=True):
+            elements.set_state(place)
+        self._taken = {}
+
+    def close(self) -> None:
+        self._taken = {}
+        for elements in self._elements:
+            elements.close()
+
+
+def _without_rows(element: Any) -> Any:
+    """Return an element like this one with no rows; scalars have none, and are 0 or empty."""
+    leaves, structure = flatten(element)
+    return unflatten(structure, [_empty_leaf(leaf) for leaf in leaves])
+
+
+def _fill_missing(taken: list[Any], count: int) -> StepColumns:
+    structure, columns = transpose(taken)
+    missing = count - len(taken)
+    if missing:
+        columns = [[*column, *[_empty_leaf(column[0])] * missing] for column in columns]
+    return structure, columns
+
+
+def _empty_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray) and leaf.ndim:
+        return leaf[:0]
+    return type(leaf)() if isinstance(leaf, bytes | str) else np.zeros((), leaf.dtype)[()]
+
+
+def count_rows(leaves: list[Any], structure: Structure) -> int:
+    """Return how many rows a batch has.
+
+    Raises:
+        InvalidArgumentError: A leaf has none, or not as many as the first.
+    """
+    rows = -1
+    for index, leaf in enumerate(leaves):
+        if not isinstance(leaf, np.ndarray):
+            raise InvalidArgumentError(not_batched_error(structure.paths[index], "a scalar"))
+        if rows < 0:
+            rows = len(leaf)
+        elif len(leaf) != rows:
+            raise InvalidArgumentError(
+                "each component must have the same batch size, but "
+                f"{describe_component(structure.paths[0])} has {rows} rows and "
+                f"{describe_component(structure.paths[index])} has {len(leaf)}; the first axis of "
+                "each is "
+                "the batch: give what is no row an axis with map()"
+            )
+    return max(rows, 0)
+
+
+def not_batched_error(path: str, what: str) -> str:
+    """Return what is wrong with a dataset whose elements are no batches."""
+    return (
+        f"{describe_component(path)} is {what}, so its rows cannot be shared by several replicas: "
+        "call the "
+        "`batch` method on the dataset, with the global batch size, before you distribute it"
+    )
+
+
+def input_states(state: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return the states of `count` datasets.
+
+    Raises:
+        FailedPreconditionError: If the state holds another number of datasets.
+    """
+    inputs: list[dict[str, Any]] = state["inputs"]
+    if len(inputs) != count:
+        raise FailedPreconditionError(
+            f"the state has the places of {len(inputs)} datasets, one for each replica, and here "
+            f"are {count}; restore it on as many replicas"
+        )
+    return inputs
+
+
+def _refuse_state_within_step() -> NoReturn:
+    """Raise for a state requested when a step was read in part and not delivered."""
+    raise FailedPreconditionError(
+        "the last step failed, or was interrupted, when some of its replicas had their elements "
+        "already; take the state after the next one"
+    )
+
+
+def _check_no_partial_step(state: dict[str, Any]) -> None:
+    if state["rows"]:
+        raise FailedPreconditionError(
+            "the state was taken in the middle of a batch; restore it into a dataset that is "
+            "distributed in the same way (distribute_dataset)"
+        )

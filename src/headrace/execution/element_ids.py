@@ -1,0 +1,337 @@
+"""Ids of elements and positions of errors: the split, and the ordinal in it.
+
+    chunk of a plan with partition boundaries -> element_id_runs -> runs of (splits, ordinals)
+
+An ordinal counts the elements of a split at the partition boundary
+(`rewrites.partition_boundaries`). Failed elements are not counted; `split_progress` counts. Runs
+are plain integers, ready for serialization.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.chunk import Chunk
+from headrace.element.compact_columns import ConsecutiveSplits, InterleavedSplits
+from headrace.element.metadata import constituent_ids, has_element_ids
+from headrace.execution.element_numbers import IdColumn
+
+__all__ = [
+    "DeferredError",
+    "ErrorPosition",
+    "IdRun",
+    "OrdinalRanges",
+    "as_single_run",
+    "attach_element_position",
+    "element_id_runs",
+    "find_run_sizes",
+    "find_run_starts",
+    "get_error_position",
+    "group_by_split",
+    "is_within",
+    "round_robin_order",
+    "round_robin_runs",
+    "set_error_position",
+    "sort_order",
+    "sort_to_runs",
+    "stable_order",
+    "tag_upstream_error",
+    "to_runs",
+]
+
+OrdinalRanges: TypeAlias = tuple[tuple[int, int | None], ...]
+"""Ranges of ordinals, each (first, one after the last), in order; None is unbounded.
+"""
+
+
+class IdRun(NamedTuple):
+    """A run of ordinals from `first_ordinal` on, the same in each of several consecutive splits."""
+
+    first_split: int
+    num_splits: int
+    """Number of consecutive splits, each with these ordinals."""
+    first_ordinal: int
+    size: int
+
+
+def element_id_runs(chunk: Chunk, *, is_sorted: bool = False) -> tuple[IdRun, ...]:
+    """Return the ids of a chunk's elements in order, as runs.
+
+    Elements made from several elements, such as batches, have the ids of all of them.
+
+    Args:
+        chunk: Chunk of a plan that was started with `with_element_ids`.
+        is_sorted: Whether to sort the ids; interleaved splits then need fewer runs.
+
+    Raises:
+        ValueError: If the elements have no ids.
+    """
+    places = chunk.metadata
+    if places is None or not has_element_ids(places):
+        raise ValueError(_NO_ELEMENT_IDS)
+    units, ordinals = constituent_ids(places)
+    if is_sorted and len(units):
+        order = sort_order(units, ordinals)
+        units, ordinals = units[order], ordinals[order]
+    return to_runs(units, ordinals)
+
+
+def sort_order(splits: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the order that sorts ids by split and ordinal; there must be at least one."""
+    order = stable_order(splits)
+    splits, ordinals = splits[order], ordinals[order]
+    if not ((splits[1:] == splits[:-1]) & (ordinals[1:] < ordinals[:-1])).any():
+        return order  # ordinals ascend within each split
+    unit, each = int(splits[0]), int(np.maximum.reduce(ordinals)) + 1
+    if (int(splits[-1]) - unit + 1) * each >= 1 << 62:
+        return order[np.lexsort((ordinals, splits))]
+    # Sorting one number is faster than sorting two.
+    return order[((splits - unit) * each + ordinals).argsort()]
+
+
+def round_robin_runs(column: InterleavedSplits) -> tuple[bool, tuple[IdRun, ...]]:
+    """Return whether splits are interleaved, and the runs of the ids by ascending split.
+
+    Args:
+        column: Ids assigned at the partition boundary.
+    """
+    ordinals = column.first_ordinals
+    assert ordinals is not None, "the elements are below the root"
+    found = [
+        (column.splits[number], ordinals[number] + before, size)
+        for number, before, size in column.split_elements()
+    ]
+    in_order = len(found) < 2 or column.num_turns == len(found)
+    ascending = sorted(found, key=operator.itemgetter(0))
+    return not in_order or ascending != found, _join_ascending(ascending)
+
+
+def round_robin_order(column: InterleavedSplits) -> NDArray[np.int32]:
+    """Return the order that sorts elements by split, as in `round_robin_runs`."""
+    shares = sorted(column.split_elements(), key=lambda share: column.splits[share.cycle_index])
+    return np.concatenate([column.indices_of(share) for share in shares])
+
+
+def _join_ascending(found: list[tuple[int, int, int]]) -> tuple[IdRun, ...]:
+    """Return runs for (split, ordinal, size) entries with ascending splits."""
+    runs: list[IdRun] = []
+    for unit, ordinal, size in found:
+        last = runs[-1] if runs else None
+        if last is not None and (last[0] + last[1], *last[2:]) == (unit, ordinal, size):
+            runs[-1] = IdRun(last[0], last[1] + 1, ordinal, size)
+        else:
+            runs.append(IdRun(unit, 1, ordinal, size))
+    return tuple(runs)
+
+
+def group_by_split(chunk: Chunk) -> Chunk:
+    """Return a chunk's elements grouped by split, in order within each split and without states.
+
+    The receiver then gets each split as a run, however the splits were interleaved.
+
+    Args:
+        chunk: Chunk of a plan that was started with `with_element_ids`, without batches of
+            several elements.
+    """
+    column = chunk.compact_metadata
+    if isinstance(column, ConsecutiveSplits):
+        return chunk
+    if isinstance(column, InterleavedSplits):
+        is_mixed, _ = round_robin_runs(column)
+        return chunk.take(round_robin_order(column)) if is_mixed else chunk
+    places = chunk.metadata
+    if places is None or not has_element_ids(places):
+        raise ValueError(_NO_ELEMENT_IDS)
+    units = places["split"]
+    if len(units) < 2 or (units[1:] >= units[:-1]).all():
+        return chunk
+    return chunk.take(stable_order(units))
+
+
+def as_single_run(splits: NDArray[np.int64], ordinals: NDArray[np.int64]) -> IdRun | None:
+    """Return ids as a single run, or None if they need several."""
+    size = len(splits)
+    if not size:
+        return None
+    unit, first = int(splits[0]), int(ordinals[0])
+    if size == 1:  # large elements come one by one
+        return IdRun(unit, 1, first, 1)
+    units_apart, ordinals_apart = int(splits[-1]) - unit, int(ordinals[-1]) - first
+    # The first and last ids show which kind of run is possible; usually it is one.
+    if units_apart == size - 1 and not ordinals_apart:
+        is_run = (splits[1:] - splits[:-1] == 1).all() and (ordinals == first).all()
+        return IdRun(unit, size, first, 1) if is_run else None
+    if not units_apart and ordinals_apart == size - 1:
+        is_run = (splits == unit).all() and (ordinals[1:] - ordinals[:-1] == 1).all()
+        return IdRun(unit, 1, first, size) if is_run else None
+    return None
+
+
+def to_runs(splits: NDArray[np.int64], ordinals: NDArray[np.int64]) -> tuple[IdRun, ...]:
+    """Return ids as runs."""
+    size = len(splits)
+    if not size:
+        return ()
+    run = as_single_run(splits, ordinals)
+    if run is not None:
+        return (run,)
+    steps = splits[1:] - splits[:-1]
+    follows = (steps == 0) & (ordinals[1:] == ordinals[:-1] + 1)
+    starts = find_run_starts(~follows)
+    splits, first = splits[starts], ordinals[starts]
+    sizes = find_run_sizes(starts, size)
+    return _join_runs(splits, first, sizes)
+
+
+def sort_to_runs(
+    splits: NDArray[np.int64], ordinals: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], tuple[IdRun, ...]]:
+    """Return the order that sorts ids (at least one), and the sorted runs."""
+    least = int(np.minimum.reduce(splits))
+    since = splits - least
+    if int(np.maximum.reduce(since)) < max(_MIN_COUNTING_RANGE, 4 * len(splits)):
+        order = stable_order(splits)
+        sorted_, sizes = ordinals[order], np.bincount(since)
+        (held,) = sizes.nonzero()
+        sizes = sizes[held]
+        stops = sizes.cumsum()
+        follows = sorted_[1:] - sorted_[:-1] == 1
+        to_others = np.count_nonzero(follows[stops[:-1] - 1])
+        # Ordinals are consecutive within each split, as long as no step drops elements.
+        if np.count_nonzero(follows) - to_others == len(splits) - len(held):
+            return order, _join_runs(held + least, sorted_[stops - sizes], sizes)
+    order = sort_order(splits, ordinals)
+    return order, to_runs(splits[order], ordinals[order])
+
+
+def _join_runs(
+    splits: NDArray[np.int64], first: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[IdRun, ...]:
+    """Join runs of one split each: consecutive splits with the same ordinals form one run."""
+    same = (splits[1:] == splits[:-1] + 1) & (first[1:] == first[:-1]) & (sizes[1:] == sizes[:-1])
+    heads = find_run_starts(~same)
+    many = find_run_sizes(heads, len(splits))
+    columns = (splits[heads], many, first[heads], sizes[heads])
+    return tuple(map(IdRun._make, zip(*[column.tolist() for column in columns], strict=True)))
+
+
+def is_within(ordinals: NDArray[np.int64], wanted: OrdinalRanges) -> NDArray[np.bool_]:
+    """Return a mask of the ordinals that lie in one of the ranges."""
+    found = np.zeros(len(ordinals), np.bool_)
+    for first, stop in wanted:
+        part = ordinals >= first
+        found |= part if stop is None else part & (ordinals < stop)
+    return found
+
+
+_MIN_COUNTING_RANGE = 1024
+_NO_ELEMENT_IDS = "these elements have no origins: start the plan with `origins=True`"
+
+
+def find_run_starts(is_new: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return where runs start, given a mask of the elements, from the second on, that start one."""
+    (later,) = is_new.nonzero()
+    starts = np.zeros(len(later) + 1, np.int64)
+    np.add(later, 1, out=starts[1:])
+    return starts
+
+
+def find_run_sizes(starts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return the sizes of the runs that begin at `starts` (at least one), `size` in all."""
+    sizes = np.empty(len(starts), np.int64)
+    np.subtract(starts[1:], starts[:-1], out=sizes[:-1])
+    sizes[-1] = size - int(starts[-1])
+    return sizes
+
+
+def stable_order(splits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the stable order that sorts splits."""
+    least, greatest = int(np.minimum.reduce(splits)), int(np.maximum.reduce(splits))
+    if greatest - least < 1 << 16:  # radix sort is used for 16-bit integers
+        return (splits - least).astype(np.uint16).argsort(kind="stable")
+    return splits.argsort(kind="stable")
+
+
+# --- Positions of errors among the elements of their splits ---------------------------------------
+#
+# An error raised at or below the partition boundary is counted there (`boundary_iterators`), like
+# an element. At a step above the boundary, the failed element has an element id. An error carries
+# its position to the consumer.
+#
+# Rule. All readers of a split, from its start or from an element on, get the same element ids.
+
+
+class ErrorPosition(NamedTuple):
+    """Position of an error. Sorting gives the order of the errors within a split."""
+
+    split: int
+    """Split index in the plan's stream."""
+    ordinal: int
+    """Ordinal, at the boundary, of the element that follows the error."""
+    number_at_ordinal: int
+    """1, 2, ... for errors before the same element; 0 if the preceding element itself failed.
+
+    -1 if that element failed below steps of the client stage that select elements (`plan.splits`).
+    """
+    is_last: bool = False
+    """Whether the split is known to have no elements or errors after this one."""
+
+    @property
+    def element(self) -> int:
+        """Ordinal of the element that has to be read to reach the error."""
+        return self.ordinal if self.number_at_ordinal > 0 else self.ordinal - 1
+
+    @property
+    def is_whole_split(self) -> bool:
+        """Whether the split contains nothing else: all of its elements failed."""
+        return self.is_last and self.ordinal == 0
+
+
+class DeferredError:
+    """Placeholder for a failed element; its error is raised when its turn comes.
+
+    Args:
+        error: The error to raise.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+_POSITION_ATTRIBUTE = "_headrace_error_position"
+
+
+def set_error_position(error: BaseException, position: ErrorPosition) -> None:
+    """Attach its position to an error."""
+    setattr(error, _POSITION_ATTRIBUTE, position)
+
+
+def attach_element_position(error: BaseException, ids: IdColumn | None, index: int) -> None:
+    """Attach the position of a failed element to an error, if elements have ids.
+
+    Args:
+        error: The error.
+        ids: Metadata of the elements.
+        index: Index of the failed element.
+    """
+    if ids is not None and (ids.dtype.names or ("",))[-1] == "ordinal":
+        unit, ordinal = int(ids["split"][index]), int(ids["ordinal"][index])
+        set_error_position(error, ErrorPosition(unit, ordinal + 1, 0))
+
+
+def tag_upstream_error(error: BaseException) -> None:
+    """Mark an element's error as raised below steps that select elements."""
+    origin = get_error_position(error)
+    if origin is not None and not origin.number_at_ordinal:
+        set_error_position(error, origin._replace(number_at_ordinal=-1))
+
+
+def get_error_position(error: BaseException) -> ErrorPosition | None:
+    """Return the position attached to an error, or None."""
+    return getattr(error, _POSITION_ATTRIBUTE, None)

@@ -1,0 +1,381 @@
+"""Iterators that take each element from one of several inputs, chosen at random or by a dataset.
+
+    selector --choices--> buffered elements of the inputs --> chunk
+
+A random choice is a function of the seed, the step's number and the set of ended inputs: an ended
+input has weight zero, and a choice that selected it is drawn again among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.chunk import Chunk, States
+from headrace.element.structure import unflatten
+from headrace.execution.context import Context
+from headrace.execution.element_numbers import BufferedChunk, nest_ids
+from headrace.execution.input_buffer import InputBuffer, LazyRowStream
+from headrace.execution.input_selector import (
+    ChoiceInputSelector,
+    InputSelector,
+    RandomInputSelector,
+    VaryingWeightsInputSelector,
+)
+from headrace.execution.iterator import ElementIterator, LazyRows, State, make_iterator
+from headrace.plan.combining import Choose, Sample
+from headrace.plan.user_function import step_name
+
+__all__ = ["InputSelectionIterator"]
+
+Steps: TypeAlias = NDArray[np.int64]
+
+
+class _SelectedInput:
+    """One of the inputs: its buffered elements, and a pending error."""
+
+    def __init__(self, input_: ElementIterator) -> None:
+        self.intake = InputBuffer(input_)
+        self.error: Exception | None = None
+        self._before: States | None = None  # states before the failed element
+        self._after: States | None = None  # states after the last element taken
+        #: Whether the input is exhausted.
+        self.is_at_end = False
+        #: Whether the end was reached in a step; until then the input is selected as before.
+        self.has_ended = False
+
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether the next element is known or can be read without extra cost."""
+        return self.is_known or self.intake.input.can_read_ahead
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the next element, error or end is known."""
+        return self.intake.chunk is not None or self.error is not None or self.is_at_end
+
+    def fill(self, steps: Steps, size: int) -> int:
+        """Buffer the elements for the given steps; return how many steps can be made.
+
+        Args:
+            steps: Numbers of the steps that take from this input, in order.
+            size: Number of steps that are possible as far as known.
+        """
+        wanted = int(np.searchsorted(steps, size))
+        if wanted and not self.is_known:
+            self._peek(wanted)
+        in_hand = self.intake.num_buffered
+        return size if in_hand >= wanted else int(steps[in_hand])
+
+    def _peek(self, count: int) -> None:
+        intake = self.intake
+        before = self.states()
+        try:
+            if intake.input.can_read_ahead:
+                self.is_at_end = intake.peek_ahead(count) is None
+            else:
+                self.is_at_end = intake.peek(count) is None
+        except Exception as error:
+            self.error, self._before = error, before
+        if self.is_at_end:
+            self._after = None
+
+    def take(self, count: int) -> Chunk:
+        """Return buffered elements."""
+        chunk = self.intake.take(count)
+        assert chunk is not None
+        states, size = chunk.states, chunk.size
+        self._after = lambda index: states(size)
+        return chunk
+
+    @property
+    def has_lazy_rows(self) -> bool:
+        """Whether single rows come next, which are only computed when they are taken."""
+        return self.error is None and self.intake.states is not None
+
+    def start_lazy_rows(self) -> LazyRowStream | None:
+        """Return the stream of next single elements, or None if there are none."""
+        try:
+            live = self.intake.lazy_rows()
+        except Exception:
+            self._after = None
+            raise
+        if live is None:
+            self.is_at_end, self._after = True, None
+        return live
+
+    def end_lazy_rows(self) -> None:
+        """Record that single elements ended, after the last one or an error."""
+        self.intake.end_lazy_rows()
+        self._after = None
+
+    def take_error(self) -> Exception:
+        """Return the pending error, and clear it."""
+        assert self.error is not None
+        failure = self.error
+        self.error = self._before = self._after = None
+        return failure
+
+    def states(self) -> States:
+        """Return the states before the next element or error, as far as known.
+
+        The result is cached, because computing the input's state may be slow.
+        """
+        states = self._before or self.intake.states or self._after
+        if states is None:
+            state = self.intake.get_state()
+            states = self._after = lambda index: state
+        return states
+
+    def set_state(self, state: State, has_ended: bool) -> None:
+        """Restore a state."""
+        self.error = self._before = self._after = None
+        self.is_at_end = self.has_ended = has_ended
+        self.intake.set_state(state)
+
+
+class InputSelectionIterator(ElementIterator):
+    """Takes each element from the input that a selector chooses.
+
+    Args:
+        inputs: The inputs.
+        selector: Chooses the number of an input for each step.
+        stops_on_empty: Whether the iterator ends when an ended input is chosen.
+    """
+
+    def __init__(
+        self, inputs: Sequence[ElementIterator], selector: InputSelector, *, stops_on_empty: bool
+    ) -> None:
+        self._inputs = [_SelectedInput(input_) for input_ in inputs]
+        self._selector = selector
+        self._stops_on_empty = stops_on_empty
+        self._has_ended = False
+
+    @property
+    def can_read_ahead(self) -> bool:
+        inputs = [member.intake.input for member in self._inputs]
+        return self._selector.can_look_ahead and all(input_.can_read_ahead for input_ in inputs)
+
+    @property
+    def has_lazy_rows(self) -> bool:  # type: ignore[override]
+        return any(member.intake.input.has_lazy_rows for member in self._inputs)
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        chooser = self._selector
+        while not self._has_ended:
+            ended = [member.has_ended for member in self._inputs]
+            choices = None
+            if not all(ended):
+                choices = chooser.choices(limit if chooser.can_look_ahead else 1, ended)
+            if choices is None:
+                break
+            size = self._fill_inputs(choices)
+            if size:
+                return self._take(choices[:size])
+            member = self._inputs[choices[0]]
+            if member.error is not None:
+                chooser.consume(1)
+                raise member.take_error()
+            if self._stops_on_empty:
+                break
+            member.has_ended = True
+            chooser.skip_ended_input()
+        self._has_ended = True
+        return None
+
+    def _fill_inputs(self, choices: Steps) -> int:
+        """Buffer the elements of these steps; return how many of the steps can be made."""
+        size = len(choices)
+        steps = {n: np.flatnonzero(choices == n) for n in np.unique(choices).tolist()}
+        for number, at in steps.items():
+            if self._inputs[number].can_look_ahead:
+                size = self._inputs[number].fill(at, size)
+        # Read only one input that costs calls, so that everything it computes is yielded.
+        costly = sorted(
+            (int(at[0]), number)
+            for number, at in steps.items()
+            if at[0] < size and not self._inputs[number].can_look_ahead
+        )
+        if len(costly) > 1:
+            size = costly[1][0]
+        if costly:
+            _, number = costly[0]
+            size = self._inputs[number].fill(steps[number], size)
+        return size
+
+    def _take(self, choices: Steps) -> Chunk:
+        """Return the elements of these steps from the buffers."""
+        states = self._states(choices)
+        parts: list[tuple[Steps, Chunk]] = []
+        for number in np.unique(choices).tolist():
+            at = np.flatnonzero(choices == number)
+            chunk = self._inputs[number].take(len(at))
+            if chunk.metadata is not None:
+                chunk = chunk.with_metadata(nest_ids(np.array([number], np.uint64), chunk.metadata))
+            parts.append((at, chunk))
+        self._selector.consume(len(choices))
+        return _interleave_chunks(parts, len(choices)).with_states(states)
+
+    # --- single elements ------------------------------------------------------------------------
+
+    def lazy_rows(self) -> LazyRows | None:
+        if self._has_ended or not self._selector.can_look_ahead:
+            return super().lazy_rows()
+        ended = [member.has_ended for member in self._inputs]
+        choices = None if all(ended) else self._selector.choices(_LAZY_ROWS_AT_ONCE, ended)
+        if choices is None:
+            return super().lazy_rows()
+        member = self._inputs[choices[0]]
+        if member.error is not None or member.is_at_end:
+            return super().lazy_rows()
+        try:
+            live = member.start_lazy_rows()
+        except Exception:
+            self._selector.consume(1)
+            raise
+        if live is None:
+            return super().lazy_rows()
+        begun = {
+            n: one.start_lazy_rows() for n, one in enumerate(self._inputs) if one.has_lazy_rows
+        }
+        lives = {number: live for number, live in begun.items() if live is not None}
+        return self._select_rows(choices, lives), self._states(choices)
+
+    def _select_rows(
+        self, choices: Steps, rows_by_input: dict[int, LazyRowStream]
+    ) -> Iterator[Any]:
+        """Yield rows of the inputs in turn, until an input without single rows is chosen."""
+        numbers: list[int] = choices.tolist()
+        number, count, has_ended = numbers[0], 0, False
+        try:
+            for number in numbers:
+                if number not in rows_by_input:
+                    break
+                for row in rows_by_input[number].rows:
+                    count += 1
+                    yield row
+                    break
+                else:
+                    has_ended = True
+                    break
+        except Exception:
+            self._record_consumed(choices[:count], rows_by_input)
+            self._selector.consume(1)
+            self._inputs[number].end_lazy_rows()
+            raise
+        self._record_consumed(choices[:count], rows_by_input)
+        if has_ended:
+            self._inputs[number].end_lazy_rows()
+
+    def _record_consumed(self, choices: Steps, rows_by_input: dict[int, LazyRowStream]) -> None:
+        """Record the single rows that were taken in these steps."""
+        counts = np.bincount(choices, minlength=len(self._inputs)).tolist()
+        for number, live in rows_by_input.items():
+            live.num_taken += counts[number]
+        self._selector.consume(len(choices))
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def _states(self, choices: Steps) -> States:
+        """Return the states before and after the elements of these steps."""
+        places = [member.states() for member in self._inputs]
+        chooser = self._selector.states()
+        ended = [number for number, member in enumerate(self._inputs) if member.has_ended]
+
+        def states(index: int) -> State:
+            counts = np.bincount(choices[:index], minlength=len(places)).tolist()
+            return {
+                "choices": chooser(index),
+                "ended": ended,
+                "inputs": [at(count) for at, count in zip(places, counts, strict=True)],
+            }
+
+        return states
+
+    def get_state(self) -> State:
+        return self._states(_NONE)(0)
+
+    def set_state(self, state: State) -> None:
+        self._has_ended = False
+        self._selector.set_state(state["choices"])
+        for number, (member, place) in enumerate(zip(self._inputs, state["inputs"], strict=True)):
+            member.set_state(place, number in state["ended"])
+
+    def close(self) -> None:
+        self._selector.close()
+        for member in self._inputs:
+            member.intake.close()
+
+
+_NONE = np.empty(0, np.int64)
+_LAZY_ROWS_AT_ONCE = 64
+"""Number of steps chosen at once for single rows."""
+
+
+def _interleave_chunks(parts: Sequence[tuple[Steps, Chunk]], size: int) -> Chunk:
+    """Merge several chunks into one; each has the indices of its elements in the result."""
+    first = parts[0][1]
+    if len(parts) == 1:
+        return first
+    held = [BufferedChunk(chunk) for _, chunk in parts]
+    if held[0].layout is not None and all(one.layout == held[0].layout for one in held):
+        leaves = []
+        for number, leaf in enumerate(held[0].leaves):
+            # Zeroed if there is padding between fields, which is not written here.
+            make = np.zeros if leaf.dtype.kind == "V" else np.empty
+            out = make((size, *leaf.shape[1:]), leaf.dtype)
+            for (at, _), one in zip(parts, held, strict=True):
+                out[at] = one.leaves[number]
+            leaves.append(out)
+        assert held[0].structure is not None
+        made = Chunk.of_columns(unflatten(held[0].structure, leaves), size)
+    else:
+        rows: list[Any] = [None] * size
+        for at, chunk in parts:
+            for place, row in zip(at.tolist(), chunk.rows(), strict=True):
+                rows[place] = row
+        made = Chunk.of_rows(rows)
+    placed = [(at, chunk.metadata) for at, chunk in parts if chunk.metadata is not None]
+    if not placed:
+        return made
+    places = np.empty(size, np.uint64)
+    for at, numbers in placed:
+        places[at] = numbers
+    return made.with_metadata(places)
+
+
+@make_iterator.register(Sample)
+def _make_sample(node: Sample, context: Context) -> ElementIterator:
+    entropy = _entropy(node, context)
+    chooser: InputSelector
+    if node.weight_inputs:
+        weights = make_iterator(node.weight_inputs[0], context.with_element_numbers(False))
+        chooser = VaryingWeightsInputSelector(entropy, weights, len(node.datasets), step_name(node))
+    else:
+        chooser = RandomInputSelector(entropy, node.weights or (1.0,) * len(node.datasets))
+    inputs = [make_iterator(input_, context) for input_ in node.datasets]
+    return InputSelectionIterator(inputs, chooser, stops_on_empty=node.stop_on_empty_dataset)
+
+
+def _entropy(node: Sample, context: Context) -> list[int]:
+    """Return the entropy of a sampling step's random numbers."""
+    if node.seed is None:
+        if node.is_same_in_each_epoch:
+            return context.fixed_entropy(node.number, node.default_seed)
+        return context.entropy(node.number)
+    passes = () if node.is_same_in_each_epoch else context.epochs
+    return [6, node.seed & _MASK, *passes]
+
+
+_MASK = (1 << 64) - 1
+
+
+@make_iterator.register(Choose)
+def _make_choose(node: Choose, context: Context) -> ElementIterator:
+    choices = make_iterator(node.choices, context.with_element_numbers(False))
+    chooser = ChoiceInputSelector(choices, len(node.datasets), step_name(node))
+    inputs = [make_iterator(input_, context) for input_ in node.datasets]
+    return InputSelectionIterator(inputs, chooser, stops_on_empty=node.stop_on_empty_dataset)

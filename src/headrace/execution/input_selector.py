@@ -1,0 +1,243 @@
+"""Selectors that choose, step by step, the input that supplies the next element."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.chunk import States
+from headrace.errors import InvalidElementError
+from headrace.execution.input_buffer import InputBuffer
+from headrace.execution.iterator import ElementIterator, State
+from headrace.plan.combining import validate_weights
+from headrace.plan.random_words import derive_key, random_words
+
+__all__ = [
+    "ChoiceInputSelector",
+    "InputSelector",
+    "RandomInputSelector",
+    "VaryingWeightsInputSelector",
+]
+
+_BLOCK = 1024
+"""Number of steps drawn at once."""
+
+
+class InputSelector(ABC):
+    """Chooses the input of each step."""
+
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether unused choices cost nothing."""
+        return True
+
+    @abstractmethod
+    def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
+        """Return the choices of the next 1 to `count` steps, or None at the end.
+
+        Args:
+            count: Maximum number of choices.
+            ended: Whether each input has ended; at least one has not.
+        """
+
+    @abstractmethod
+    def consume(self, count: int) -> None:
+        """Advance by `count` steps."""
+
+    def skip_ended_input(self) -> None:  # noqa: B027 - the step is drawn again
+        """Continue after the input of the next step has turned out to have ended."""
+
+    @abstractmethod
+    def states(self) -> States:
+        """Return the states before each of the next choices, and after them."""
+
+    @abstractmethod
+    def set_state(self, state: State) -> None:
+        """Restore a state."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Close the input of the selector."""
+
+
+class RandomInputSelector(InputSelector):
+    """Chooses inputs at random with constant weights.
+
+    Args:
+        entropy: Entropy of the random numbers.
+        weights: One weight for each input.
+    """
+
+    def __init__(self, entropy: Sequence[int], weights: Sequence[float]) -> None:
+        self._sampler = _WeightedSampler(entropy)
+        self._weights = np.array(weights, np.float64)
+        self._step = 0
+        self._ended: Sequence[bool] = ()
+        self._first = 0  # first step in the block
+        self._block = np.empty(0, np.int64)
+
+    def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
+        offset = self._step - self._first
+        if ended != self._ended or not 0 <= offset < len(self._block):
+            weights = np.where(ended, 0.0, self._weights)
+            if not weights.any():
+                return None
+            self._block = self._sampler.sample(self._step, max(count, _BLOCK), weights, sum(ended))
+            self._first, self._ended, offset = self._step, ended, 0
+        return self._block[offset : offset + count]
+
+    def consume(self, count: int) -> None:
+        self._step += count
+
+    def states(self) -> States:
+        return self._step.__add__
+
+    def set_state(self, state: State) -> None:
+        self._step = state
+
+
+class _WeightedSampler:
+    """Samples inputs with weights; the result depends only on the step and the remaining inputs."""
+
+    def __init__(self, entropy: Sequence[int]) -> None:
+        self._entropy = entropy
+
+    def sample(
+        self, step: int, count: int, weights: NDArray[np.float64], ended_inputs: int
+    ) -> NDArray[np.int64]:
+        """Return the sampled inputs of several steps.
+
+        Args:
+            step: The first step.
+            count: Number of steps.
+            weights: One weight for each input, not all 0.
+            ended_inputs: Number of ended inputs; it changes the random numbers of repeated draws.
+        """
+        words = random_words(
+            derive_key([*self._entropy, ended_inputs]), np.arange(step, step + count)
+        )
+        uniform = (words >> _ELEVEN).astype(np.float64) * _FLOAT_SCALE
+        ends = np.cumsum(weights)
+        chosen = np.searchsorted(ends / ends[-1], uniform, side="right")
+        # A value rounded up to 1 selects the last input with a weight.
+        last: int = np.flatnonzero(weights)[-1]
+        return np.minimum(chosen, last)
+
+
+_ELEVEN = np.uint64(11)
+_FLOAT_SCALE = 2.0**-53
+
+
+class _DatasetDrivenSelector(InputSelector):
+    """Base class of selectors that read one value per step from an input."""
+
+    def __init__(self, input_: ElementIterator, inputs: int, step: str) -> None:
+        self._input_buffer = InputBuffer(input_)
+        self._inputs = inputs
+        self._step = step
+
+    @property
+    def can_look_ahead(self) -> bool:
+        return self._input_buffer.input.can_read_ahead
+
+    def consume(self, count: int) -> None:
+        self._input_buffer.consume(count)
+
+    def states(self) -> States:
+        states = self._input_buffer.states
+        if states is not None:
+            return states
+        state = self._input_buffer.get_state()
+        return lambda index: state
+
+    def set_state(self, state: State) -> None:
+        self._input_buffer.set_state(state)
+
+    def close(self) -> None:
+        self._input_buffer.close()
+
+
+class ChoiceInputSelector(_DatasetDrivenSelector):
+    """Reads the numbers of the inputs from a dataset.
+
+    Args:
+        input_: Yields integers.
+        inputs: Number of inputs.
+        step: Name of the step, for errors.
+    """
+
+    def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
+        chunk = self._input_buffer.peek(count)
+        if chunk is None:
+            return None
+        start = self._input_buffer.offset
+        found: list[int] = []
+        for choice in chunk.rows()[start : start + count]:
+            number = _check_choice(choice)
+            if number is None or not 0 <= number < self._inputs:
+                if found:
+                    break
+                self.consume(1)
+                raise InvalidElementError(
+                    f"the choices of {self._step} must be integers from 0 to {self._inputs - 1}, "
+                    f"but one is {choice!r:.80}"
+                )
+            found.append(number)
+        return np.array(found, np.int64)
+
+    def skip_ended_input(self) -> None:
+        self.consume(1)
+
+
+def _check_choice(choice: object) -> int | None:
+    try:
+        return operator.index(choice)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+class VaryingWeightsInputSelector(_DatasetDrivenSelector):
+    """Chooses inputs at random with weights from a dataset, one row per step.
+
+    Args:
+        entropy: Entropy of the random numbers.
+        input_: Yields weights.
+        inputs: Number of inputs.
+        step: Name of the step, for errors.
+    """
+
+    def __init__(
+        self, entropy: Sequence[int], input_: ElementIterator, inputs: int, step: str
+    ) -> None:
+        super().__init__(input_, inputs, step)
+        self._sampler = _WeightedSampler(entropy)
+        self._count = 0  # number of steps made
+
+    def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
+        chunk = self._input_buffer.peek(1)
+        if chunk is None:
+            return None
+        try:
+            given = validate_weights(chunk.rows()[self._input_buffer.offset], self._inputs)
+        except (TypeError, ValueError) as error:
+            self.consume(1)
+            raise InvalidElementError(f"{self._step}: {error}") from error
+        weights = np.where(ended, 0.0, given)
+        if not weights.any():
+            return None
+        return self._sampler.sample(self._count, 1, weights, sum(ended))
+
+    def consume(self, count: int) -> None:
+        super().consume(count)
+        self._count += count
+
+    def states(self) -> States:
+        states, first = super().states(), self._count
+        return lambda index: {"step": first + index, "input": states(index)}
+
+    def set_state(self, state: State) -> None:
+        super().set_state(state["input"])
+        self._count = state["step"]

@@ -1,0 +1,296 @@
+"""The open datasets of an interleave, and the threads that read them ahead.
+
+Thread safety: a dataset belongs to the consumer or to a thread. A thread owns its iterator and
+chunk sizer while the dataset is busy, from `DatasetReadAhead.read` until the result is set.
+`result`, `is_busy` and `is_abandoned` change under the lock of the threads; the consumer reads and
+clears a result without it, because no thread uses the dataset then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.element.chunk import Chunk, States
+from headrace.execution.element_numbers import BufferedChunk, IdColumn, nest_ids
+from headrace.execution.input_buffer import ChunkSizer
+from headrace.execution.iterator import ElementIterator, State
+from headrace.execution.threads import (
+    JOIN_TIMEOUT_SECONDS,
+    ReadResult,
+    ThreadPool,
+    WaitWarning,
+    close_quietly,
+)
+
+__all__ = ["ClosedError", "DatasetReadAhead", "OpenDataset", "OpenResult"]
+
+_logger = logging.getLogger("headrace")
+
+
+class ClosedError(Exception):
+    """Another thread has closed the object of a wait."""
+
+
+class OpenDataset:
+    """An open dataset: its buffered elements, and the state before its next element.
+
+    Args:
+        outer_states: States of the outer input; number 0 is the state before the outer element.
+        number: Number of the outer element.
+        iterator: Iterator of the dataset's elements.
+        chunk_sizer: Determines read sizes for reading ahead.
+        outer_id: Metadata of the outer element.
+    """
+
+    __slots__ = (
+        "buffered",
+        "chunk_sizer",
+        "index",
+        "is_abandoned",
+        "is_busy",
+        "iterator",
+        "number",
+        "outer_id",
+        "outer_states",
+        "result",
+        "rows",
+        "split",
+        "states",
+    )
+
+    def __init__(
+        self,
+        outer_states: States,
+        number: int,
+        iterator: ElementIterator,
+        chunk_sizer: ChunkSizer,
+        outer_id: IdColumn,
+    ) -> None:
+        self.outer_states = outer_states
+        self.number = number
+        self.outer_id = outer_id
+        #: Split of all its elements, if splits are tracked.
+        self.split: int | None = None if outer_id.dtype.names is None else int(outer_id["split"][0])
+        self.iterator = iterator
+        self.chunk_sizer = chunk_sizer
+        #: Buffered chunk; elements before `index` are consumed.
+        self.buffered: BufferedChunk | None = None
+        #: Single rows that come next, if they were requested; else None.
+        self.rows: Iterator[Any] | None = None
+        #: State before the next element is `states(index)`.
+        self.states: States = _no_states
+        self.index = 0
+        self._set_position(iterator.get_state())
+        self.is_busy = False  # a thread reads it, or will
+        self.is_abandoned = False  # the reading thread closes it
+        self.result: ReadResult | None = None  # result of a thread's read
+
+    @property
+    def num_buffered(self) -> int:
+        """Number of elements that can be taken without reading."""
+        return 0 if self.buffered is None else self.buffered.chunk.size - self.index
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result is available without waiting."""
+        return self.result is not None
+
+    def _set_position(self, state: State) -> None:
+        self.states, self.index = (lambda index: state), 0
+
+    def take(self, count: int) -> tuple[BufferedChunk, int]:
+        """Take buffered elements; return their chunk and the index of the first."""
+        held, start = self.buffered, self.index
+        assert held is not None
+        self.index = start + count
+        if self.index == held.chunk.size:
+            self.buffered = None
+        return held, start
+
+    def read(self, limit: int, may_read_more: bool = False) -> bool:
+        """Fill the buffer; return False at the end."""
+        if self.rows is not None:
+            states, index = self.states, self.index
+            for row in self.rows:
+                self._set_buffered(Chunk.of_rows([row], lambda after: states(index + after)))
+                return True
+            self.rows = None
+        iterator = self.iterator
+        chunk = (
+            self.chunk_sizer.read_chunk(iterator, limit)
+            if may_read_more
+            else iterator.next_chunk(limit)
+        )
+        if chunk is None:
+            return False
+        self._set_buffered(chunk)
+        return True
+
+    def start_lazy_rows(self) -> bool:
+        """Make single elements available in `rows`; return False at the end."""
+        if self.rows is None:
+            got = self.iterator.lazy_rows()
+            if got is None:
+                return False
+            (self.rows, self.states), self.index = got, 0
+        return True
+
+    def skip(self, count: int) -> int:
+        """Skip elements that are not buffered; return how many were skipped."""
+        if self.rows is not None:
+            self.set_state(self.states(self.index))
+        passed = self.iterator.skip(count)
+        self._set_position(self.iterator.get_state())
+        return passed
+
+    def receive(self) -> bool:
+        """Buffer a thread's result, or raise its error; return False at the end."""
+        item = self.result
+        assert item is not None
+        if item.error is not None:
+            raise item.error
+        if item.chunk is None:
+            return False
+        self.result = None
+        self._set_buffered(item.chunk)
+        return True
+
+    def _set_buffered(self, chunk: Chunk) -> None:
+        if chunk.metadata is not None:
+            chunk = chunk.with_metadata(nest_ids(self.outer_id, chunk.metadata))
+            unit = None
+        else:
+            unit = self.split  # one number, until the neighbors in the output are known
+        self.buffered, self.states, self.index = BufferedChunk(chunk, unit), chunk.states, 0
+
+    def skip_error(self) -> None:
+        """Move past an error that is being raised."""
+        item, self.result, self.rows = self.result, None, None
+        self._set_position(self.iterator.get_state() if item is None else item.after)
+
+    def set_state(self, state: State) -> None:
+        """Restore a state."""
+        self.rows = None
+        self.iterator.set_state(state)
+        self._set_position(state)
+
+    def close(self) -> None:
+        """Close the iterator, which no thread may be using."""
+        self.buffered = self.rows = None
+        self.iterator.close()
+
+
+@dataclass(frozen=True)
+class OpenResult:
+    """Result of opening the dataset of the next outer element."""
+
+    outer_states: States
+    """Number 0 is the state before the outer element."""
+    number: int
+    dataset: OpenDataset | None = None
+    error: Exception | None = None
+    is_end: bool = False
+    """Whether the outer input has ended."""
+
+
+class DatasetReadAhead:
+    """Threads that read datasets ahead, one chunk at a time."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = ThreadPool(threads, "headrace-interleave")
+        self._lock = threading.RLock()  # acquired directly, see `ReadAheadThread.lock`
+        self._changed = threading.Condition(self._lock)
+        self._is_closed = False
+
+    def read(self, dataset: OpenDataset) -> None:
+        """Start reading the next chunk of a dataset."""
+        if self._is_closed:
+            return
+        dataset.is_busy = True
+        self._threads.submit(lambda: self._read(dataset))
+
+    def _read(self, dataset: OpenDataset) -> None:
+        chunk: Chunk | None = None
+        error: BaseException | None = None
+        after: State = None
+        if not self._is_closed:
+            try:
+                chunk = dataset.chunk_sizer.next_chunk(dataset.iterator)
+                if chunk is None:
+                    after = dataset.iterator.get_state()
+            except Exception as failure:
+                error, after = failure, dataset.iterator.get_state()
+            except BaseException as escape:
+                error = escape
+        with self._lock:
+            dataset.result = ReadResult(chunk, error, after)
+            dataset.is_busy = False
+            is_left = dataset.is_abandoned
+            self._changed.notify_all()
+        if is_left:
+            close_quietly(dataset.iterator)
+
+    def wait_for(self, dataset: OpenDataset, step: str) -> None:
+        """Wait for the result of a dataset; start reading if necessary."""
+        if dataset.result is None and not dataset.is_busy:
+            self.read(dataset)
+        self._wait(lambda: dataset.is_ready, f"the dataset of element {dataset.number} of {step}")
+
+    def wait_for_any(self, datasets: Sequence[OpenDataset], step: str) -> None:
+        """Wait until one of these datasets has a result."""
+        for inner in datasets:
+            if inner.result is None and not inner.is_busy:
+                self.read(inner)
+        self._wait(lambda: any(inner.is_ready for inner in datasets), f"a dataset of {step}")
+
+    def _wait(self, is_over: Callable[[], bool], awaited: str) -> None:
+        if is_over():
+            return
+        wait = WaitWarning(awaited)
+        with self._lock:
+            while not is_over() and not self._is_closed:
+                wait.wait(self._changed)
+        if not is_over():
+            raise ClosedError
+
+    def close(self, datasets: Sequence[OpenDataset], step: str) -> None:
+        """Close these datasets; a thread that does not return closes its dataset later."""
+        with self._lock:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._threads.shutdown()
+        left = self._wait_until_idle(datasets)
+        for inner in left:
+            # Closing the iterator from here ends its wait for a peer.
+            close_quietly(inner.iterator)
+        left = self._wait_until_idle(left)
+        if left:
+            _logger.warning(
+                "%s: %d of its datasets do not return; their threads go on until they do, and end "
+                "then",
+                step,
+                len(left),
+            )
+        for inner in datasets:
+            if inner not in left:
+                inner.close()
+
+    def _wait_until_idle(self, datasets: Sequence[OpenDataset]) -> list[OpenDataset]:
+        """Return the datasets still in use after a short wait; their threads close them."""
+        deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
+        with self._lock:
+            while any(inner.is_busy for inner in datasets) and time.monotonic() < deadline:
+                self._changed.wait(max(0.0, deadline - time.monotonic()))
+            left = [inner for inner in datasets if inner.is_busy]
+            for inner in left:
+                inner.is_abandoned = True
+        return left
+
+
+def _no_states(index: int) -> State:
+    raise AssertionError("no place is known yet")

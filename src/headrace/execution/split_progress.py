@@ -1,0 +1,419 @@
+"""Counts elements at partition boundaries: their splits and ordinals, and the finished splits.
+
+    partition boundaries -> SplitProgress -> columns of splits and ordinals; finished splits with
+    their numbers of elements
+
+Finished splits are plain integers, ready for serialization.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.chunk import DeferredMetadata
+from headrace.element.compact_columns import (
+    ConsecutiveSplits,
+    InterleavedSplits,
+    MetadataColumn,
+    concatenate_columns,
+)
+from headrace.element.metadata import element_numbers, id_column
+from headrace.execution.element_ids import find_run_sizes, find_run_starts, stable_order
+
+__all__ = ["FinishedSplits", "SplitProgress"]
+
+_MIN_COUNTS = 64
+_MAX_DUE = 256
+_MAX_PENDING = 1 << 16
+
+
+class FinishedSplits(NamedTuple):
+    """Consecutive finished splits with the same number of elements at the partition boundary."""
+
+    first_split: int
+    num_splits: int
+    num_elements: int
+
+
+class _AssignedSpan:
+    """Splits that were assigned together and have not all finished."""
+
+    __slots__ = ("leaf", "split", "start", "stop")
+
+    def __init__(self, leaf: int, assignment: int, stop: int, split: int) -> None:
+        self.leaf = leaf
+        self.start = assignment  # first split, in assignment order
+        self.stop = stop
+        self.split = split  # its split index
+
+
+class _PendingIds:
+    """Metadata of a chunk above the boundary, computed once its elements are counted."""
+
+    __slots__ = ("_progress", "column", "is_counted")
+
+    def __init__(self, progress: SplitProgress, column: MetadataColumn) -> None:
+        self._progress = progress
+        self.column = column
+        self.is_counted = False
+
+    def __call__(self) -> MetadataColumn:
+        """Return the column."""
+        if not self.is_counted:
+            self._progress.count_pending()
+        return self.column
+
+
+class SplitProgress:
+    """Counts the elements of splits at partition boundaries, by assignment order of the splits.
+
+    Chunks may be small, and a call of NumPy costs as much as counting a thousand elements. So
+    chunks are counted together, when a result that depends on the counts is requested.
+
+    Thread-safe: boundaries may run on threads of the plan, and finished splits may be taken on
+    another thread. Memory grows with the number of splits open at a time, not with the number
+    assigned.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: In assignment order.
+        self._spans: list[_AssignedSpan] = []
+        self._num_assigned = 0  # splits that were assigned
+        self._first_counted = 0  # split of the first entry of `_counts`
+        #: Numbers of elements per split so far; zero after the last one.
+        self._counts = np.zeros(_MIN_COUNTS, np.int64)
+        #: While consecutive splits yield one element each: all splits from `_first_counted` to
+        #: before this one have one element, and `_counts` is unused. None if `_counts` is used.
+        self._num_single_elements: int | None = 0
+        self._finished: list[FinishedSplits] = []
+        #: For sets of leaves: all of their splits before this one have finished. Processed lazily.
+        self._due: dict[frozenset[int], int] = {}
+        self._last_processed = 0  # last assignment at which `_due` was processed
+        #: Columns that are not counted yet, in order and of one dtype, and their number of
+        #: elements.
+        self._pending: list[_PendingIds] = []
+        self._num_pending = 0
+
+    def record_assigned(self, leaf: int, assignment: int, count: int, split: int) -> None:
+        """Record `count` assigned splits from `split` on, the first with number `assignment`."""
+        with self._lock:
+            self._spans.append(_AssignedSpan(leaf, assignment, assignment + count, split))
+            self._num_assigned = assignment + count
+
+    def add_ids(self, column: MetadataColumn) -> MetadataColumn | DeferredMetadata:
+        """Count elements, in order; return their column above the boundary, or a function for it.
+
+        Args:
+            column: Column below the boundary, with splits in assignment order.
+        """
+        made = _PendingIds(self, column)
+        with self._lock:
+            if isinstance(column, ConsecutiveSplits) and not self._pending:
+                firsts = self._count_first_elements(column)
+                if firsts is not None:
+                    return firsts
+            if self._pending and self._pending[0].column.dtype != column.dtype:
+                self._count_pending()
+            self._pending.append(made)
+            self._num_pending += len(column)
+            if self._num_pending >= _MAX_PENDING:
+                self._count_pending()
+        return made
+
+    def count_pending(self) -> None:
+        """Count all pending columns."""
+        with self._lock:
+            self._count_pending()
+
+    def _count_pending(self) -> None:
+        came, self._pending, self._num_pending = self._pending, [], 0
+        if not came:
+            return
+        column, start = self._count_column(concatenate_columns([each.column for each in came])), 0
+        for each in came:
+            stop = start + len(each.column)
+            each.column, each.is_counted = column[start:stop], True
+            start = stop
+
+    def _count_column(self, column: MetadataColumn) -> MetadataColumn:
+        """Count elements, in order; return their column above the boundary."""
+        if isinstance(column, InterleavedSplits):
+            return self._count_round_robin(column)
+        if isinstance(column, ConsecutiveSplits):
+            in_row = self._count_in_row(column)
+            if in_row is not None:
+                return in_row
+            column = column.to_array()
+        units, ordinals = self._count(column["split"])
+        return id_column(units, ordinals, element_numbers(column))
+
+    def _count_in_row(self, row: ConsecutiveSplits) -> MetadataColumn | None:
+        """Count one element of each of consecutive splits; return None if the ids are irregular."""
+        firsts = self._count_first_elements(row)
+        if firsts is not None:
+            return firsts
+        start, stop = row.first_split, row.first_split + row.size
+        for span in self._spans:
+            if span.start <= start and stop <= span.stop:
+                break
+        else:
+            return None
+        self._reserve_counts(stop)
+        counts = self._counts[start - self._first_counted : stop - self._first_counted]
+        ordinal = int(counts[0])
+        if (counts != ordinal).any():
+            return None
+        counts += 1
+        return ConsecutiveSplits(start - span.start + span.split, row.size, ordinal)
+
+    def _count_first_elements(self, row: ConsecutiveSplits) -> MetadataColumn | None:
+        """Return the ids of consecutive splits' first elements if no split has more, else None."""
+        start, stop = row.first_split, row.first_split + row.size
+        if start != self._num_single_elements:
+            return None
+        self._num_single_elements = stop
+        found: list[MetadataColumn] = []
+        for span in self._spans:
+            low, high = max(start, span.start), min(stop, span.stop)
+            if low < high:
+                found.append(ConsecutiveSplits(low - span.start + span.split, high - low, 0))
+        return found[0] if len(found) == 1 else concatenate_columns(found)
+
+    def _count_round_robin(self, column: InterleavedSplits) -> InterleavedSplits:
+        """Count elements of splits that are interleaved round-robin."""
+        self._reserve_counts(column.max_split() + 1)
+        units, ordinals = [-1] * len(column.splits), [0] * len(column.splits)
+        for number, before, size in column.split_elements():
+            dealt = column.splits[number]
+            units[number] = self._split_of(dealt)
+            ordinals[number] = int(self._counts[dealt - self._first_counted]) - before
+            self._counts[dealt - self._first_counted] += size
+        return InterleavedSplits(
+            tuple(units), column.turn_size, column.start, column.size, tuple(ordinals)
+        )
+
+    def _count(
+        self, assignment: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
+        """Count elements of splits, in order; return their split indices and ordinals."""
+        size = len(assignment)
+        if size == 1:  # most often a batch
+            return self._count_one(int(assignment[0]))
+        steps, lowest, highest = (
+            assignment[1:] - assignment[:-1],
+            int(assignment[0]),
+            int(assignment[-1]),
+        )
+        if highest - lowest == size - 1 and (steps == 1).all():  # one element of each split
+            return self._count_one_of_each(lowest, highest + 1, assignment)
+        highest = int(np.maximum.reduce(assignment))
+        self._reserve_counts(highest + 1)
+        if highest == lowest and not steps.any():  # all of one split
+            unit = highest
+            start = int(self._counts[unit - self._first_counted])
+            self._counts[unit - self._first_counted] += size
+            return self._split_of(unit), np.arange(start, start + size)
+        return self._splits_of(assignment), self._ordinals_of(
+            assignment - self._first_counted, steps
+        )
+
+    def _count_one(self, split: int) -> tuple[int, NDArray[np.int64]]:
+        """Count an element of a split."""
+        self._reserve_counts(split + 1)
+        at = split - self._first_counted
+        ordinals = self._counts[at : at + 1].copy()
+        self._counts[at] += 1
+        return self._split_of(split), ordinals
+
+    def _count_one_of_each(
+        self, start: int, stop: int, assignment: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
+        """Count one element of each of the splits `start` to `stop` - 1."""
+        self._reserve_counts(stop)
+        counts = self._counts[start - self._first_counted : stop - self._first_counted]
+        ordinals = counts.copy()
+        counts += 1
+        for span in self._spans:
+            if span.start <= start and stop <= span.stop:
+                return assignment + np.int64(span.split - span.start), ordinals
+        return self._splits_of(assignment), ordinals
+
+    def _reserve_counts(self, stop: int) -> None:
+        """Allocate the counts of splits before `stop`."""
+        if self._num_single_elements is not None:
+            ones, self._num_single_elements = self._num_single_elements, None
+            self._reserve_counts(ones)
+            self._counts[: ones - self._first_counted] = 1
+        needed = stop - self._first_counted
+        if needed > len(self._counts):
+            grown = np.zeros(2 * needed, np.int64)
+            grown[: len(self._counts)] = self._counts
+            self._counts = grown
+
+    def _split_of(self, assignment: int) -> int:
+        for span in self._spans:
+            if span.start <= assignment < span.stop:
+                return span.split + assignment - span.start
+        raise AssertionError(f"unit {assignment} has ended, and gives elements")
+
+    def num_elements(self, assignment: int) -> int:
+        """Return the number of elements of a split so far."""
+        with self._lock:
+            self._count_pending()
+            self._reserve_counts(assignment + 1)
+            return int(self._counts[assignment - self._first_counted])
+
+    def position_of(self, assignment: int) -> tuple[int, int] | None:
+        """Return a split's index and number of elements so far, or None if it has finished."""
+        counted = self.num_elements(assignment)
+        with self._lock:
+            for span in self._spans:
+                if span.start <= assignment < span.stop:
+                    return span.split + assignment - span.start, counted
+        return None
+
+    def record_skipped(self, assignment: int, count: int) -> None:
+        """Count skipped elements of a split."""
+        with self._lock:
+            self._count_pending()
+            self._reserve_counts(assignment + 1)
+            self._counts[assignment - self._first_counted] += count
+
+    def _splits_of(self, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
+        low, high = int(np.minimum.reduce(assignment)), int(np.maximum.reduce(assignment))
+        for span in self._spans:
+            if span.start <= low and high < span.stop:
+                return assignment + np.int64(span.split - span.start)
+        starts = np.array([span.start for span in self._spans])
+        shifts = np.array([span.split - span.start for span in self._spans])
+        unit_less_dealt: NDArray[np.int64] = shifts[
+            np.searchsorted(starts, assignment, "right") - 1
+        ]
+        return assignment + unit_less_dealt
+
+    def _ordinals_of(
+        self, splits: NDArray[np.int64], steps: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        size = len(splits)
+        if int(np.minimum.reduce(steps)) < 0:
+            return self._ordinals_of_mixed(splits)
+        starts = find_run_starts(steps != 0)
+        own = splits[starts]
+        sizes = find_run_sizes(starts, size)
+        ordinals = np.arange(size) + np.repeat(self._counts[own] - starts, sizes)
+        self._counts[own] += sizes
+        return ordinals
+
+    def _ordinals_of_mixed(self, splits: NDArray[np.int64]) -> NDArray[np.int64]:
+        order, size, least = stable_order(splits), len(splits), int(np.minimum.reduce(splits))
+        sizes = np.bincount(splits - least)  # at most as many as there are counts
+        counts = self._counts[least : least + len(sizes)]
+        ordinals = np.empty(size, np.int64)
+        ordinals[order] = np.arange(size) + np.repeat(counts - (sizes.cumsum() - sizes), sizes)
+        counts += sizes
+        return ordinals
+
+    def record_finished(self, leaves: frozenset[int], assignment: int) -> None:
+        """Record that all of these leaves' splits before number `assignment` have finished."""
+        with self._lock:
+            self._due[leaves] = max(assignment, self._due.get(leaves, 0))
+            if assignment - self._last_processed >= _MAX_DUE:
+                self._last_processed = assignment
+                self._process_due()
+
+    def _process_due(self) -> None:
+        """Compute the numbers of elements of finished splits."""
+        self._count_pending()
+        due, self._due = self._due, {}
+        for leaves, dealt in due.items():
+            for span in self._spans:
+                if span.start >= dealt:
+                    break
+                if span.leaf in leaves:
+                    self._finish_span(span, min(dealt, span.stop))
+        self._drop_finished()
+
+    def record_abandoned(self, assignment: int) -> None:
+        """Record that a split is not read to its end."""
+        with self._lock:
+            self._count_pending()
+            for span in self._spans:
+                if span.start == assignment:
+                    span.start = assignment + 1
+            self._drop_finished()
+
+    def _finish_span(self, span: _AssignedSpan, stop: int) -> None:
+        if self._num_single_elements is not None:
+            spoke = max(0, min(stop, self._num_single_elements) - span.start)
+            if spoke:
+                self._finished.append(FinishedSplits(span.split, spoke, 1))
+        else:
+            counts = self._counts[span.start - self._first_counted : stop - self._first_counted]
+            self._finished += _make_finished(span.split, counts)
+            spoke = len(counts)
+        silent = stop - span.start - spoke
+        if silent:
+            self._finished.append(FinishedSplits(span.split + spoke, silent, 0))
+        span.split += stop - span.start
+        span.start = stop
+
+    def _drop_finished(self) -> None:
+        self._spans = [span for span in self._spans if span.start < span.stop]
+        first = self._spans[0].start if self._spans else self._num_assigned
+        if self._num_single_elements is not None:
+            self._first_counted, self._num_single_elements = (
+                first,
+                max(first, self._num_single_elements),
+            )
+            return
+        passed, held = first - self._first_counted, len(self._counts)
+        if passed <= held // 2:
+            return
+        kept = self._counts[passed:]
+        if not kept.any():
+            self._num_single_elements, kept = first, kept[:0]
+        self._counts = np.zeros(max(_MIN_COUNTS, 2 * len(kept)), np.int64)
+        self._counts[: len(kept)] = kept
+        self._first_counted = first
+
+    def take_finished(self) -> tuple[FinishedSplits, ...]:
+        """Return the splits that finished since the last call; consecutive ones are joined."""
+        with self._lock:
+            if self._due:
+                self._process_due()
+            ended, self._finished = self._finished, []
+        return tuple(_join_consecutive(ended))
+
+
+def _make_finished(split: int, counts: NDArray[np.int64]) -> list[FinishedSplits]:
+    """Return the finished splits from `split` on with these numbers of elements."""
+    if not len(counts):
+        return []
+    elements = int(counts[0])
+    if len(counts) == 1 or (counts == elements).all():
+        return [FinishedSplits(split, len(counts), elements)]
+    starts = find_run_starts(counts[1:] != counts[:-1])
+    sizes = find_run_sizes(starts, len(counts))
+    runs = zip(starts.tolist(), sizes.tolist(), counts[starts].tolist(), strict=True)
+    return [FinishedSplits(split + start, size, elements) for start, size, elements in runs]
+
+
+def _join_consecutive(finished: Iterable[FinishedSplits]) -> Sequence[FinishedSplits]:
+    joined: list[FinishedSplits] = []
+    for one in finished:
+        last = joined[-1] if joined else None
+        if (
+            last
+            and last.first_split + last.num_splits == one.first_split
+            and last.num_elements == one.num_elements
+        ):
+            joined[-1] = last._replace(num_splits=last.num_splits + one.num_splits)
+        else:
+            joined.append(one)
+    return joined

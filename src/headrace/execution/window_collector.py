@@ -1,0 +1,307 @@
+"""Collection of elements into windows by key, shared by windows and buckets.
+
+Elements are held in memory and are not saved: a state has the ordinals of the elements held for
+each key, and a restore reads them again (`replayable_input`). The key of an element is computed
+once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from headrace.element.chunk import Chunk
+from headrace.element.metadata import concatenate_metadata, group_metadata
+from headrace.element.ownership import copy_element
+from headrace.element.structure import Element
+from headrace.execution.element_numbers import IdColumn
+from headrace.execution.iterator import ElementIterator, State, element_position
+from headrace.execution.replayable_input import ReplayableInput
+from headrace.plan.user_function import UserFunction
+
+__all__ = ["KeyedWindow", "WindowCollector"]
+
+_MAX_WINDOWS_SCANNED = 64
+"""Maximum number of windows to scan for the number of elements that one of them needs."""
+_NUM_BLOCKS = 256
+"""Number of blocks in the table of windows."""
+_MARK_INTERVAL = 64
+"""Number of elements between marks, and the maximum to read ahead if that is free."""
+
+
+class KeyedWindow:
+    """Elements of one key."""
+
+    __slots__ = ("_ids", "key", "ordinals", "rows", "size")
+
+    def __init__(self, key: int, element_id: IdColumn | None) -> None:
+        self.key = key
+        #: Metadata of the first element; of all elements if they have element ids.
+        self._ids = [] if element_id is None else [element_id]
+        self.rows: list[Element] = []
+        #: Ordinals of the elements in the input. Append-only.
+        self.ordinals: list[int] = []
+        #: Number of elements of a full window; None if not computed yet.
+        self.size: int | None = None
+
+    @property
+    def ids(self) -> IdColumn | None:
+        """Metadata of the first element, including the element ids of all elements if tracked."""
+        places = self._ids
+        return group_metadata(concatenate_metadata(places), len(self.rows)) if places else None
+
+    def add_id(self, element_id: IdColumn) -> None:
+        """Add the element id of another element."""
+        self._ids.append(element_id)
+
+
+class _WindowTable:
+    """Windows by key, with cheap snapshots; a snapshot may include elements added later.
+
+    Windows are stored in blocks, so that removing one copies only its block.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[int, KeyedWindow]] = [{} for _ in range(_NUM_BLOCKS)]
+        self.size = 0
+
+    def get(self, key: int) -> KeyedWindow | None:
+        """Return the window of a key, or None."""
+        return self._blocks[key % _NUM_BLOCKS].get(key)
+
+    def add(self, window: KeyedWindow) -> None:
+        """Add a window for a new key."""
+        self._blocks[window.key % _NUM_BLOCKS][window.key] = window
+        self.size += 1
+
+    def remove(self, window: KeyedWindow) -> None:
+        """Remove a window."""
+        blocks, number = self._blocks.copy(), window.key % _NUM_BLOCKS
+        blocks[number] = {key: one for key, one in blocks[number].items() if one is not window}
+        self._blocks = blocks
+        self.size -= 1
+
+    def snapshot(self) -> Callable[[], list[KeyedWindow]]:
+        """Return a function that lists the current windows, oldest first, now or later.
+
+        A later call may also list windows of elements added since.
+        """
+        blocks = self._blocks
+
+        def listed() -> list[KeyedWindow]:
+            # `list` copies atomically, as another thread may add windows. Most blocks are empty.
+            windows = [window for block in blocks if block for window in list(block.values())]
+            return sorted(windows, key=_first_ordinal)
+
+        return listed
+
+
+def _first_ordinal(window: KeyedWindow) -> int:
+    return window.ordinals[0]
+
+
+class WindowCollector:
+    """Reads an input and collects its elements by key.
+
+    Args:
+        input_: The input.
+        step: Name of the step, for errors.
+        call: Any function of the step; wraps errors of its functions.
+        key_of: Returns the key of an element.
+        size_of: Returns the number of elements per window of a key.
+        min_size: Minimum result of `size_of`.
+    """
+
+    def __init__(
+        self,
+        input_: ElementIterator,
+        step: str,
+        call: UserFunction,
+        key_of: Callable[[Element], int],
+        size_of: Callable[[int], int],
+        min_size: int = 1,
+    ) -> None:
+        self._input = ReplayableInput(input_, step, _MARK_INTERVAL)
+        self._call = call
+        self._key_of = key_of
+        self._size_of = size_of
+        self._min_size = min_size
+        self._reset()
+
+    def _reset(self) -> None:
+        self._windows = _WindowTable()
+        self._remaining: list[KeyedWindow] | None = None  # at the end of the input, next one last
+        self._chunk: Chunk | None = None  # buffered chunk
+        self._rows: list[Element] = []
+        self._offset = 0  # index of the next row to collect
+        self._num_collected = 0  # elements of the input that were collected or failed
+        self._limit = 1
+        self._prune_at = 0
+
+    def next_window(self) -> KeyedWindow | None:
+        """Return the next full window, at the end the remaining ones, and then None."""
+        while True:
+            if self._chunk is None and not self._read():
+                window = self._next_remaining()
+            else:
+                window = self._collect()
+                if window is None:
+                    continue
+            if window is not None:
+                self._windows.remove(window)
+            return window
+
+    def _next_remaining(self) -> KeyedWindow | None:
+        """Return the next window that remains at the end of the input."""
+        if self._remaining is None:
+            self._remaining = self._windows.snapshot()()[::-1]
+        return self._remaining.pop() if self._remaining else None
+
+    def _read(self) -> bool:
+        """Fill the buffer; return False at the end."""
+        below = self._input.input
+        if below.can_read_ahead:
+            limit = self._limit
+            self._limit = min(2 * limit, _MARK_INTERVAL)
+        else:
+            limit = max(below.preferred_limit, self._min_needed())
+        if self._num_collected >= self._prune_at:
+            self._prune()
+        chunk = self._input.read_chunk(limit)
+        if chunk is None:
+            return False
+        self._chunk, self._offset = chunk, 0
+        # A row that is a view of a column would keep the whole column in memory.
+        self._rows = list(map(copy_element, chunk.rows())) if chunk.is_columnar else chunk.rows()
+        return True
+
+    def _min_needed(self) -> int:
+        """Return the minimum number of elements needed for the next window."""
+        if self._min_size == 1 or self._windows.size > _MAX_WINDOWS_SCANNED:
+            return 1
+        windows = self._windows.snapshot()()
+        missing = [(window.size or 1) - len(window.rows) for window in windows]
+        return max(1, min([*missing, self._min_size]))
+
+    def _prune(self) -> None:
+        held = [window.ordinals for window in self._windows.snapshot()()]
+        self._input.discard_unused_marks(ordinal for ordinals in held for ordinal in ordinals)
+        # The interval grows with the number of held elements.
+        self._prune_at = self._num_collected + max(4 * _MARK_INTERVAL, sum(map(len, held)))
+
+    def _collect(self) -> KeyedWindow | None:
+        """Collect buffered elements until a window is full; return it, or None."""
+        assert self._chunk is not None
+        windows, rows, offset = self._windows, self._rows, self._offset
+        places = self._chunk.metadata
+        try:
+            while offset < len(rows):
+                row = rows[offset]
+                key = self._key_of(row)
+                window = windows.get(key)
+                is_new = window is None
+                if window is None:
+                    window = KeyedWindow(key, self._chunk.take_metadata(slice(offset, offset + 1)))
+                elif places is not None and places.dtype.names:
+                    window.add_id(places[offset : offset + 1])
+                if window.size is None:  # a new window, or one restored from a state
+                    window.size = self._size_of(key)
+                window.rows.append(row)
+                window.ordinals.append(self._num_collected)
+                if is_new:
+                    windows.add(window)
+                offset += 1
+                self._num_collected += 1
+                if len(window.rows) >= window.size:
+                    return window
+        except BaseException as error:
+            failure: Exception | None = self._call.wrap_error(error, self._position(offset), row)
+            offset += 1
+            self._num_collected += 1
+        else:
+            failure = None
+        finally:
+            self._offset = offset
+            if offset >= len(rows):
+                self._chunk, self._rows = None, []
+        if failure is not None:
+            raise failure
+        return None
+
+    def _position(self, offset: int) -> int:
+        assert self._chunk is not None
+        return element_position(self._chunk.state_at(offset), self._num_collected)
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def make_state(self, removed_ordinals: Sequence[int] = ()) -> Callable[[], dict[str, State]]:
+        """Return a function that makes the state of the current contents, now or later.
+
+        Args:
+            removed_ordinals: Ordinals of a removed window that is still needed.
+        """
+        windows, done = self._windows.snapshot(), self._num_collected
+        mark, failures = self._input.oldest_mark, self._input.num_failed
+
+        def state() -> dict[str, State]:
+            first = mark.ordinal
+            held = [
+                [
+                    window.key,
+                    _encode_gaps(window.ordinals[: bisect_left(window.ordinals, done)], first),
+                ]
+                for window in windows()
+            ]
+            saved = {"windows": [one for one in held if one[1]], **mark.to_json(done, failures)}
+            return (
+                {**saved, "taken": _encode_gaps(removed_ordinals, first)}
+                if removed_ordinals
+                else saved
+            )
+
+        return state
+
+    def restore(self, state: State) -> tuple[list[Element], list[int], IdColumn | None]:
+        """Restore a state; return the removed window: rows, ordinals and metadata."""
+        self._reset()
+        first = state["from"]
+        held = [(key, _decode_gaps(gaps, first)) for key, gaps in state["windows"]]
+        taken = _decode_gaps(state.get("taken", ()), first)
+        needed = sorted([o for _, ordinals in held for o in ordinals] + taken)
+        chunks = self._input.restore(state, np.array(needed, np.int64))
+        rows: list[Element] = []
+        places: list[IdColumn | None] = []
+        for chunk in chunks:
+            rows += map(copy_element, chunk.rows()) if chunk.is_columnar else chunk.rows()
+            places += [chunk.take_metadata(slice(at, at + 1)) for at in range(chunk.size)]
+        number = {ordinal: at for at, ordinal in enumerate(needed)}
+        for key, ordinals in held:
+            window = KeyedWindow(key, places[number[ordinals[0]]])
+            window.rows = [rows[number[ordinal]] for ordinal in ordinals]
+            window.ordinals = ordinals
+            self._windows.add(window)
+        self._num_collected = self._prune_at = state["from"] + state["read"]
+        place = places[number[taken[0]]] if taken else None
+        return [rows[number[ordinal]] for ordinal in taken], taken, place
+
+    @property
+    def input(self) -> ElementIterator:
+        """The input iterator."""
+        return self._input.input
+
+    def close(self) -> None:
+        """Close the input."""
+        self._reset()
+        self._input.close()
+
+
+def _encode_gaps(ordinals: Sequence[int], first: int) -> list[int]:
+    """Return increasing ordinals as differences, which are small numbers."""
+    return [after - before for before, after in pairwise([first, *ordinals])]
+
+
+def _decode_gaps(gaps: Iterable[int], first: int) -> list[int]:
+    return list(accumulate(gaps, initial=first))[1:]

@@ -1,0 +1,155 @@
+"""Rows of a batch that are shared by devices: arithmetic, and what becomes of shares that differ.
+
+One array over several devices has as many rows on each. Where shares of a batch differ, or there
+are none on some devices, `remainder` says what becomes of the step:
+
+    error    it is an error, which names the numbers
+    pad      zeros are added, and a leaf `mask` that is False for them
+    drop     the step is left out
+
+A *column* is a leaf's values, one NumPy array for each share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.structure import Element, NodeKind, Structure, describe_component, unflatten
+from headrace.errors import InvalidArgumentError
+
+__all__ = [
+    "REMAINDERS",
+    "add_mask",
+    "check_remainder",
+    "make_mask",
+    "pad_column",
+    "rows_per_shard",
+    "shard_row_counts",
+]
+
+REMAINDERS = ("error", "pad", "drop")
+
+
+def check_remainder(remainder: object) -> None:
+    """Raise ValueError unless `remainder` is one of `REMAINDERS`."""
+    if remainder not in REMAINDERS:
+        raise ValueError(f'`remainder` must be "error", "pad" or "drop", but got {remainder!r:.80}')
+
+
+def shard_row_counts(structure: Structure, columns: Sequence[Sequence[Any]]) -> list[int]:
+    """Return how many rows each share has.
+
+    Args:
+        structure: Of the element.
+        columns: For each leaf its values, one for each share.
+
+    Raises:
+        InvalidArgumentError: A leaf has no rows, or other numbers of them than the first.
+    """
+    rows: list[int] = []
+    for path, column in zip(structure.paths, columns, strict=True):
+        if not all(getattr(value, "ndim", 0) for value in column):
+            raise InvalidArgumentError(
+                f"{describe_component(path)} is a scalar, so its rows cannot be shared by several "
+                "devices: "
+                "call the `batch` method on the dataset, or leave it out with map()"
+            )
+        found = [len(value) for value in column]
+        if not rows:
+            rows = found
+        elif found != rows:
+            raise InvalidArgumentError(
+                f"{describe_component(structure.paths[0])} has {_format_counts(rows)} rows and "
+                f"{describe_component(path)} "
+                f"has {_format_counts(found)}; the first axis of each is the batch: give what is "
+                "no row "
+                "an axis with map()"
+            )
+    return rows
+
+
+def rows_per_shard(remainder: str, rows: Sequence[int], size: int | None = None) -> int | None:
+    """Return how many rows each share of a step is to have, or None to leave the step out.
+
+    >>> rows_per_shard("error", [2, 2]), rows_per_shard("drop", [2, 1])
+    (2, None)
+    >>> rows_per_shard("pad", [2, 1]), rows_per_shard("pad", [1, 1], size=4)
+    (2, 4)
+
+    Args:
+        remainder: One of `REMAINDERS`.
+        rows: Of all shares, those of other processes too.
+        size: Rows of a share of a full batch, where they are known: with "pad", so many are made of
+            smaller batches, so that all have one shape.
+
+    Raises:
+        InvalidArgumentError: They differ, and `remainder` is "error".
+    """
+    if remainder == "pad":
+        return max([*rows, size or 0])
+    if min(rows) == max(rows):
+        return rows[0]
+    if remainder == "drop":
+        return None
+    raise InvalidArgumentError(
+        f"the shares of a batch have {_format_counts(rows)} rows, and one array over {len(rows)} "
+        "devices "
+        "or groups of devices has as many on each: batch with drop_remainder=True and a multiple "
+        f'of {len(rows)}, or use remainder="pad", which adds a mask, or remainder="drop"'
+    )
+
+
+def pad_column(column: Sequence[NDArray[Any]], rows: int) -> list[NDArray[Any]]:
+    """Return values of so many rows, of which those after a value's own are zeros."""
+    return [value if len(value) == rows else _pad_value(value, rows) for value in column]
+
+
+def make_mask(rows: Sequence[int], num_rows: int) -> list[NDArray[np.bool_]]:
+    """Return for each share of so many rows which of the `num_rows` rows are real.
+
+    >>> [mask.tolist() for mask in make_mask([2, 1], 2)]
+    [[True, True], [True, False]]
+    """
+    numbers = np.arange(num_rows)
+    return [numbers < real for real in rows]
+
+
+def add_mask(structure: Structure, leaves: Sequence[Any], mask: Any) -> Element:
+    """Return an element with one leaf more.
+
+    A dict gets the entry "mask", a tuple ends with it; of an array, a namedtuple or a dataclass it
+    is the pair `(element, mask)`.
+
+    Raises:
+        InvalidArgumentError: There is an entry "mask" already.
+    """
+    element = unflatten(structure, leaves)
+    kind = structure.root.kind
+    if kind == NodeKind.TUPLE:
+        return (*element, mask)
+    if kind != NodeKind.DICT:
+        return element, mask
+    if "mask" in element:
+        raise InvalidArgumentError(
+            "component ['mask'] is there already, and remainder=\"pad\" adds one of that name: "
+            "call it otherwise with map()"
+        )
+    made: Mapping[Any, Any] = {**element, "mask": mask}
+    return made
+
+
+def _pad_value(value: NDArray[Any], rows: int) -> NDArray[Any]:
+    made = np.empty((rows, *value.shape[1:]), value.dtype)
+    made[: len(value)] = value
+    made[len(value) :] = np.zeros((), value.dtype)
+    return made
+
+
+def _format_counts(rows: Sequence[int]) -> str:
+    """Return numbers as words; long lists are cut."""
+    shown = [*map(str, rows[:8]), *(["..."] if len(rows) > 9 else []), *map(str, rows[8:][-1:])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,114 @@
+"""A process that coordinates processes of JAX, and outlives each of them.
+
+    python -m headrace.frameworks.jax_coordinator PROCESSES HOST
+
+JAX ends every process of a program, from within and without a word to its code, as soon as the one
+that coordinates them is gone. So that is one of its own here. It says where it listens, and where
+its users are to hold a connection; when all of these are closed nobody needs it, and it ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+
+__all__ = ["HEARTBEAT_SECONDS", "keep_alive", "main", "start_coordinator"]
+
+_STARTUP_TIMEOUT_SECONDS = 120.0
+"""How long it waits for users that have not come."""
+HEARTBEAT_SECONDS = 86_400
+"""A process that stands still is waited for by whoever needs it, and stays what it is."""
+
+
+def start_coordinator(processes: int, host: str) -> tuple[str, str]:
+    """Start it; return where JAX's processes find it, and where to `keep_alive` it.
+
+    Raises:
+        RuntimeError: It did not start.
+    """
+    # A session of its own: what interrupts this process, or ends its group, does not end it.
+    child = subprocess.Popen(
+        [sys.executable, "-m", "headrace.frameworks.jax_coordinator", str(processes), host],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    with child.stdout, child.stderr:
+        words = child.stdout.readline().split()
+        said = "" if len(words) == 2 else child.stderr.read()[-2000:]
+        child.wait()  # it goes on in a process of its own, which is nobody's child
+    if len(words) != 2:
+        raise RuntimeError(f"the process that coordinates those of JAX did not start: {said}")
+    return words[0], words[1]
+
+
+def keep_alive(address: str) -> None:
+    """Keep it for as long as this process lives.
+
+    Raises:
+        OSError: It is not there.
+    """
+    host, _, port = address.rpartition(":")
+    # The number alone: an object would be closed, or complain that it was not, before the end.
+    socket.create_connection((host.strip("[]"), int(port)), 10.0).detach()
+
+
+def main() -> None:
+    """Coordinate until nobody holds this process any more."""
+    if os.fork():
+        os._exit(0)
+    _jax = importlib.import_module("jaxlib._jax")  # of JAX this process needs nothing else
+    processes, host = int(sys.argv[1]), sys.argv[2]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as door:
+        with socket.create_server((host, 0), family=family) as free:
+            port = free.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        address = f"{shown}:{port}"
+        service = _jax.get_distributed_runtime_service(
+            address,
+            processes,
+            heartbeat_timeout=HEARTBEAT_SECONDS,
+            shutdown_timeout=1,
+            recoverable=True,  # the end of one is not the end of the others
+        )
+        print(address, f"{shown}:{door.getsockname()[1]}", flush=True)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        _serve_until_unused(door, processes)
+        service.shutdown()
+
+
+def _serve_until_unused(listener: socket.socket, expected: int) -> None:
+    """Return when all that came are gone, and nobody is expected any more."""
+    until = time.monotonic() + _STARTUP_TIMEOUT_SECONDS
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        came = held = 0
+        while held or (came < expected and time.monotonic() < until):
+            for key, _ in selector.select(None if held else max(0.0, until - time.monotonic())):
+                if key.fileobj is listener:
+                    selector.register(listener.accept()[0], selectors.EVENT_READ)
+                    came, held = came + 1, held + 1
+                    continue
+                user = key.fileobj
+                assert isinstance(user, socket.socket)
+                if not user.recv(64):
+                    selector.unregister(user)
+                    user.close()
+                    held -= 1
+
+
+if __name__ == "__main__":
+    main()

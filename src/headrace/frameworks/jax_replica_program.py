@@ -1,0 +1,395 @@
+"""One program of JAX for all replicas: `jit(shard_map(...))` over a mesh with the axis "replica".
+
+Rule 1. Each replica's code sees what it would see in a call of its own: its part of what differs,
+        and the same of all else. So values of several replicas stand one after another along the
+        first axis; scalars get one for it, which the code does not see.
+Rule 2. Every result is one of each replica, whatever it was computed from.
+Rule 3. There is a program for each structure of arguments; JAX adds one for each of their shapes.
+Rule 4. On CPUs a call waits for its results. Programs that meet each other there need a thread for
+        each device, and two that are under way may take them from each other for ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from headrace.element.structure import rebuild
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.frameworks.framework import Array, Device
+from headrace.frameworks.jax_global_arrays import (
+    BatchLayout,
+    batch_layout,
+    global_array,
+    to_jax_dtype,
+)
+from headrace.frameworks.jax_waiting import wait_until_ready
+
+__all__ = [
+    "AXIS",
+    "AllReplicasArray",
+    "ReplicaProgram",
+    "all_gather",
+    "all_reduce",
+    "device_keys",
+    "find_devices",
+    "global_array",
+    "is_peer_loss",
+    "make_layout",
+    "replica_index",
+    "replica_values",
+]
+
+AXIS = "replica"
+
+_PEER_LOSS = re.compile(r"[A-Z_]+: .*\b(Gloo|NCCL)\b", re.DOTALL)
+_NUMBERS = (bool, int, float, complex)
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+
+@functools.lru_cache(maxsize=64)
+def make_layout(devices: tuple[Device, ...]) -> BatchLayout:
+    """Return how rows are shared by replicas on these devices."""
+    return batch_layout(NamedSharding(Mesh(np.array(devices), (AXIS,)), P(AXIS)))
+
+
+def replica_values(array: Array, devices: Sequence[Device], is_scalar: bool) -> tuple[Array, ...]:
+    """Return each replica's part of an array over them all."""
+    parts = {shard.device: shard.data for shard in array.addressable_shards}
+    found = [parts[device] for device in devices]
+    return tuple(part.reshape(()) for part in found) if is_scalar else tuple(found)
+
+
+def device_keys(devices: Sequence[Device]) -> list[str]:
+    """Return names of devices by which other processes of the program find them."""
+    return [f"{device.platform}:{device.id}" for device in devices]
+
+
+def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
+    """Return the devices of such names, of whichever process."""
+    kinds = {name.partition(":")[0] for name in names}
+    found = {f"{each.platform}:{each.id}": each for kind in kinds for each in jax.devices(kind)}
+    return tuple(found[name] for name in names)
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Say whether an error is that of a program for which a process was missing."""
+    # Where the program runs within its call, JAX raises a ValueError with the same words.
+    if not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
+        return False
+    return _PEER_LOSS.match(str(error)) is not None
+
+
+# --- inside of a program --------------------------------------------------------------------------
+
+
+def replica_index() -> Array:
+    """Return the number of the replica whose code asks."""
+    return jax.lax.axis_index(AXIS)
+
+
+def all_reduce(is_mean: bool, value: Any) -> Array:
+    """Return the sum or mean of all replicas' values."""
+    array = jnp.asarray(value)
+    if array.dtype == jnp.bool_:
+        array = array.astype(int)
+    return (jax.lax.pmean if is_mean else jax.lax.psum)(array, AXIS)
+
+
+def all_gather(value: Any, axis: int) -> Array:
+    """Return all replicas' values one after another."""
+    array = jnp.asarray(value)
+    if not 0 <= axis < array.ndim:
+        raise ValueError(
+            f"cannot gather values of rank {array.ndim} along axis {axis}; the axis must be from 0 "
+            "to rank - 1, so scalars have none: add one with value[None]"
+        )
+    if not array.shape[axis]:  # of which JAX makes no program
+        return array
+    return jax.lax.all_gather(array, AXIS, axis=axis, tiled=True)
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _DataclassNode:
+    """Stands for a dataclass that JAX does not know."""
+
+    kind: type
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
+jax.tree_util.register_dataclass(_DataclassNode, ["values"], ["kind", "names"])
+
+
+@jax.tree_util.register_pytree_node_class
+class _ReplicaOutputs:
+    """What a replica's code returned: arrays, and how they are to be put together."""
+
+    def __init__(self, arrays: Sequence[Array], template: Any) -> None:
+        self.arrays, self.template = arrays, template
+
+    def tree_flatten(self) -> tuple[Sequence[Array], Any]:
+        """Return the arrays, and the rest (JAX's protocol)."""
+        return self.arrays, self.template
+
+    @classmethod
+    def tree_unflatten(cls, template: Any, arrays: Sequence[Array]) -> _ReplicaOutputs:
+        """Return it of its parts (JAX's protocol)."""
+        return cls(arrays, template)
+
+
+class _OutputTemplate:
+    """How results are put together.
+
+    Attributes:
+        tree: Their structure, in JAX's words.
+        leaf_kinds: For each leaf whether it is a scalar; what is no array is in a tuple.
+    """
+
+    def __init__(self, tree: Any, leaf_kinds: list[Any]) -> None:
+        self.tree, self.leaf_kinds = tree, leaf_kinds
+
+
+class AllReplicasArray(NamedTuple):
+    """An array over all replicas, whose parts are their values: scalars, or arrays with rows."""
+
+    array: Array
+    are_scalars: bool
+
+
+class ReplicaProgram:
+    """Runs a function on all replicas at once.
+
+    Args:
+        devices: Of the replicas of all processes, in their order.
+        function: The replicas' code.
+        local_values: Returns the local replicas' values of a leaf, or the array over all replicas
+            that they are parts of; None: it is the same for all.
+        make_result: Makes a value of an array over all replicas, and of whether its parts are
+            scalars.
+        donate: Numbers of arguments whose memory may be used for results.
+        check_peers: Called now and then while the results are waited for, where other processes
+            take part; what it raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        function: Callable[..., Any],
+        local_values: Callable[[Any], Sequence[Any] | AllReplicasArray | None],
+        make_result: Callable[[Array, bool], Any],
+        donate: Sequence[int],
+        check_peers: Callable[[], object] | None = None,
+    ) -> None:
+        self._layout = make_layout(devices)
+        self._mesh = self._layout.sharding.mesh
+        self._is_single_device = len(devices) == 1
+        self._local_devices = [device for device, _ in self._layout.local_devices]
+        self._function = function
+        self._local_values, self._make_result = local_values, make_result
+        self._donate = frozenset(donate)
+        self._programs: dict[Any, Callable[..., _ReplicaOutputs]] = {}
+        self._check_peers = check_peers
+        self._waits = devices[0].platform == "cpu" and not self._is_single_device
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it, and return what `result` made of what the replicas returned."""
+        pairs = [
+            self._convert_argument(leaf, number, path)
+            for number, arg in enumerate(args)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(_wrap_unknown(arg))
+        ]
+        tree = jax.tree.structure(_wrap_unknown(args))
+        kinds = tuple(kind for kind, _ in pairs)
+        program = self._programs.get((tree, kinds))
+        if program is None:
+            program = self._programs[tree, kinds] = self._compile(tree, kinds, args)
+        returned = program(*[value for kind, value in pairs if not isinstance(kind, tuple)])
+        if self._waits and self._check_peers is not None:
+            wait_until_ready(returned.arrays, self._check_peers)
+        elif self._waits:
+            jax.block_until_ready(returned.arrays)
+        template: _OutputTemplate = returned.template
+        arrays = iter(returned.arrays)
+        leaves = [
+            mark[0] if isinstance(mark, tuple) else self._leaf_result(next(arrays), mark)
+            for mark in template.leaf_kinds
+        ]
+        return _unwrap(jax.tree.unflatten(template.tree, leaves))
+
+    def describe_arguments(self, args: Sequence[Any], have_rows: Sequence[bool]) -> str:
+        """Return in words what has to be the same in all processes: structures, shapes, dtypes.
+
+        Args:
+            args: As of a call.
+            have_rows: For each whether its leaves have rows, whose number does not matter here.
+        """
+        words = []
+        for number, (arg, has_rows) in enumerate(zip(args, have_rows, strict=True)):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(_wrap_unknown(arg)):
+                where = f"{number}{jax.tree_util.keystr(path)}"
+                words.append(f"{where}: {_describe_leaf(leaf, self._local_values(leaf), has_rows)}")
+        return ", ".join(words)
+
+    def _leaf_result(self, array: Array, is_scalar: bool) -> Any:
+        return array if self._is_single_device else self._make_result(array, is_scalar)
+
+    def _convert_argument(self, leaf: Any, number: int, path: Any) -> tuple[Any, Any]:
+        """Return what kind of argument a leaf is, and the array that the program gets.
+
+        Kinds are "rows", "scalar", "same" and, for what is no array, a tuple with it.
+        """
+        parts = self._local_values(leaf)
+        _check_not_donated(leaf if parts is None else parts, number, path)
+        if isinstance(parts, AllReplicasArray):
+            return ("scalar" if parts.are_scalars else "rows"), parts.array
+        if parts is None:
+            if isinstance(leaf, _NUMBERS):
+                return "same", leaf
+            if not isinstance(leaf, _ARRAYS):
+                return self._check_constant(leaf, number, path), None
+            if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+                return self._mesh_array_kind(leaf, number, path), leaf
+            parts = [leaf] * len(self._local_devices)
+        where = f" of argument {number}{jax.tree_util.keystr(path)}"
+        pieces = [
+            piece if isinstance(piece, jax.Array) else to_jax_dtype(np.asarray(piece), where)
+            for piece in parts
+        ]
+        if self._is_single_device:
+            return "same", jax.device_put(pieces[0], self._local_devices[0])
+        is_scalar = not any(piece.ndim for piece in pieces)
+        if is_scalar:
+            pieces = [piece.reshape(1) for piece in pieces]
+        return ("scalar" if is_scalar else "rows"), global_array(
+            self._layout, pieces, where, may_alias=False
+        )
+
+    def _check_constant(self, leaf: Any, number: int, path: Any) -> tuple[Any]:
+        try:
+            hash(leaf)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"argument {number}{jax.tree_util.keystr(path)} is {leaf!r:.80} of type "
+                f"{type(leaf).__name__}, of which a compiled step can make neither an array nor a "
+                "constant: pass arrays, numbers or what can be hashed"
+            ) from None
+        return (leaf,)
+
+    def _mesh_array_kind(self, array: Array, number: int, path: Any) -> str:
+        if array.sharding.is_fully_replicated and (
+            array.sharding.device_set == self._layout.sharding.device_set
+        ):
+            return "same"
+        if array.sharding.is_equivalent_to(self._layout.sharding, array.ndim):
+            return "rows"
+        raise InvalidArgumentError(
+            f"argument {number}{jax.tree_util.keystr(path)} is an array over several devices as "
+            f"{array.sharding} says, and this step takes what is split over the strategy's mesh by "
+            f"its first axis, or the same on all its devices: {self._layout.sharding}"
+        )
+
+    def _compile(
+        self, tree: Any, kinds: tuple[Any, ...], args: Sequence[Any]
+    ) -> Callable[..., _ReplicaOutputs]:
+        is_alone = self._is_single_device
+
+        def replica(*arrays: Array) -> _ReplicaOutputs:
+            given = iter(arrays)
+            leaves = []
+            for kind in kinds:
+                if isinstance(kind, tuple):
+                    leaves.append(kind[0])
+                else:
+                    leaves.append(next(given)[0] if kind == "scalar" else next(given))
+            result = self._function(*_unwrap(jax.tree.unflatten(tree, leaves)))
+            found, returned = jax.tree.flatten(_wrap_unknown(result))
+            made: list[Array] = []
+            marks: list[Any] = []
+            for leaf in found:
+                if not isinstance(leaf, (*_ARRAYS, *_NUMBERS)):
+                    marks.append((leaf,))
+                    continue
+                array = jnp.asarray(leaf)
+                marks.append(not array.ndim)
+                made.append(array if array.ndim or is_alone else array[None])
+            return _ReplicaOutputs(made, _OutputTemplate(returned, marks))
+
+        specs = tuple(
+            P() if is_alone or kind == "same" else P(AXIS)
+            for kind in kinds
+            if not isinstance(kind, tuple)
+        )
+        owners = [n for n, arg in enumerate(args) for _ in jax.tree.leaves(_wrap_unknown(arg))]
+        owners = [n for n, kind in zip(owners, kinds, strict=True) if not isinstance(kind, tuple)]
+        mapped = jax.shard_map(
+            replica,
+            mesh=self._mesh,
+            in_specs=specs,
+            out_specs=P() if is_alone else P(AXIS),
+            check_vma=False,
+        )
+        donated = [index for index, owner in enumerate(owners) if owner in self._donate]
+        program: Callable[..., _ReplicaOutputs] = jax.jit(mapped, donate_argnums=donated)
+        return program
+
+
+def _check_not_donated(given: Any, number: int, path: Any) -> None:
+    """Raise for an array that is no more: JAX would end the process on several CPU devices."""
+    arrays = given if isinstance(given, tuple | list) else (given,)
+    if any(isinstance(array, jax.Array) and array.is_deleted() for array in arrays):
+        raise FailedPreconditionError(
+            f"argument {number}{jax.tree_util.keystr(path)} was donated to an earlier step, which "
+            "has its memory: pass what that step returned, as in weights = step(weights, batch), "
+            "or leave its number out of `donate`"
+        )
+
+
+def _describe_leaf(leaf: Any, parts: Any, has_rows: bool) -> str:
+    if parts is None and not isinstance(leaf, _ARRAYS):
+        # Constants are a part of the program, and numbers are not.
+        return repr(leaf) if isinstance(leaf, str | bytes) else type(leaf).__name__
+    array = leaf if parts is None else parts[0]
+    shape = np.shape(array)[1:] if has_rows else np.shape(array)
+    return f"{getattr(array, 'dtype', type(array).__name__)}{list(shape)}"
+
+
+def _wrap_unknown(value: Any) -> Any:
+    """Return a structure in which JAX knows all containers."""
+    if not any(map(_is_unknown_dataclass, jax.tree.leaves(value))):
+        return value
+    return jax.tree.map(
+        lambda leaf: _wrap_dataclass(leaf) if _is_unknown_dataclass(leaf) else leaf, value
+    )
+
+
+def _is_unknown_dataclass(leaf: Any) -> bool:
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+
+
+def _wrap_dataclass(leaf: Any) -> _DataclassNode:
+    names = tuple(field.name for field in dataclasses.fields(leaf))
+    return _DataclassNode(
+        type(leaf), names, tuple(_wrap_unknown(getattr(leaf, name)) for name in names)
+    )
+
+
+def _unwrap(value: Any) -> Any:
+    def undone(leaf: Any) -> Any:
+        if not isinstance(leaf, _DataclassNode):
+            return leaf
+        return rebuild(leaf.kind, leaf.names, [_unwrap(each) for each in leaf.values])
+
+    return jax.tree.map(undone, value, is_leaf=lambda leaf: isinstance(leaf, _DataclassNode))

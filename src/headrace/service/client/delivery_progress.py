@@ -1,0 +1,175 @@
+"""Elements that an unordered reader has delivered, up to each recent position.
+
+A position is the number of elements and errors delivered. The elements before it are identified by
+split of the stream and ordinal (`execution.delivered`), so that any client can resume there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.compact_columns import InterleavedSplits
+from headrace.errors import FailedPreconditionError
+from headrace.execution.delivered_elements import (
+    END_ORDINAL,
+    DeliveredElements,
+    DeliveryLog,
+    RawIdRun,
+    with_split_ends,
+)
+from headrace.execution.element_ids import round_robin_order, to_runs
+from headrace.service.element_sets import count_elements, first_elements
+from headrace.service.messages import GetElementsReply
+
+__all__ = ["DeliveryProgress", "delivered_elements"]
+
+_MAX_PENDING = 16
+"""Number of replies, without their elements, that are queued before they are processed."""
+
+
+class DeliveryProgress:
+    """Log of the delivered elements.
+
+    Args:
+        base: Elements delivered before this reading began.
+    """
+
+    def __init__(self, base: DeliveredElements) -> None:
+        self._log = DeliveryLog(base)
+        self._assignments: dict[int, _Assignments] = {}
+        #: Unprocessed replies, and the position before which to discard; processing many at once is
+        #: cheaper.
+        self._pending: deque[tuple[int, GetElementsReply, int, int]] = deque()
+        self._forget_before = 0
+
+    def add(self, task_id: int, answer: GetElementsReply, start: int, size: int) -> None:
+        """Record a reply that is delivered. The replies of a task must be added in their order.
+
+        Args:
+            task_id: Task of the reply.
+            answer: The worker's reply.
+            start: Number of elements and errors delivered before it.
+            size: Number of elements and errors in it.
+        """
+        self._pending.append((task_id, answer, start, size))
+
+    def _process_pending(self) -> None:
+        while self._pending:
+            # In this order, so that an interrupt may repeat a reply but not lose one.
+            self._add(*self._pending[0])
+            self._pending.popleft()
+        self._log.discard_before(self._forget_before)
+
+    def _add(self, task_id: int, answer: GetElementsReply, start: int, size: int) -> None:
+        numbers = self._assignments.get(task_id)
+        if numbers is None:
+            numbers = self._assignments[task_id] = _Assignments()
+        numbers.update(answer)
+        located = partial(_locate, numbers.runs)
+        self._log.add(start, size, lambda count: located(delivered_elements(answer, count, size)))
+
+    def forget(self, before: int) -> None:
+        """Discard positions before this one, which no caller will request."""
+        self._forget_before = max(self._forget_before, before)
+        if len(self._pending) >= _MAX_PENDING:
+            self._process_pending()
+
+    def delivered_before(self, position: int) -> DeliveredElements:
+        """Return the elements delivered before a position."""
+        self._process_pending()
+        return self._log.delivered_before(position)
+
+
+class _Assignments:
+    """Maps the assignment order of one task to splits of the stream."""
+
+    def __init__(self) -> None:
+        #: Runs of (number in assignment order, length, split), ascending. The tuple is replaced
+        #: when it changes, because replies hold references to it.
+        self.runs: tuple[tuple[int, int, int], ...] = ()
+        self._num_done = 0
+
+    def update(self, answer: GetElementsReply) -> None:
+        """Record the assignments reported in a reply."""
+        # Later replies do not mention splits finished before the previous reply; ends may be
+        # reported one reply late.
+        done, self._num_done = self._num_done, answer.num_done
+        if self.runs and self.runs[0][0] + self.runs[0][1] <= done:
+            self.runs = tuple(run for run in self.runs if run[0] + run[1] > done)
+        known = self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
+        if answer.element_ids.assigned and answer.element_ids.assigned[-1][0] >= known:
+            new = [each[:3] for each in answer.element_ids.assigned if each[0] >= known]
+            self.runs = (*self.runs, *new)
+
+
+def _locate(runs: tuple[tuple[int, int, int], ...], origins: Iterable[RawIdRun]) -> list[RawIdRun]:
+    """Return element ids by split of the stream, without those of finished splits."""
+    found: list[RawIdRun] = []
+    for number, units, first, count in origins:
+        for start, many, unit in runs:
+            if start <= number and number + units <= start + many:  # usual case
+                found.append((unit + number - start, units, first, count))
+                break
+            low, high = max(number, start), min(number + units, start + many)
+            if low < high:
+                found.append((unit + low - start, high - low, first, count))
+    return found
+
+
+def delivered_elements(answer: GetElementsReply, count: int, size: int) -> Iterable[RawIdRun]:
+    """Return the ids, in assignment order, of the first `count` elements of a reply.
+
+    Args:
+        answer: The worker's reply.
+        count: Number of elements from its start.
+        size: Number of elements in the reply; for all of them, known split ends are included.
+
+    Raises:
+        FailedPreconditionError: If the reply does not tell which elements came first.
+    """
+    if count >= size:
+        return answer.element_ids.runs
+    if not count:
+        return ()
+    rows = count_elements(answer.element_ids.runs)
+    number = (
+        sum(answer.element_ids.ids_per_element[:count])
+        if answer.element_ids.ids_per_element
+        else count * (rows // size)
+    )
+    ends = [run for run in answer.element_ids.runs if run[2] + run[3] >= END_ORDINAL]
+    if not answer.element_ids.is_permuted:
+        return with_split_ends(first_elements(_without_ends(answer.element_ids.runs), number), ends)
+    order = _order_of(answer)
+    if len(order) != rows:
+        raise FailedPreconditionError(
+            "the worker does not say which elements of a portion came first: is it of another "
+            "version of Headrace?"
+        )
+    units, ordinals = _expand(_without_ends(answer.element_ids.runs))
+    chosen = order < number
+    return with_split_ends(to_runs(units[chosen], ordinals[chosen]), ends)
+
+
+def _order_of(answer: GetElementsReply) -> NDArray[Any]:
+    if answer.element_ids.interleaving is not None:
+        return round_robin_order(InterleavedSplits(*answer.element_ids.interleaving))
+    return np.frombuffer(answer.element_ids.permutation, "<u4")
+
+
+def _without_ends(origins: Iterable[RawIdRun]) -> list[RawIdRun]:
+    return [run for run in origins if run[2] + run[3] < END_ORDINAL]
+
+
+def _expand(origins: list[RawIdRun]) -> tuple[Any, Any]:
+    units, ordinals = [], []
+    for unit, many, first, each in origins:
+        units.append(np.repeat(np.arange(unit, unit + many), each))
+        ordinals.append(np.tile(np.arange(first, first + each), many))
+    return np.concatenate(units), np.concatenate(ordinals)

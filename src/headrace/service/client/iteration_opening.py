@@ -1,0 +1,172 @@
+"""Opening of an iteration: the dispatcher is called until it replies, or until a timeout."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+
+from headrace.errors import DeadlineExceededError, UnavailableError
+from headrace.execution.delivered_elements import DeliveredElements
+from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
+from headrace.service.client.heartbeat_schedule import CALL_TIMEOUT
+from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.element_sets import END_ORDINAL
+from headrace.service.messages import (
+    PLAN_CHUNK_BYTES,
+    ContributeCheckpoint,
+    OpenIteration,
+    OpenIterationReply,
+    PutPlan,
+)
+from headrace.service.stub import DispatcherStub
+from headrace.transport.channel import Channel
+from headrace.waiting import WaitWarningLimiter, retry
+
+__all__ = ["GATHER_SECONDS", "gather_positions", "open_iteration"]
+
+
+_log = logging.getLogger(__name__)
+
+
+def open_iteration(
+    opening: OpenIteration,
+    dial: Callable[[], DispatcherStub],
+    *,
+    dispatcher: str,
+    wait_timeout: float,
+    target: TargetWorkers,
+    keep_channel: Callable[[Channel], None],
+    job_check: ExhaustedJobCheck,
+    cost_fn: bytes = b"",
+) -> OpenIterationReply:
+    """Join an iteration; return the tasks to read.
+
+    Args:
+        opening: Request for the iteration.
+        dial: Opens a connection to the dispatcher.
+        dispatcher: Address of the dispatcher, for messages.
+        wait_timeout: Seconds to wait for the dispatcher.
+        target: Selects the tasks to read.
+        keep_channel: Receives the channel on which the dispatcher replied, for further use; must
+            close it.
+        job_check: Receives the dispatcher's reply.
+        cost_fn: Pickled plan of the job's cost function, uploaded if the dispatcher needs it; empty
+            if there is none.
+
+    Raises:
+        FailedPreconditionError: If only local workers may be read and there are none.
+        InvalidArgumentError: If the dispatcher's deployment mode requires a local worker and there
+            is none.
+        UnavailableError: If the dispatcher did not reply within `wait_timeout`.
+    """
+    with dial() as stub:
+        opened = retry(
+            lambda timeout: _open_once(stub, opening, cost_fn, timeout),
+            deadline=wait_timeout,
+            peer=f"the dispatcher at {dispatcher}",
+            attempt_timeout=CALL_TIMEOUT,
+            warn=lambda words: _log.warning("%s", words),
+        )
+        keep_channel(stub.release())
+    chosen = target.select_opened(opened)
+    job_check.iteration_opened(opening, opened)
+    return chosen
+
+
+def _open_once(
+    stub: DispatcherStub, opening: OpenIteration, cost_fn: bytes, timeout: float
+) -> OpenIterationReply:
+    opened = stub.call(opening, timeout=timeout)
+    if not opened.cost_fn_needed:
+        return opened
+    received = 0
+    while received < len(cost_fn):
+        part = cost_fn[received : received + PLAN_CHUNK_BYTES]
+        put = PutPlan(
+            digest=opening.options.cost_fn_digest,
+            offset=received,
+            total_bytes=len(cost_fn),
+            chunk=part,
+        )
+        received = stub.call(put, timeout=timeout).received_bytes
+    opened = stub.call(opening, timeout=timeout)
+    if opened.cost_fn_needed:  # it was restarted in between; the next attempt uploads it again
+        raise UnavailableError("the dispatcher forgot the cost function that it was just sent")
+    return opened
+
+
+# --- common position of all clients of a job: each contributes its part and receives the total ----
+
+GATHER_SECONDS = 60.0
+
+"""Maximum seconds of the clients' wait for each other in `get_state`; at most `wait_timeout`."""
+
+_POLL_SECONDS = 0.05
+
+
+def gather_positions(
+    own: DeliveredElements,
+    client_id: str,
+    dial: Callable[[], DispatcherStub],
+    *,
+    dispatcher: str,
+    timeout: float,
+) -> DeliveredElements:
+    """Return the elements delivered to all clients of an iteration, once all have contributed.
+
+    Args:
+        own: Elements delivered to this client.
+        client_id: ID of this client.
+        dial: Opens a connection to the dispatcher.
+        dispatcher: Address of the dispatcher, for messages.
+        timeout: Seconds to wait for the other clients.
+
+    Raises:
+        DeadlineExceededError: If other clients did not contribute; the message names them.
+        FailedPreconditionError: If one of them has left or expired.
+    """
+    question = ContributeCheckpoint(
+        client_id=client_id,
+        token=uuid.uuid4().hex,
+        delivered=own.complete_splits,
+        partial_splits=own.partial_splits,
+    )
+    since = time.monotonic()
+    warnings = WaitWarningLimiter()
+    with dial() as stub:
+        while True:
+            reply = retry(
+                lambda timeout: stub.call(question, timeout=timeout),
+                deadline=timeout,
+                peer=f"the dispatcher at {dispatcher}",
+                attempt_timeout=CALL_TIMEOUT,
+            )
+            if not reply.missing_clients:
+                break
+            waited = time.monotonic() - since
+            if warnings.should_warn(waited):
+                _log.warning(
+                    "get_state has waited %.0f s for the place of %s: the state of a job that "
+                    "several clients share is of all of them, and each is to call `get_state` at "
+                    "the same step",
+                    waited,
+                    ", ".join(reply.missing_clients),
+                )
+            if waited > timeout:
+                raise DeadlineExceededError(
+                    f"waited {timeout:g} s for the place of {', '.join(reply.missing_clients)}: "
+                    "the state "
+                    "of a job that several clients share is of all of them, and each is to call "
+                    "`get_state` at the same step"
+                )
+            time.sleep(_POLL_SECONDS)
+    found = DeliveredElements()
+    found.add((start, stop - start, 0, END_ORDINAL) for start, stop in reply.delivered)
+    found.add(
+        (unit, 1, start, stop - start)
+        for unit, rows in reply.partial_splits
+        for start, stop in rows
+    )
+    return found

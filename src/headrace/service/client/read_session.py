@@ -1,0 +1,454 @@
+"""Session of a client that receives elements in arrival order, from all tasks.
+
+Rule 1. A request to a worker is repeated under its number until it is answered or the task has
+    ended, so a broken connection neither loses nor duplicates elements.
+Rule 2. A task ends when its worker reports the end or cancels it; when the dispatcher has declared
+    it lost; or when its worker is unreachable, and the dispatcher neither lists the task nor
+    reports that the worker can redeliver its rest. Elements of an ended task are dropped, because
+    they may have been delivered to another client.
+Rule 3. A lost task is reported: the dispatcher learns which of its splits arrived here, all of
+    which the consumer will receive.
+
+The base class is in `iteration_session`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.element.frame_compression import uncompressed_size
+from headrace.errors import (
+    AbortedError,
+    CancelledError,
+    FailedPreconditionError,
+    UnavailableError,
+)
+from headrace.service.client.actions import ClientActions, ReceivedBatch, TaskRequest
+from headrace.service.client.heartbeat_schedule import describe_missing
+from headrace.service.client.iteration_session import IterationSession
+from headrace.service.client.loss_reporter import LossReporter
+from headrace.service.client.request_scheduler import RequestBudget, RequestScheduler
+from headrace.service.client.task_reader import TaskReader
+from headrace.service.messages import (
+    ClientHeartbeatReply,
+    GetElements,
+    GetElementsReply,
+    OpenIterationReply,
+    ReportDelivery,
+    SkippedElements,
+    TaskAddress,
+)
+from headrace.service.modes.cross_trainer_cache.lag import LagReporter
+from headrace.transport.channel import Buffer
+
+__all__ = ["ReadSession"]
+
+_AWAITED_REPORT_SECONDS = 1.0
+"""Seconds of a wait for one split, in ordered reading, after which the dispatcher is informed."""
+_ENOUGH_PENDING_REPLIES = 2
+"""Number of pending replies of a task that makes another request less urgent."""
+
+
+class ReadSession(IterationSession[TaskReader]):
+    """State of one client's reading of an iteration.
+
+    Args:
+        client_id: ID of this client.
+        dispatcher: Address of the dispatcher, for messages.
+        max_outstanding: Maximum of unanswered requests plus unconsumed replies.
+        counts_elements: Whether `max_outstanding` counts elements instead of requests and replies.
+        now: Current time in seconds of a monotonic clock, as every other `now`.
+        wait_timeout: Seconds without a worker that could deliver, after which waiting fails.
+        trainer_id: Trainer that this client reads for, with a cross-trainer cache.
+        codec: Codec for compressed replies over slow networks; empty disables compression.
+        is_remote: Whether a worker's address belongs to another machine.
+        has_shards: Whether each worker has a shard that no other worker reads at the same time.
+        assigns_splits: Whether workers receive splits from the dispatcher.
+        delivers_empty: Whether to deliver replies without elements, which report ends of splits.
+    """
+
+    _remedy = (
+        "Iterate over the dataset again; give the dispatcher a `work_dir` and "
+        "`fault_tolerant_mode=True` so that it survives restarts"
+    )
+
+    def __init__(
+        self,
+        client_id: str,
+        dispatcher: str,
+        max_outstanding: int,
+        now: float,
+        *,
+        wait_timeout: float = 3600.0,
+        trainer_id: str = "",
+        counts_elements: bool = False,
+        codec: str = "",
+        is_remote: Callable[[str], bool] = lambda address: True,
+        has_shards: bool = False,
+        assigns_splits: bool = False,
+        delivers_empty: bool = False,
+    ) -> None:
+        super().__init__(client_id, dispatcher, now, wait_timeout=wait_timeout, codec=codec)
+        self._is_remote = is_remote
+        #: Tasks read over a network that may be slow.
+        self._remote_tasks: set[int] = set()
+        self._trainer_id = trainer_id
+        self._lag_reporter = LagReporter(trainer_id)
+        self._delivers_empty = delivers_empty
+        self._scheduler = RequestScheduler(
+            RequestBudget(max_outstanding, counts_elements=counts_elements)
+        )
+        #: Number of elements received.
+        self._num_elements = 0
+        self._loss_reporter = LossReporter(client_id)
+        #: Tasks without a known end.
+        self._unfinished: dict[int, TaskAddress] = {}
+        #: Finished tasks that, according to the dispatcher, are no longer on their workers.
+        self._deleted_tasks: set[int] = set()
+        #: The latest attempt at each shard; None for copies of the whole dataset.
+        self._attempts: dict[int | None, int] = {}
+        self._has_shards, self._assigns_splits = has_shards, assigns_splits
+        #: In ordered reading: the awaited split, since when, and the awaited split reported last.
+        self._awaited_split: int | None = None
+        self._awaited_since = now
+        self._reported_awaited = -1
+
+    # --- dispatcher -------------------------------------------------------------------------------
+
+    def iteration_opened(self, reply: OpenIterationReply, now: float) -> None:
+        self._update_tasks(reply.tasks, now)
+        self._iteration_finished, self._heartbeats.lease_seconds = reply.finished, reply.lease
+        if reply.failure_reason:
+            self.fail(FailedPreconditionError(reply.failure_reason))
+
+    def _report_acknowledged(self, asked: ReportDelivery) -> None:
+        self._loss_reporter.report_acknowledged(asked)
+        if not asked.consumed:
+            self._heartbeats.expedite()
+
+    def _unreachable_acknowledged(self, task_id: int) -> None:
+        self._loss_reporter.unreachable_acknowledged(task_id)
+
+    def update_received(self, update: ClientHeartbeatReply, now: float) -> None:
+        self._heartbeats.reply_received(now, update.heartbeat_interval)
+        self._journal_problem = update.journal_problem
+        # The update does not concern any other split.
+        self.urgent_tasks = frozenset(
+            update.urgent_tasks if self._reported_awaited == self._awaited_split else ()
+        )
+        owes, was_finished = False, self._iteration_finished
+        if not update.unchanged:
+            self._known_version = update.version
+            self._update_tasks(update.tasks, now)
+            self._deleted_tasks |= self._redeliverable_tasks.difference(update.redeliverable)
+            self._redeliverable_tasks = set(update.redeliverable)
+            for task_id in update.reports_needed:
+                owes = (
+                    self._loss_reporter.task_lost(task_id, self._active_tasks.get(task_id)) or owes
+                )
+                self._close_task(task_id)
+            self._iteration_finished, self.losses = update.finished, update.lost
+            self._awaited_clients, self.abandoned_splits = (
+                update.awaited_clients,
+                update.abandoned_splits,
+            )
+            if update.failure_reason:
+                self.fail(FailedPreconditionError(update.failure_reason))
+        unsettled = self._loss_reporter.is_urgent or any(
+            task.problem for task in self._active_tasks.values()
+        )
+        stuck = not self._active_tasks and not self._iteration_finished
+        self._heartbeats.schedule_next(now, is_waiting=unsettled or stuck)
+        if owes:  # other clients wait for this report
+            self._heartbeats.expedite()
+        for task in list(self._active_tasks.values()):
+            task_id = task.address.task_id
+            if task_id in self._listed_workers.keys() | self._redeliverable_tasks:
+                continue
+            if self._delivers_empty and was_finished:
+                # All elements are known to have arrived. Only the end of the task is missing, for
+                # example because its worker is paused, and other tasks have delivered the rest.
+                self._close_task(task_id)
+            elif task.problem:
+                if task_id in self._deleted_tasks:
+                    self._warn_of_loss(task, f"whose task {task_id} was finished", now)
+                elif self._has_shards and self._iteration_finished and task_id in self._unfinished:
+                    share = f"which read share {task.address.shard_index} (task {task_id})"
+                    unless = ", unless another worker read that share again"
+                    self._warn_of_loss(task, share, now, unless)
+                self._close_task(task_id)
+
+    def _warn_of_loss(self, task: TaskReader, which: str, now: float, unless: str = "") -> None:
+        """Log that elements of an ended task may be lost, because its worker is unreachable."""
+        self._warnings.append(
+            f"the worker at {task.address.worker_address}, {which}, cannot be reached since "
+            f"{now - task.problem_since:.0f} s ({task.problem}), and is waited for no more: what "
+            f"it sent last and did not arrive is lost{unless}"
+        )
+
+    def _update_tasks(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
+        self._listed_workers = {task.task_id: task.worker_address for task in tasks}
+        for address in tasks:
+            if not self._loss_reporter.has_read(address.task_id):
+                task = TaskReader(address)
+                if self.compression.is_enabled and self._is_remote(address.worker_address):
+                    self._remote_tasks.add(address.task_id)
+                # In this order, so that an interrupt may repeat the steps but not skip one.
+                self._scheduler.add(address.task_id)
+                self._active_tasks[address.task_id] = task
+                self._unfinished[address.task_id] = address
+                self._loss_reporter.task_started(address.task_id, task.received_record)
+            if address.attempt > self._attempts.get(address.shard_index, 0):
+                self._attempts[address.shard_index] = address.attempt
+                lost = (
+                    "every worker that read a copy of the dataset"
+                    if address.shard_index is None
+                    else f"the worker that read share {address.shard_index} of the dataset"
+                )
+                self._warn_of_retry(address, lost)
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def measure_reply(self, task_id: int, buffers: Sequence[Buffer], now: float) -> None:
+        if task_id in self._remote_tasks and task_id in self._active_tasks:
+            size = uncompressed_size(buffers)
+            outstanding = sum(task.window.num_unanswered for task in self._active_tasks.values())
+            self.compression.reply_received(size, self._wait.seconds(now), outstanding, now)
+
+    def worker_replied(
+        self,
+        task_id: int,
+        number: int,
+        answer: GetElementsReply | Exception,
+        payload: Any,
+        now: float,
+    ) -> list[ReceivedBatch]:
+        task = self._active_tasks.get(task_id)
+        if task is None:
+            return []
+        task.worker_responded()
+        self._scheduler.task_changed(task_id)
+        self._wait.worker_available()
+        if isinstance(answer, CancelledError):
+            # Handled as a lost worker: the dispatcher decides whether the iteration continues.
+            if self._has_shards and task_id in self._redeliverable_tasks:
+                self._warnings.append(
+                    f"the worker at {task.address.worker_address}, whose task {task_id} was "
+                    "finished, has it no longer: what it sent last and did not arrive is lost"
+                )
+            self._close_task(task_id)
+            self._heartbeats.expedite()
+            return []
+        if isinstance(answer, AbortedError):
+            # The request was repeated; or the worker mistook it for an earlier request that was
+            # delayed on another connection.
+            task.request_aborted(number, now)
+            return []
+        if isinstance(answer, UnavailableError):
+            # The worker is not ready, or its replies must be read first.
+            task.retry_later(number, now)
+            return []
+        if isinstance(answer, Exception):
+            entry: tuple[GetElementsReply | None, Any] = (None, answer)
+        else:
+            entry = (answer, payload)
+            task.is_ending = task.is_ending or answer.end_of_task
+            if task.window.is_unanswered(number):
+                skipped = (
+                    answer.mode_data.count if isinstance(answer.mode_data, SkippedElements) else 0
+                )
+                self._lag_reporter.add_skipped(skipped, task.address.worker_address)
+            # An empty reply means that the end is near and waits until the dispatcher has heard
+            # from each client; or that everything was sent, and splits will be assigned once that
+            # is consumed.
+            task.is_draining = not (answer.num_elements or answer.error)
+            if task.is_draining:
+                self._heartbeats.expedite()
+        deliveries = []
+        for due, (elements, value) in task.window.accept(number, entry):
+            self._scheduler.reply_received(
+                task_id, due, 1 if elements is None else elements.num_elements
+            )
+            delivery = self._accept_reply(task, due, elements, value)
+            if delivery is not None:
+                deliveries.append(delivery)
+        # In ordered reading, the delivered batch may not contain the awaited element.
+        if deliveries and self._wait.is_waiting and not self._delivers_empty:
+            self._wait.begin(now)
+        if task.is_ending:
+            self._task_ended(task.address)
+        if task.is_ending and not task.window.num_unanswered:
+            self._close_task(task_id)
+            self._heartbeats.expedite()
+        return deliveries
+
+    def _accept_reply(
+        self, task: TaskReader, number: int, elements: GetElementsReply | None, value: Any
+    ) -> ReceivedBatch | None:
+        if elements is not None and not task.accept(number, elements):
+            self._consume(task, number)
+            if not self._delivers_empty or elements.num_elements or elements.error:
+                return None
+            value = None
+        count = 0 if elements is None else elements.num_elements
+        self._num_elements += count
+        return ReceivedBatch(task.address, number, count, value, elements)
+
+    def disconnected(self, task_id: int, error: UnavailableError, now: float) -> None:
+        task = self._active_tasks.get(task_id)
+        if task is None:
+            return
+        task.disconnected(error, now)
+        self._scheduler.task_changed(task_id)
+        self._loss_reporter.worker_unreachable(task_id, refused=task.is_refused)
+        self._heartbeats.expedite()
+
+    def restrict_requests(
+        self, task_ids: set[int] | None, awaited_split: int | None, now: float
+    ) -> bool:
+        if awaited_split != self._awaited_split:
+            self._awaited_split, self._awaited_since, self.urgent_tasks = (
+                awaited_split,
+                now,
+                frozenset(),
+            )
+        return self._scheduler.restrict(task_ids)
+
+    # --- consumer ---------------------------------------------------------------------------------
+
+    def batch_consumed(self, task_id: int, number: int) -> bool:
+        # If several replies are pending, acknowledgement can wait for the next request.
+        task = self._active_tasks.get(task_id)
+        if task is not None:
+            self._consume(task, number)
+            return task.is_draining or task.window.num_unanswered < _ENOUGH_PENDING_REPLIES
+        self._loss_reporter.reply_consumed(task_id, number)
+        return True
+
+    @property
+    def skipped(self) -> int:
+        return self._lag_reporter.total_skipped
+
+    @property
+    def unfinished_tasks(self) -> tuple[list[TaskAddress], list[TaskAddress]]:
+        reading = [
+            each for task_id, each in self._unfinished.items() if task_id in self._active_tasks
+        ]
+        gone = [
+            each for task_id, each in self._unfinished.items() if task_id not in self._active_tasks
+        ]
+        return reading, gone
+
+    @property
+    def is_finished(self) -> bool:
+        return self.failure is not None or (
+            self._iteration_finished
+            and not self._active_tasks
+            and not self._loss_reporter.has_unreported_losses
+        )
+
+    # --- actions ----------------------------------------------------------------------------------
+
+    def _request_elements(self, now: float, actions: ClientActions) -> None:
+        turn = self._scheduler.plan_requests(self._active_tasks, now)
+        actions.requests += [self._make_request(task, number) for task, number in turn.requests]
+        actions.wake_within(turn.wake_in)
+        actions.warnings += self._lag_reporter.take_warnings(now)
+
+    def _make_request(self, task: TaskReader, number: int) -> TaskRequest:
+        message = GetElements(
+            task_id=task.address.task_id,
+            ticket=task.address.task_token,
+            client_id=self.client_id,
+            request_number=number,
+            acknowledged=task.window.acknowledged,
+            max_elements=self._scheduler.max_elements(task.address.task_id, number),
+            trainer_id=self._trainer_id,
+            codec=self.compression.codec if task.address.task_id in self._remote_tasks else "",
+        )
+        return TaskRequest(task.address, number, message)
+
+    def _call_dispatcher(self, now: float, actions: ClientActions) -> None:
+        wanted = self._overdue_split(now, actions)
+        if wanted not in (self._reported_awaited, -1):
+            self._heartbeats.expedite()
+        if self._heartbeats.is_due(now):
+            self._reported_awaited = wanted
+            actions.calls += self._loss_reporter.pending_reports()
+            actions.calls.append(
+                self._make_heartbeat(
+                    now,
+                    elements=self._num_elements,
+                    buffers=sum(len(task.unconsumed) for task in self._active_tasks.values()),
+                    wanted=wanted,
+                )
+            )
+            self._heartbeats.heartbeat_sent(now)
+        actions.wake_within(self._heartbeats.seconds_until_due(now))
+
+    def _exclude_pause(self, pause: float, now: float) -> None:
+        super()._exclude_pause(pause, now)
+        self._awaited_since = now  # the split may have arrived during the pause
+
+    def _overdue_split(self, now: float, actions: ClientActions) -> int:
+        """Return the split that the consumer has awaited for long; -1 if there is none."""
+        if self._awaited_split is None:
+            return -1
+        rest = self._awaited_since + _AWAITED_REPORT_SECONDS - now
+        if rest > 0:
+            actions.wake_within(rest)
+            return -1
+        return self._awaited_split
+
+    def final_reports(self, begun: tuple[int, int, int] | None) -> list[ReportDelivery]:
+        # Consumed elements by task. All elements received of an ended task count, unless it was
+        # lost; they were reported at that time.
+        return self._loss_reporter.final_reports(self._active_tasks, begun)
+
+    @property
+    def _awaited(self) -> str:
+        return "the next element in order" if self._delivers_empty else super()._awaited
+
+    def _needs_dispatcher(self, task: TaskReader) -> bool:
+        return self._assigns_splits or task.is_draining
+
+    def _describe_missing(self, now: float) -> str:
+        silence = self._heartbeats.silence(now)
+        # In ordered reading, other tasks may be delivering later elements.
+        holders = [
+            task for each in self.urgent_tasks if (task := self._active_tasks.get(each)) is not None
+        ]
+        return describe_missing(
+            self._dispatcher,
+            silence,
+            holders or self._active_tasks.values(),
+            self._awaited_clients,
+            now,
+            self.skipped_workers,
+            listed_workers=list(self._listed_workers.values()),
+            is_idle=self._wait.is_idle_for_long(now),
+            has_shards=self._has_shards,
+            journal_problem=self._journal_problem,
+        )
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _task_ended(self, task: TaskAddress) -> None:
+        """Record the end of a task, and thereby of earlier tasks with the same shard."""
+        for task_id, other in list(self._unfinished.items()):
+            if task_id == task.task_id or (
+                task.shard_index is not None and other.shard_index == task.shard_index
+            ):
+                del self._unfinished[task_id]
+
+    def _consume(self, task: TaskReader, number: int) -> None:
+        task.consume(number)
+        self._scheduler.reply_consumed(task.address.task_id, number)
+
+    def _close_task(self, task_id: int) -> None:
+        task = self._active_tasks.pop(task_id, None)
+        if task is not None:
+            self._loss_reporter.task_finished(task_id, task)
+            self._scheduler.remove(task_id)
+            self._disconnects.append(task_id)

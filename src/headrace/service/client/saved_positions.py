@@ -1,0 +1,92 @@
+"""Saved positions: the split to resume the client stage at, and the splits already read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import msgspec
+
+from headrace.execution.delivered_elements import DeliveredElements
+from headrace.plan.partition_nodes import ReadSplits
+from headrace.plan.traverse import walk
+from headrace.rewrites.partition import PlanPartition
+from headrace.service.messages import OpenIteration
+from headrace.service.ranges import Ranges, subtract, union
+
+__all__ = ["find_read_splits", "position_digest", "resume_iteration"]
+
+
+def resume_iteration(
+    opening: OpenIteration, position: dict[str, Any]
+) -> tuple[OpenIteration, DeliveredElements]:
+    """Return the request to resume at an unordered position, and the elements before it.
+
+    Args:
+        opening: Request that would start from the beginning.
+        position: Saved position: {"positions", "seed"}.
+    """
+    base = DeliveredElements.from_json(position["positions"])
+    first = base.watermark
+    began = msgspec.structs.replace(
+        opening,
+        seed=position["seed"],
+        first_split=first,
+        delivered=tuple(
+            each for each in base.complete_splits if each[0] >= first and each[1] > first
+        ),
+        partial_splits=base.partial_splits,
+        start_position_id=position_digest([base.to_json(), position["seed"]]),
+    )
+    return began, base
+
+
+def position_digest(position: Any) -> str:
+    """Return a digest that identifies a position given as JSON."""
+    words = json.dumps(position, separators=(",", ":"), sort_keys=True)
+    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
+
+
+def find_read_splits(partition: PlanPartition, state: Any) -> tuple[int, Ranges]:
+    """Return the first split that must be read, and later splits that need not be.
+
+    The client stage is at `state`. The slots of an interleave may hold splits that are older than
+    others read to their ends.
+
+    If there are several streams of splits, 0 is returned: the progress in each is not evaluated.
+    """
+    streams = [node for node in walk(partition.client_stage) if isinstance(node, ReadSplits)]
+    if len(streams) != 1 or state is None:
+        return 0, ()
+    (stream,) = streams
+    passes: list[int] = []
+    while True:
+        found = _indices(stream, state)
+        if found is not None:
+            break
+        if not isinstance(state, dict) or "input" not in state:
+            return 0, ()
+        if "epoch" in state:
+            passes.append(int(state["epoch"]))
+        state = state["input"]
+    if len(passes) != len(stream.strides):
+        return 0, ()
+    index, read = found
+    first = stream.split_at(tuple(passes), index)
+    return first, tuple((first + start - index, first + stop - index) for start, stop in read)
+
+
+def _indices(stream: ReadSplits, state: Any) -> tuple[int, Ranges] | None:
+    """Return the result of `find_read_splits` for one epoch; None if the state has none."""
+    if not isinstance(state, dict):
+        return None
+    if "split" in state:
+        return int(state["split"]), ()
+    if "slots" in state and isinstance(state["input"], int):
+        origins = sorted(slot["outer"] for slot in state["slots"] if slot is not None)
+        first = min([state["input"], *origins])
+        opened = union((each, each + 1) for each in origins)
+        return first, subtract(((first, state["input"]),), opened)
+    taken = stream.convert_state(state)
+    return None if taken is None else (int(taken["split"]), ())

@@ -1,0 +1,139 @@
+"""Delivery guarantees, and the partition of plans that they require.
+
+With DYNAMIC sharding, each element is delivered exactly once. Workers run the part of the plan
+whose elements have ids of split and ordinal (`rewrites.partition`), and the client runs the
+rest. Lost static shards are read again, so elements are delivered at least once. A lost copy of the
+dataset ends where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace.errors import FailedPreconditionError
+from headrace.plan.batching import Batch, Unbatch
+from headrace.plan.buffering import Cache
+from headrace.plan.combining import Interleave
+from headrace.plan.elementwise import Filter, Map
+from headrace.plan.node import Node
+from headrace.plan.partition_nodes import ReadSplits
+from headrace.plan.traverse import walk
+from headrace.plan.user_function import step_name
+from headrace.plan.windows import GroupByWindow
+from headrace.rewrites.canonicalize import canonicalize
+from headrace.rewrites.explain import explain_partition
+from headrace.rewrites.optimize import prepare
+from headrace.rewrites.partition import (
+    PartitionMode,
+    PlanPartition,
+    partition_plan,
+    partition_with_mode,
+)
+from headrace.rewrites.split_space import compute_split_space
+from headrace.service.client.options import ReadOptions
+from headrace.service.config import ShardingPolicy
+
+__all__ = [
+    "describe_partition",
+    "find_exclusive_reason",
+    "has_element_ids",
+    "is_partitioned",
+    "partition_for",
+    "why_not_resumable",
+    "with_visitation",
+]
+
+
+def partition_for(plan: Node, options: ReadOptions) -> PlanPartition | None:
+    """Return the partition of a plan; None if workers run all of it.
+
+    In ordered reading, `OrderedPartition` may later choose another mode, without other differences.
+
+    Raises:
+        FailedPreconditionError: If ordered reading requires a partition that is impossible, or a
+            step that opens datasets would run in the client over ordered elements.
+    """
+    if not is_partitioned(options):
+        return None
+    if not options.ordered and compute_split_space(canonicalize(plan).plan) is None:
+        return None  # the dispatcher reports the reason
+    made = partition_plan(plan, ordered=options.ordered)
+    if made.is_ordered and made.wants_element_numbers:
+        raise FailedPreconditionError(_opens_datasets_message(made))
+    if made.is_ordered and options.visitation == "at_most_once":
+        step = next((each.step for each in made.placements if each.runs_on == "client"), "a step")
+        raise FailedPreconditionError(
+            f"visitation='at_most_once' is not supported for this dataset, because {step} needs "
+            "the elements in the order of one process: leave `visitation` out, or put that step "
+            "after `distribute`"
+        )
+    is_whole = isinstance(made.client_stage, ReadSplits) and not made.is_ordered
+    return None if is_whole else made
+
+
+def why_not_resumable(plan: Node, half: PartitionMode, *, is_of_one_process: bool) -> str:
+    """Return why reading cannot start at a position; see `Source.explain_unusable_position`."""
+    made = partition_with_mode(prepare(plan), half)
+    if not made.is_ordered:
+        return ""
+    if made.wants_element_numbers:
+        return (
+            "a state of a reading in order is gone on from in that order, but "
+            f"{_opens_datasets_message(made)}, or restore it in one process"
+        )
+    caches = [node for node in walk(made.client_stage) if isinstance(node, Cache)]
+    if caches and is_of_one_process:
+        return (
+            f"the state was saved in one process by {step_name(caches[0])}, which keeps nothing "
+            "where it runs over what workers send, so that the place is none there: restore it in "
+            "one process, or put that step after `distribute`"
+        )
+    return ""
+
+
+def _opens_datasets_message(made: PlanPartition) -> str:
+    (step, *_) = [node for node in walk(made.client_stage) if isinstance(node, _OPENS_DATASETS)]
+    return (
+        f"{step_name(step)} would open datasets in this process, over elements that workers send "
+        "in order, which is not supported: put that step after `distribute`"
+    )
+
+
+def describe_partition(plan: Node, options: ReadOptions) -> str:
+    """Return a description of the partition for unordered reading; "" if there is none."""
+    if not is_partitioned(options) or compute_split_space(canonicalize(plan).plan) is None:
+        return ""
+    return explain_partition(partition_plan(plan, ordered=False))
+
+
+def is_partitioned(options: ReadOptions) -> bool:
+    """Return whether plans are partitioned if necessary."""
+    is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC
+    return is_dealt and options.num_consumers is None and not options.trainer_id
+
+
+def has_element_ids(plan: Node) -> bool:
+    """Return whether workers can run the whole plan and its elements have ids."""
+    if compute_split_space(canonicalize(plan).plan) is None:
+        return True
+    return isinstance(partition_plan(plan, ordered=False).client_stage, ReadSplits)
+
+
+def find_exclusive_reason(made: PlanPartition) -> str:
+    """Return the client-stage step that depends on the whole stream; "" if there is none."""
+    if made.is_ordered:
+        return "reading in order"
+    steps = [node for node in walk(made.client_stage) if not isinstance(node, _STREAM_INDEPENDENT)]
+    return step_name(steps[0]) if steps else ""
+
+
+_OPENS_DATASETS = (Interleave, GroupByWindow)
+_STREAM_INDEPENDENT = (ReadSplits, Batch, Unbatch, Map, Filter)
+"""Steps that can run on any part of a stream; `Batch` may drop one remainder per client."""
+
+
+def with_visitation(options: ReadOptions) -> ReadOptions:
+    """Return options with the default delivery guarantee filled in."""
+    if options.visitation is not None or not is_partitioned(options):
+        return options
+    return dataclasses.replace(options, visitation="exactly_once")

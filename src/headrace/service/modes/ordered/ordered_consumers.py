@@ -1,0 +1,332 @@
+"""Several ordered consumers: consumer i of n reads elements i, i + n, ... of the stream.
+
+Each consumer reads in order with a separate job, and does not wait for the others: a slow or lost
+consumer delays no other. What the workers produce for it depends on the plan:
+
+* If each split is one element, they produce only the consumer's own elements (`ShardElements` moves
+  into the index plan). Elements at the end that are too few for a round are read by each consumer.
+* Otherwise they produce the whole stream, and each consumer takes its part.
+
+All consumers use one seed, which the dispatcher gives to those that start
+(`dispatcher.jobs`). A position is that of a single process before the next round. So it
+is the same for all consumers after the same number of elements, and any number of consumers can
+resume from it. Once errors of that round were raised, it also has their number, and the element
+that the last one came before or in place of: `"raised": [element, errors]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from headrace.element.spec import Spec
+from headrace.errors import FailedPreconditionError
+from headrace.execution.delivered_elements import UNORDERED_STATE_MESSAGE
+from headrace.plan.determinism import derive_seeds
+from headrace.plan.fingerprint import fingerprint_with_steps
+from headrace.plan.iteration_counter import IterationCounter
+from headrace.plan.node import Node
+from headrace.plan.partition_nodes import ReadSplits
+from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
+from headrace.plan.traverse import cardinality, element_spec, walk
+from headrace.plan.user_function import step_name
+from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
+from headrace.rewrites.partition import PartitionMode, PlanPartition, partition_plan
+from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
+from headrace.service.client.options import ReadOptions
+from headrace.service.client.replay import ReplayRegistry
+from headrace.service.client.source import RemoteSource
+from headrace.service.client.visitation import (
+    find_exclusive_reason,
+    partition_for,
+    why_not_resumable,
+)
+from headrace.service.modes.ordered.consumer_options import consumer_spec
+from headrace.service.modes.ordered.ordered_partition import OrderedPartition
+from headrace.service.modes.ordered.ordered_readers import (
+    ConsumerConfig,
+    ConsumerReader,
+    FullStreamReader,
+    RaisedErrors,
+    drops_remainder,
+    make_consumer_plan,
+)
+
+__all__ = [
+    "OrderedConsumerSource",
+    "check_buckets",
+    "find_undivided_step",
+    "is_divisible",
+    "make_consumer_source",
+]
+
+_log = logging.getLogger(__name__)
+
+
+def check_buckets(plan: Node) -> None:
+    """Reject bucketing steps: which elements they join depends on the whole stream.
+
+    Raises:
+        FailedPreconditionError: If the plan has such a step.
+    """
+    for node in walk(plan):
+        if isinstance(node, BucketBySequenceLength | GroupByWindow):
+            raise FailedPreconditionError(
+                f"{step_name(node)} is not read in order by several consumers: what it joins "
+                "depends on the whole stream. Leave out `ordered=True` (a round's batches are of "
+                "one bucket then), or put that step after `distribute`"
+            )
+
+
+def is_divisible(plan: Node) -> bool:
+    """Return whether workers can produce only a consumer's own elements."""
+    made = partition_plan(plan, ordered=True)
+    alone = partition_plan(make_consumer_plan(plan, 2, 0), ordered=True)
+    return _is_one_to_one(made, plan) and isinstance(alone.client_stage, ReadSplits)
+
+
+def find_undivided_step(plan: Node) -> str:
+    """Return the first step that prevents workers from producing only a consumer's elements.
+
+    Empty if no step does.
+    """
+    if is_divisible(plan):
+        return ""
+    for below in plan.inputs:
+        if found := find_undivided_step(below):
+            return found
+    return step_name(plan)
+
+
+def _is_one_to_one(made: PlanPartition, plan: Node) -> bool:
+    above, total = made.client_stage, cardinality(plan)
+    if not isinstance(above, ReadSplits) or above.cycle_length != 1:
+        return False
+    # The last split is empty if its rows are too few for a batch.
+    is_short = drops_remainder(plan) and total == above.num_splits - 1
+    return is_short or total in (INFINITE, above.num_splits)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OrderedConsumerSource(Source):
+    """Source of one of several consumers (`plan.source.Source`).
+
+    Attributes:
+        consumer: Which consumer this is.
+        remote_plan: The plan as a single process would read it.
+        spec: Spec of one element, or None.
+        make_source: Returns the source of a plan that is read in order for this consumer: that of
+            its job, or, with False, one for this client alone.
+        undivided_step: Result of `find_undivided_step`.
+        ordered_partition: Partition of the plan. Consumers may differ in it, because each has its
+            own job.
+        fixed_seeds: See `plan.source.Source`.
+    """
+
+    consumer: ConsumerConfig
+    remote_plan: Node | None
+    spec: Spec | None
+    make_source: Callable[[Node, bool], RemoteSource]
+    undivided_step: str
+    ordered_partition: OrderedPartition = field(repr=False)
+    fixed_seeds: tuple[int, ...] = ()
+    _counter: IterationCounter = field(repr=False)
+    _occurrence: int = field(default=0, repr=False)
+    _job_check: ExhaustedJobCheck = field(repr=False)
+    _seed: int | None = field(default=None, repr=False)
+    _replay_registry: ReplayRegistry = field(default_factory=ReplayRegistry, repr=False)
+
+    @property
+    def element_spec(self) -> Spec | None:
+        return self.spec
+
+    @property
+    def size(self) -> int:
+        return self.count if self.count in (0, INFINITE) else 1
+
+    @property
+    def count(self) -> int:
+        """Number of elements, INFINITE or UNKNOWN."""
+        assert self.remote_plan is not None
+        total = cardinality(self.remote_plan)
+        if total in (INFINITE, UNKNOWN):
+            return total
+        rounds, rest = divmod(total, self.consumer.num_consumers)
+        return rounds + (rest > 0 and self.consumer.remainder != "drop")
+
+    @property
+    def elements_per_index(self) -> int | None:
+        return 1 if self.count == INFINITE else None
+
+    @property
+    def element_count(self) -> int | None:
+        return None if self.count in (INFINITE, UNKNOWN) else self.count
+
+    @property
+    def splittable(self) -> bool:
+        return False
+
+    @property
+    def explanation(self) -> str:
+        count = self.consumer.num_consumers
+        if not self.undivided_step:
+            said = f"each element is computed once, for the one of {count} consumers that gets it"
+        else:
+            said = (
+                f"each element is computed {count} times, once for each consumer: workers cannot "
+                f"tell from the position of an element after {self.undivided_step} what it is made "
+                "of"
+            )
+        return f"{self.ordered_partition.explain()}\n  consumers: {said}"
+
+    @property
+    def ordered_partition_mode(self) -> str:
+        return self.ordered_partition.mode
+
+    @property
+    def has_ordered_partition(self) -> bool:
+        return True
+
+    @property
+    def replay_buffers(self) -> ReplayRegistry:
+        """Registry that retains only errors, because positions can be reopened."""
+        return self._replay_registry
+
+    def with_seed(self, seed: int) -> Source:
+        return dataclasses.replace(self, _seed=seed)
+
+    def detach(self) -> RemoteSource:
+        assert self.remote_plan is not None
+        return self.make_source(self.remote_plan, False).with_fixed_seeds(self.fixed_seeds).detach()
+
+    def with_occurrence(self, occurrence: int) -> OrderedConsumerSource:
+        return dataclasses.replace(self, _occurrence=occurrence)
+
+    def explain_unusable_position(self, mode: str, *, is_single_process: bool) -> str:
+        assert self.remote_plan is not None
+        return why_not_resumable(
+            self.remote_plan, cast(PartitionMode, mode), is_of_one_process=is_single_process
+        )
+
+    def with_fixed_seeds(self, seeds: tuple[int, ...]) -> OrderedConsumerSource:
+        return dataclasses.replace(self, fixed_seeds=seeds)
+
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
+        assert self.remote_plan is not None
+        assert self._seed is not None
+        if "positions" in (position or ()):
+            raise FailedPreconditionError(UNORDERED_STATE_MESSAGE)
+        if not self.undivided_step:
+            turn = self.consumer
+            return ConsumerReader(
+                self._part_source, turn, self.remote_plan, position, pass_number, self._seed
+            )
+        source = self._part_source(self.remote_plan, True).with_seed(self._seed)
+        input = source.open(0, 1, position, pass_number=pass_number)
+        return FullStreamReader(input, self.consumer, RaisedErrors.from_position(position))
+
+    def _part_source(self, plan: Node, is_job: bool) -> RemoteSource:
+        """Return the source of a derived plan, with the seeds of the whole plan."""
+        part = self.make_source(plan, is_job).with_fixed_seeds(self.fixed_seeds)
+        part = dataclasses.replace(part, _replay_registry=self._replay_registry)
+        if is_job:
+            part = dataclasses.replace(part, _job_check=self._job_check)
+        return part
+
+    def explain_exhausted(self, number: int) -> str:
+        return self._job_check.exhausted_message(number)
+
+
+def make_consumer_source(
+    plan: Node,
+    options: ReadOptions,
+    *,
+    spec: Spec | None,
+    compression: str | None,
+    register: Callable[[Node], str],
+) -> OrderedConsumerSource:
+    """Return the source of a consumer.
+
+    Args:
+        plan: The plan.
+        options: Reading options, including which consumer this is.
+        spec: Spec of one element.
+        compression: "AUTO", or None.
+        register: Registers a plan with the service; returns its id.
+
+    Raises:
+        FailedPreconditionError: If the plan cannot be read this way; the message has the reason.
+    """
+    index, consumers = options.consumer_index, options.num_consumers
+    assert index is not None
+    assert consumers is not None
+    check_buckets(plan)
+    digits, steps = fingerprint_with_steps(plan)
+    terms = [
+        f"num_consumers={consumers}, remainder={options.remainder!r}, dataset {digits}",
+        *(f"{name} {own_digits}" for name, own_digits in steps),
+    ]
+    own = dataclasses.replace(
+        options,
+        num_consumers=None,
+        consumer_index=None,
+        remainder="drop",
+        group=options.job_name or "",
+        group_terms="\n".join(terms),
+    )
+
+    in_order = OrderedPartition(plan)
+
+    def read(part: Node, is_named: bool) -> RemoteSource:
+        made = partition_for(part, own)
+        assert made is not None
+        total = cardinality(part)
+        return RemoteSource(
+            options=own,
+            dataset_id=register(part),
+            cardinality=total,
+            # Its own job ends with the client: no other client starts at that position.
+            job_name=f"{options.job_name} (consumer {index} of {consumers})" if is_named else None,
+            spec=element_spec(part),
+            compression=compression,
+            partition_mode=made.mode,
+            num_splits=made.num_splits,
+            exclusive_reason=find_exclusive_reason(made) or "reading in order",
+            remote_plan=part,
+            ordered_partition=in_order if part is plan else OrderedPartition(part),
+        )
+
+    undivided = find_undivided_step(plan)
+    if undivided:
+        _log.warning(
+            "all elements of job %r are computed %d times, once for each consumer: workers cannot "
+            "tell from the position of an element after %s what it is made of (`explain()` shows "
+            "the plan). Put that step after `distribute`, or leave out `ordered=True`",
+            options.job_name,
+            consumers,
+            undivided,
+        )
+    register(plan)  # rejects a plan that cannot be sent now
+    turn = ConsumerConfig(index, consumers, options.remainder)
+    counter = IterationCounter()
+    return OrderedConsumerSource(
+        consumer=turn,
+        remote_plan=plan,
+        spec=consumer_spec(spec, options.remainder),
+        make_source=read,
+        undivided_step=undivided,
+        ordered_partition=in_order,
+        fixed_seeds=tuple(derive_seeds(plan, options.job_name or "")),
+        _counter=counter,
+        _job_check=ExhaustedJobCheck(counter),
+    )

@@ -1,0 +1,393 @@
+"""Readers of an ordered consumer: of its elements only, or of its part of the whole stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from headrace.element.chunk import Chunk
+from headrace.errors import FailedPreconditionError
+from headrace.plan.batching import Batch
+from headrace.plan.node import Node
+from headrace.plan.ordering import ShardBlocks, ShardElements, Skip, Take
+from headrace.plan.partition_nodes import ReadSplits
+from headrace.plan.source import INFINITE, Position, Reader
+from headrace.plan.traverse import cardinality
+from headrace.rewrites.partition import partition_plan
+from headrace.service.client.source import RemoteSource
+from headrace.service.modes.coordinated_reads.round_shaping import share_remainder
+
+__all__ = [
+    "ConsumerConfig",
+    "ConsumerReader",
+    "FullStreamReader",
+    "drops_remainder",
+    "make_consumer_plan",
+]
+
+
+@dataclass(frozen=True)
+class ConsumerConfig:
+    """Which consumer reads, of how many."""
+
+    index: int
+    num_consumers: int
+    remainder: str
+
+
+class RaisedErrors(NamedTuple):
+    """Errors of the current round that were raised and are not raised again."""
+
+    element: int
+    """The element of the round that the last error came before or in place of."""
+    errors: int
+
+    @classmethod
+    def from_position(cls, position: Position) -> RaisedErrors:
+        """Return the errors recorded in a position."""
+        return cls(*(position or {}).get("raised", _NONE))
+
+    def add_to_position(self, position: Position) -> Position:
+        """Return the position before the round with these errors recorded, if there are any."""
+        return {**position, "raised": list(self)} if position and self.errors else position
+
+
+_NONE = RaisedErrors(0, 0)
+
+
+class FullStreamReader:
+    """Reads the whole stream round by round, and yields this consumer's elements.
+
+    Args:
+        input: The whole stream, in order, from the position before a round.
+        consumer: Which consumer this is.
+        raised: Errors of that round to skip.
+    """
+
+    def __init__(
+        self, input: Reader, consumer: ConsumerConfig, raised: RaisedErrors = _NONE
+    ) -> None:
+        self._input, self._consumer = input, consumer
+        #: Elements of the current round, and the position before them.
+        self._round: list[Any] = []
+        self._position: Position = input.get_position()
+        self._raised = raised
+        self._passes_over = raised.errors
+        self._waiting: Chunk | None = None
+        self._rows: list[Any] = []
+        self._offset = 0
+        self._has_ended = False
+
+    def read(self, limit: int) -> Chunk | None:
+        """Return at most `limit` of the next elements, or None at the end."""
+        found: list[Any] = []
+        consumers = self._consumer.num_consumers
+        self._fetch(consumers * limit)
+        places: list[Position] = [self.get_position()]
+        while len(found) < limit:
+            if not self._fetch(consumers * (limit - len(found))):
+                break
+            chunk = self._waiting
+            assert chunk is not None
+            while self._offset < chunk.size and len(found) < limit:
+                self._round.append(self._rows[self._offset])
+                self._offset += 1
+                if len(self._round) == consumers:
+                    found.append(self._round[self._consumer.index])
+                    self._end_round(chunk.state_at(self._offset), places)
+            if found:
+                break  # later elements may require a wait
+        if not found and self._has_ended and self._round:
+            if self._consumer.remainder != "drop":
+                last = share_remainder(self._round, consumers, self._consumer.remainder)
+                found.append(last[self._consumer.index])
+                self._end_round(self._input.get_position(), places)
+            self._round = []
+        if not found:
+            return None
+        return Chunk.of_rows(found, lambda index: places[index])
+
+    def _end_round(self, place: Position, places: list[Position]) -> None:
+        self._begin_round(place)
+        places.append(place)
+
+    def _begin_round(self, place: Position) -> None:
+        self._round, self._position = [], place
+        self._raised, self._passes_over = _NONE, 0
+
+    def _fetch(self, wanted: int) -> bool:
+        if self._waiting is not None and self._offset < self._waiting.size:
+            return True
+        if not self._has_ended:
+            self._waiting, self._offset = self._read_input(wanted), 0
+            self._has_ended = self._waiting is None
+            self._rows = [] if self._waiting is None else [*self._waiting.rows()]
+            if self._position is None and self._waiting is not None:
+                self._position = self._waiting.state_at(0)
+        return not self._has_ended
+
+    def _read_input(self, wanted: int) -> Chunk | None:
+        while True:
+            before = self._input.get_position()
+            try:
+                return self._input.read(wanted)
+            except Exception:
+                after = self._input.get_position()
+                if after == before:
+                    raise  # the error belongs to no element
+                if len(self._round) <= self._raised.element and self._passes_over:
+                    self._passes_over -= 1
+                    continue
+                if self._round:
+                    self._raised = RaisedErrors(len(self._round), self._raised.errors + 1)
+                else:
+                    self._begin_round(after)
+                raise
+
+    def get_position(self) -> Position:
+        """Return the position before the next round."""
+        return self._raised.add_to_position(self._position)
+
+    def close(self) -> None:
+        """Close the input."""
+        self._has_ended, self._waiting, self._round = True, None, []
+        self._input.close()
+
+
+class ConsumerReader:
+    """Reads only this consumer's elements, and the remainder at the end.
+
+    Args:
+        make_source: Returns the source of a derived plan, given the plan and whether the job is
+            named for it.
+        consumer: Which consumer this is.
+        plan: The plan as a single process would read it.
+        position: Position to start from.
+        epoch: The epoch.
+        seed: Seed to start with if there is no position.
+    """
+
+    def __init__(
+        self,
+        make_source: Callable[[Node, bool], RemoteSource],
+        consumer: ConsumerConfig,
+        plan: Node,
+        position: Position,
+        epoch: tuple[int, ...],
+        seed: int,
+    ) -> None:
+        self._make_source, self._consumer, self._plan = make_source, consumer, plan
+        self._epoch = epoch
+        self._has_blocks = _rows_per_element(plan) > 1
+        self._partition_mode = partition_plan(plan, ordered=True).mode
+        self._keeps_seed = position is not None
+        self._seed = seed if position is None else position["seed"]
+        #: Whether this is the part from the start, which the job is named for.
+        self._is_at_start = position is None
+        #: Number of elements of the plan before the next round, and the raised errors of that
+        #: round.
+        self._element, self._raised = 0, _NONE
+        if position is not None:
+            self._element, failed = self._parse_position(_find_splits(plan), position)
+            self._raised = (
+                RaisedErrors(0, failed) if failed else RaisedErrors.from_position(position)
+            )
+        #: Number of elements of the plan before the part that is read.
+        self._first = self._element
+        self._is_at_beginning = position is None
+        self._reader: Reader | None = None
+        #: Elements that are too few for a round, once they are read.
+        self._remainder: list[Any] | None = None
+        self._has_ended = False
+
+    def read(self, limit: int) -> Chunk | None:
+        """Return at most `limit` of the next elements, or None at the end."""
+        if self._has_ended:
+            return None
+        if self._remainder is not None:
+            return self._read_remainder(self._remainder)
+        if self._reader is None:
+            raised = self._raised
+            failed = raised.errors if raised.element == self._consumer.index else 0
+            self._reader = self._open(self._consumer_plan(), self._is_at_start, failed)
+        reader = self._reader
+        try:
+            chunk = reader.read(limit)
+        except Exception:
+            self._take_seed()
+            self._advance_to(reader.get_position())
+            raise
+        self._take_seed()
+        if chunk is None:
+            self._advance_to(reader.get_position())  # there may be errors after the last element
+            return self._begin_remainder()
+        self._advance_to(chunk.state_at(chunk.size))
+        states = chunk.states
+        return chunk.with_metadata(None).with_states(
+            lambda at: self._make_position(*self._find_round(states(at)))
+        )
+
+    def _consumer_plan(self) -> Node:
+        """Return a plan of this consumer's remaining elements, without the remainder."""
+        total, consumers = cardinality(self._plan), self._consumer.num_consumers
+        stop = None
+        if total != INFINITE:
+            stop = self._element + max(0, total - self._element) // consumers * consumers
+        return make_consumer_plan(
+            self._plan, consumers, self._consumer.index, start=self._element, stop=stop
+        )
+
+    def _begin_remainder(self) -> Chunk | None:
+        """Start to read the elements that are too few for a round."""
+        total = cardinality(self._plan)
+        self._close_reader()
+        if total == INFINITE or self._element >= total or self._consumer.remainder == "drop":
+            self._has_ended = True
+            return None
+        # Errors of earlier elements must not be raised again, so the elements are skipped below a
+        # batch.
+        self._reader = self._open(make_consumer_plan(self._plan, 1, 0, start=self._element), False)
+        self._remainder = []
+        return self._read_remainder(self._remainder)
+
+    def _read_remainder(self, found: list[Any]) -> Chunk | None:
+        """Return this consumer's share of the elements that are too few for a round."""
+        assert self._reader is not None
+        while (chunk := self._reader.read(self._consumer.num_consumers)) is not None:
+            found += chunk.rows()
+        self._close_reader()
+        self._has_ended = True
+        first, total = self._element, cardinality(self._plan)
+        self._element, self._raised = total, _NONE
+        if not found:
+            return None
+        row = share_remainder(found, self._consumer.num_consumers, self._consumer.remainder)[
+            self._consumer.index
+        ]
+        return Chunk.of_rows([row], lambda index: self._make_position(total if index else first))
+
+    def _open(self, plan: Node, is_named: bool, failed: int = 0) -> Reader:
+        source = self._make_source(plan, is_named).with_seed(self._seed)
+        # A position without splits is the start with a given seed.
+        position = None
+        if self._keeps_seed:
+            position = {"half": partition_plan(plan, ordered=True).mode, "seed": self._seed}
+            if failed:
+                position["units"] = {"split": 0, "ordinal": 0, "failed": failed}
+        return source.open(0, 1, position, pass_number=self._epoch)
+
+    def _take_seed(self) -> None:
+        """Record the seed of the first part, for the remainder and for positions."""
+        if not self._keeps_seed and self._reader is not None:
+            place = self._reader.get_position()
+            if place is not None:
+                self._seed, self._keeps_seed = place["seed"], True
+
+    def _advance_to(self, place: Position) -> None:
+        """Record how far the part was read."""
+        if place is not None and place.get("units") is not None:
+            self._element, self._raised = self._find_round(place)
+            self._is_at_beginning = False
+
+    def _find_round(self, place: dict[str, Any]) -> tuple[int, RaisedErrors]:
+        """Return the round after a position in the part, and the errors raised in it."""
+        rounds, failed = self._parse_position(None, place)
+        element = self._first + rounds * self._consumer.num_consumers
+        return element, RaisedErrors(self._consumer.index, failed) if failed else _NONE
+
+    def _parse_position(
+        self, units: ReadSplits | None, position: dict[str, Any]
+    ) -> tuple[int, int]:
+        """Return the number of elements before a position, and of raised errors of the next one.
+
+        Args:
+            units: Step that converts a position saved by a single process; None if there is none.
+            position: The position.
+        """
+        found = position["units"]
+        if units is not None and not (isinstance(found, dict) and "split" in found):
+            found = units.convert_state(found)
+        if found is None:
+            raise FailedPreconditionError(
+                "the state was saved in the middle of what a worker reads as one unit, of which it "
+                "does not say how many elements came; restore it in one process"
+            )
+        unit, failed = int(found["split"]), int(found.get("failed", 0))
+        # A failed row has its element number. The remaining rows of a failed batch are still to
+        # come.
+        is_past = found.get("ordinal") or (failed and not self._has_blocks)
+        return (unit + 1, 0) if is_past else (unit, failed)
+
+    def _make_position(self, element: int, raised: RaisedErrors = _NONE) -> Position:
+        unit = {"split": element, "ordinal": 0}
+        return raised.add_to_position(
+            {"units": unit, "half": self._partition_mode, "seed": self._seed}
+        )
+
+    def get_position(self) -> Position:
+        """Return the position before the next round."""
+        return None if self._is_at_beginning else self._make_position(self._element, self._raised)
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+
+    def close(self) -> None:
+        """Close the input."""
+        self._has_ended = True
+        self._close_reader()
+
+
+def make_consumer_plan(
+    plan: Node, consumers: int, index: int, *, start: int = 0, stop: int | None = None
+) -> Node:
+    """Return a plan of every n-th element, such that workers compute only those.
+
+    Args:
+        plan: A plan that satisfies `ordered_consumers.is_divisible`.
+        consumers: Number of consumers.
+        index: Consumer of this part.
+        start: First shared element.
+        stop: End of the shared elements (exclusive); None for no end.
+    """
+    above: list[Node] = []
+    while plan.one_to_one:
+        above.append(plan)
+        (plan,) = plan.inputs
+    block = _rows_per_element(plan)
+    if block > 1:
+        above.append(plan)
+        (plan,) = plan.inputs
+    if stop is not None:
+        plan = Take(input=plan, count=stop * block)
+    if start:
+        plan = Skip(input=plan, count=start * block)
+    if block > 1:
+        plan = ShardBlocks(input=plan, num_shards=consumers, index=index, block_size=block)
+    else:
+        plan = ShardElements(input=plan, num_shards=consumers, index=index)
+    for node in reversed(above):
+        plan = node.with_inputs([plan])
+    return plan
+
+
+def drops_remainder(plan: Node) -> bool:
+    """Return whether rows that are too few for a last batch are dropped."""
+    while plan.one_to_one:
+        (plan,) = plan.inputs
+    return isinstance(plan, Batch) and plan.drop_remainder
+
+
+def _rows_per_element(plan: Node) -> int:
+    """Return the number of rows per element of a plan accepted by `is_divisible`."""
+    while plan.one_to_one:
+        (plan,) = plan.inputs
+    return plan.size if isinstance(plan, Batch) else 1
+
+
+def _find_splits(plan: Node) -> ReadSplits:
+    above = partition_plan(plan, ordered=True).client_stage
+    assert isinstance(above, ReadSplits)
+    return above

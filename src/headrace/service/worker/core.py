@@ -1,0 +1,408 @@
+"""State machine of a worker: its registration, tasks and shutdown. No thread, socket or clock.
+
+    reply_received                    the dispatcher's reply to a call, or a failure
+    request_received                  a client's request for elements
+    tasks.batch_produced, ...         output of producers
+    drain, stop                       shutdown by the owner
+    act(now) -> WorkerActions         what to send, answer, start, grant and log now
+
+Rule 1. A call is repeated until it is answered, so that lost connections do not matter.
+Rule 2. A worker registers under a new id each time; the tasks of the earlier id are cancelled.
+Rule 3. A draining worker takes no splits and delivers its output; a stopping one returns
+    undelivered splits and deregisters. One second later it stops in any case.
+Rule 4. A wait of ten seconds logs a warning. Time in which the worker did not run does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from headrace.errors import (
+    AbortedError,
+    CancelledError,
+    DeadlineExceededError,
+    HeadraceError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from headrace.service.messages import (
+    CommitFiles,
+    DispatcherReply,
+    DispatcherRequest,
+    DrainWorker,
+    FailTask,
+    FinishTask,
+    GetElements,
+    GetPlan,
+    GetSplit,
+    GetSplitReply,
+    GetTask,
+    RegisterWorker,
+    RegisterWorkerReply,
+    ReportDepartedClient,
+    ReturnSplits,
+    TaskActivity,
+    UnregisterWorker,
+    WorkerHeartbeat,
+    WorkerHeartbeatReply,
+)
+from headrace.service.worker.client_errors import format_error
+from headrace.service.worker.delivery_policy import BufferedByTask, BufferLimits
+from headrace.service.worker.draining import DrainPhase, DrainState, UndeliveredTotals
+from headrace.service.worker.pending_actions import PendingActions, PendingCalls, WorkerActions
+from headrace.service.worker.plan_lookups import PlanBytesCache
+from headrace.service.worker.registration import Registration
+from headrace.service.worker.task_table import TaskTable
+from headrace.serving.rpc import reply_type
+
+__all__ = ["DataWorkerCore"]
+
+R = TypeVar("R")
+
+_RETRYABLE_ERRORS = (UnavailableError, DeadlineExceededError, UnauthenticatedError)
+
+
+class DataWorkerCore(Generic[R]):
+    """State of one worker. `R` is the type that represents a client's request.
+
+    Every `now` is the time in seconds of one monotonic clock. All actions are returned by `act`,
+    which must be called after every input, and when the time it last returned has passed.
+
+    Args:
+        address: Address at which clients reach the worker.
+        dispatcher: Address of the dispatcher, for messages.
+        now: Current time.
+        new_id: Returns a new id for each registration.
+        random: Returns a random number 0 <= x < 1.
+        tags: See `WorkerConfig.worker_tags`.
+        heartbeat_interval: Seconds between heartbeats; None lets the dispatcher decide.
+        dispatcher_timeout: Seconds without a reply of the dispatcher after which requests that wait
+            for one fail.
+        limits: Memory limits of each task.
+        plan_cache: Cache of plans.
+        take_activity: Returns the activity that changed since its last call, given the output of
+            each task that waits for clients.
+
+    Attributes:
+        address: Address at which clients reach the worker.
+        tasks: The worker's tasks, which handle requests, batches and ends.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        dispatcher: str,
+        now: float,
+        *,
+        new_id: Callable[[], str],
+        random: Callable[[], float],
+        tags: tuple[str, ...] = (),
+        heartbeat_interval: float | None = None,
+        dispatcher_timeout: float = 3600.0,
+        limits: BufferLimits | None = None,
+        plan_cache: PlanBytesCache | None = None,
+        take_activity: Callable[[BufferedByTask], tuple[TaskActivity, ...]] | None = None,
+    ) -> None:
+        self.address = address
+        self._take_activity = take_activity
+        self._dispatcher = dispatcher
+        self._dispatcher_timeout = dispatcher_timeout
+        self._pending_calls = PendingCalls(dispatcher_timeout, now, random)
+        self._pending_actions: PendingActions[R] = PendingActions(self._pending_calls)
+        self._registration = Registration(address, tags, new_id, heartbeat_interval)
+        self.tasks: TaskTable[R] = TaskTable(
+            self._pending_actions, plan_cache or PlanBytesCache(), limits
+        )
+        self._drain_state = DrainState(address, dispatcher)
+        self._failure: HeadraceError | None = None
+        self._last_failure = ""
+        self._register(now)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the dispatcher accepted this worker, as far as known."""
+        return self._registration.is_registered
+
+    @property
+    def failure(self) -> HeadraceError | None:
+        """Why the first registration failed; the worker stops with it."""
+        return self._failure
+
+    # --- dispatcher -------------------------------------------------------------------------------
+
+    def reply_received(
+        self, asked: DispatcherRequest, answer: DispatcherReply | Exception, now: float
+    ) -> None:
+        """Handle the dispatcher's reply to a call, or its error.
+
+        A late or duplicate reply changes nothing. A lost reply need not be reported; if the loss is
+        known, an `UnavailableError` repeats the call sooner.
+        """
+        if isinstance(asked, RegisterWorker) and isinstance(answer, AbortedError):
+            # The worker waits for a slot in the fixed list of workers.
+            self._pending_calls.note_reply(now)
+            self._call_failed(asked, answer, now)
+        elif isinstance(answer, _RETRYABLE_ERRORS) and not self._is_rejected(asked, answer):
+            self._call_failed(asked, answer, now)
+        elif self._pending_calls.resolve(asked, now):
+            self._drain_state.is_dispatcher_unreachable = False
+            self._handle_reply(asked, answer, now)
+
+    def _is_rejected(self, asked: DispatcherRequest, answer: Exception) -> bool:
+        """Return whether the dispatcher denies access to a worker that never registered."""
+        first = isinstance(asked, RegisterWorker) and not self._registration.was_ever_registered
+        return first and isinstance(answer, UnauthenticatedError)
+
+    def _call_failed(self, asked: DispatcherRequest, error: Exception, now: float) -> None:
+        losses = self._pending_calls.note_failure(asked, now)
+        if not losses:
+            return
+        self._last_failure = f" The last try: {error}"
+        self._pending_actions.check_at(self._pending_calls.next_deadline)
+        if isinstance(asked, FinishTask | FailTask):
+            # The call is repeated, but clients need not wait for it.
+            self.tasks.end_reported(asked, error, now)
+        # While the worker stops, there is no time to wait for a lost dispatcher.
+        self._drain_state.is_dispatcher_unreachable |= losses > 1
+
+    def _handle_reply(self, asked: DispatcherRequest, answer: Any, now: float) -> None:
+        expected = reply_type(type(asked))
+        if not isinstance(answer, expected | Exception):
+            answer = HeadraceError(
+                f"the dispatcher at {self._dispatcher} answered {type(asked).__name__} with "
+                f"{type(answer).__name__}; is it of another version of Headrace?"
+            )
+        _REPLY_HANDLERS[type(asked)](self, asked, answer, now)
+
+    # --- registration -----------------------------------------------------------------------------
+
+    def _register(self, now: float) -> None:
+        message = self._registration.start()
+        self.tasks.reset(message.worker_id)
+        self._pending_actions.call_dispatcher(message, now)
+
+    def _registration_answered(
+        self, asked: RegisterWorker, answer: RegisterWorkerReply | Exception, now: float
+    ) -> None:
+        if isinstance(answer, RegisterWorkerReply):
+            self._registration.accepted_by_dispatcher(answer, now)
+            self.tasks.worker_registered(now)
+        elif self._registration.was_ever_registered:
+            self._pending_actions.actions.warnings.append(
+                f"the worker at {self.address} cannot register again with the dispatcher at "
+                f"{self._dispatcher}: {format_error(answer)}"
+            )
+            self._registration.refused_by_dispatcher(now)
+            self.tasks.registration_refused()
+        else:
+            self._failure = HeadraceError(format_error(answer))
+            if isinstance(answer, HeadraceError):
+                self._failure = answer
+            self._finish()
+        self._pending_actions.check_at(self._registration.due_at)
+
+    def _heartbeat_answered(
+        self, asked: WorkerHeartbeat, answer: WorkerHeartbeatReply | Exception, now: float
+    ) -> None:
+        self._registration.heartbeat_answered(answer, now)
+        self._pending_actions.check_at(self._registration.due_at)
+        if isinstance(answer, WorkerHeartbeatReply):
+            is_known = self._registration.matches_dispatcher(answer)
+        else:
+            is_known = not isinstance(answer, NotFoundError)
+        if not is_known:
+            if self._drain_state.is_requested:
+                # Its splits were reassigned, and clients no longer ask for them.
+                self.stop(now)
+            else:
+                self._reregister(now)
+        elif isinstance(answer, WorkerHeartbeatReply):
+            for task_id, client_id in answer.departed_clients:
+                self.tasks.client_departed(task_id, client_id, now)
+            for task_id in answer.tasks_to_delete:
+                self.tasks.delete(task_id)
+            if not self._drain_state.is_requested:
+                for task_id in answer.tasks_to_start:
+                    self.tasks.start_task(task_id, now)
+
+    def _reregister(self, now: float) -> None:
+        self._pending_actions.actions.warnings.append(
+            f"the dispatcher at {self._dispatcher} does not know this worker any more (it was "
+            "restarted, or took the worker for lost); registering again"
+        )
+        self.tasks.cancel(
+            CancelledError(
+                f"the worker at {self.address} registers again: the dispatcher does not know "
+                "what it worked on before"
+            )
+        )
+        self._pending_calls.discard()
+        self._register(now)
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def request_received(self, request: R, message: GetElements, now: float) -> None:
+        """Handle a client's request; it is answered once, now or later."""
+        if self._drain_state.has_stopped_delivery and message.task_id not in self.tasks:
+            self._pending_actions.actions.replies.append((request, _stopping_error()))
+        else:
+            self.tasks.request_received(request, message, now)
+
+    def _split_request_answered(
+        self, asked: GetSplit, answer: GetSplitReply | Exception, now: float
+    ) -> None:
+        if not self.tasks.split_request_answered(asked, answer, now):
+            # The dispatcher may no longer know the worker, which a heartbeat finds out.
+            self._registration.due_at = now
+            self._pending_actions.check_at(now)
+
+    # --- shutdown ---------------------------------------------------------------------------------
+
+    def drain(self, seconds: float, now: float) -> None:
+        """Deliver buffered output for at most `seconds`, then stop."""
+        if self._drain_state.is_requested:
+            return
+        if not self.is_registered:
+            self.stop(now)
+            return
+        self._drain_state.drain(seconds, now)
+        self._pending_actions.call_dispatcher(
+            DrainWorker(worker_id=self._registration.worker_id), now
+        )
+        self.tasks.drain(now)
+
+    def stop(self, now: float) -> None:
+        """Return undelivered splits and deregister, within one second."""
+        if self._drain_state.has_stopped_delivery:
+            return
+        self._drain_state.await_splits(now)
+        self.tasks.cancel(_stopping_error())
+        self._registration.due_at = math.inf
+        # Splits that are granted now are returned, and ends of tasks are still reported.
+        self._pending_calls.discard(
+            lambda call: not isinstance(call, GetSplit | FinishTask | FailTask)
+        )
+
+    def _advance_drain(self, now: float) -> None:
+        leaving, calls = self._drain_state, self._pending_calls
+        if leaving.phase is DrainPhase.DRAINING:
+            unsettled = self.tasks.undelivered_count
+            self._pending_actions.actions.warnings += leaving.drain_warnings(unsettled, now)
+            if not unsettled or leaving.is_phase_over(now):
+                self.stop(now)
+        if leaving.phase is DrainPhase.AWAITING_SPLITS and (
+            leaving.is_phase_over(now) or not calls.pending_of(GetSplit)
+        ):
+            calls.discard(lambda call: isinstance(call, GetSplit))
+            left, words = self.tasks.undelivered()
+            leaving.return_splits(UndeliveredTotals.add_up(left, words))
+            for word in words:
+                self._pending_actions.call_dispatcher(word, now)
+        if leaving.phase is DrainPhase.RETURNING_SPLITS and not calls.pending_of(
+            ReturnSplits, FinishTask, FailTask
+        ):
+            leaving.phase = DrainPhase.DEREGISTERING
+            self._pending_actions.call_dispatcher(
+                UnregisterWorker(worker_id=self._registration.worker_id), now
+            )
+        has_said_so = leaving.phase is DrainPhase.DEREGISTERING and not calls.pending_of(
+            UnregisterWorker
+        )
+        if has_said_so or (leaving.has_stopped_delivery and leaving.is_phase_over(now)):
+            self._finish()
+        self._pending_actions.check_at(leaving.next_check_at)
+
+    def _finish(self) -> None:
+        self._pending_actions.actions.warnings += self._drain_state.finish()
+        self._pending_calls.discard()
+        self._registration.due_at = math.inf
+
+    # --- actions ----------------------------------------------------------------------------------
+
+    def act(self, now: float) -> WorkerActions[R]:
+        """Return the actions for now. Returned actions count as executed."""
+        if self._pending_actions.is_check_due(now):
+            self._run_timers(now)
+        if self._drain_state.is_requested and not self._drain_state.is_stopped:
+            self._advance_drain(now)
+        actions = self._pending_actions.take_actions(now)
+        if self._drain_state.is_stopped:
+            actions.is_finished, actions.wake_in = True, math.inf
+        return actions
+
+    def _run_timers(self, now: float) -> None:
+        """Do what is due at this time."""
+        agenda, registration = self._pending_actions, self._registration
+        if now >= registration.due_at:
+            if registration.is_registered:
+                activity = (
+                    () if self._take_activity is None else self._take_activity(self.tasks.buffered)
+                )
+                agenda.call_dispatcher(
+                    registration.make_heartbeat(self.tasks.running, activity), now
+                )
+                self.tasks.drop_expired(now)
+            else:
+                self._register(now)
+        self.tasks.run_timers(now)
+        for call in self._pending_calls.take_expired(now):
+            self._call_expired(call, now)
+        agenda.actions.calls += self._pending_calls.take_retries(now)
+        silence = self._pending_calls.silence_to_report(now)
+        if silence:
+            agenda.actions.warnings.append(
+                f"the dispatcher at {self._dispatcher} has not answered the worker at "
+                f"{self.address} for {silence:.0f} s: is it running, and is this its address?"
+            )
+        refusal = self._pending_calls.refusal_to_report(now)
+        if refusal is not None:
+            agenda.actions.warnings.append(
+                f"the dispatcher at {self._dispatcher} answers the worker at {self.address}, but "
+                f"not its {type(refusal[0]).__name__}, for {refusal[1]:.0f} s.{self._last_failure}"
+            )
+        agenda.check_at(min(registration.due_at, self._pending_calls.next_deadline))
+
+    def _call_expired(self, asked: DispatcherRequest, now: float) -> None:
+        """Fail the requests that wait for an expired call, or else repeat the call."""
+        registers = isinstance(asked, RegisterWorker) and not self._registration.was_ever_registered
+        if not (registers or isinstance(asked, GetTask | GetPlan | GetSplit)):
+            self._pending_actions.call_dispatcher(asked, now)
+            return
+        wish = f", with which the worker at {self.address} wants to register," * registers
+        error = UnavailableError(
+            f"the dispatcher at {self._dispatcher}{wish} did not answer for "
+            f"{self._dispatcher_timeout:g} s: "
+            f"is it running, and is this its address?{self._last_failure}"
+        )
+        self._handle_reply(asked, error, now)
+
+
+def _stopping_error() -> CancelledError:
+    return CancelledError("the worker stops")
+
+
+def _ignore_reply(session: DataWorkerCore[Any], asked: Any, answer: Any, now: float) -> None:
+    """Ignore a reply whose arrival is all that matters."""
+
+
+_REPLY_HANDLERS: dict[type, Callable[[DataWorkerCore[Any], Any, Any, float], None]] = {
+    RegisterWorker: DataWorkerCore._registration_answered,
+    WorkerHeartbeat: DataWorkerCore._heartbeat_answered,
+    GetTask: lambda session, *answer: session.tasks.definition_received(*answer),
+    GetPlan: lambda session, *answer: session.tasks.plan_part_received(*answer),
+    GetSplit: DataWorkerCore._split_request_answered,
+    # A rejected call counts as answered, too: the iteration was closed.
+    FinishTask: lambda session, *answer: session.tasks.end_reported(*answer),
+    FailTask: lambda session, *answer: session.tasks.end_reported(*answer),
+    ReportDepartedClient: lambda session, *answer: session.tasks.departed_client_reported(*answer),
+    CommitFiles: lambda session, *answer: session.tasks.files_reported(*answer),
+    ReturnSplits: _ignore_reply,
+    DrainWorker: _ignore_reply,
+    UnregisterWorker: _ignore_reply,
+}
+"""Handlers of the replies by request type."""

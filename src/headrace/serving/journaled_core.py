@@ -1,0 +1,265 @@
+"""Journaled core: a deterministic decider with its journal and clock, under one lock.
+
+    pending requests -> for each: decide, apply -> journal all events, one transaction -> reply
+
+Rule 1. Pending requests are decided one after another. Their events are journaled in one
+        transaction, and only then are the replies sent.
+Rule 2. Events that were not journaled did not happen: after any error the state is replayed from
+        the journal.
+Rule 3. An internal error concerns only the request that caused it, and is logged; all other
+        requests are executed.
+Rule 4. An unusable journal is logged at once, and then from time to time: clients only retry.
+Rule 5. Time comes from the clock alone. With one thread and a simulated clock, a core is as
+        deterministic as its decider: a simulation calls `handle` and `tick`, but not `maintain`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from headrace.errors import HeadraceError, UnavailableError
+from headrace.serving.blobs import BlobPart, BlobPosition
+from headrace.serving.journal import Journal
+from headrace.transport.channel import Request
+
+__all__ = ["Decider", "DeciderFactory", "JournaledCore", "JournaledDecision"]
+
+_log = logging.getLogger(__name__)
+
+_LOG_INTERVAL_SECONDS = 60.0
+
+F = TypeVar("F")
+S = TypeVar("S")
+D = TypeVar("D", bound="JournaledDecision")
+F_co = TypeVar("F_co", covariant=True)
+S_co = TypeVar("S_co", covariant=True)
+
+
+class JournaledDecision(Protocol):
+    """Decision about one request."""
+
+    @property
+    def blobs(self) -> Sequence[BlobPart]:
+        """Parts of blobs to store with the events."""
+
+    def answer(self, read_blob: Callable[[BlobPosition], bytes]) -> msgspec.Struct:
+        """Return the reply; called once the events are journaled."""
+
+
+class Decider(Protocol[F_co, S_co, D]):
+    """State and decisions about it, without lock, clock, thread or file."""
+
+    @property
+    def state(self) -> S_co:
+        """State that results from the events."""
+
+    @property
+    def blobs(self) -> Collection[bytes]:
+        """Keys of the blobs in use; others may be deleted."""
+
+    def decide(self, request: Any, now: float) -> D:
+        """Decide a request without changing the state.
+
+        Raises:
+            HeadraceError: If the request is refused.
+            ValueError: If the request is refused.
+        """
+
+    def apply(self, decision: D, now: float) -> Sequence[F_co]:
+        """Apply a decision before any other input; return all its events."""
+
+    def tick(self, now: float) -> Sequence[F_co]:
+        """Make the decisions that depend on time alone; return their events, already applied."""
+
+
+class DeciderFactory(Protocol[F_co, S, D]):
+    """Creates a decider from the state of a journal."""
+
+    def __call__(self, state: S, now: float) -> tuple[Decider[F_co, S, D], Sequence[F_co]]:
+        """Return the decider and its first events, already applied."""
+
+
+class JournaledCore(Generic[F, S, D]):
+    """Decides requests, journals their events, then replies.
+
+    Args:
+        journal: Journal for the events; closed by `close`.
+        make_decider: Creates the decider from the journaled state, at the start and after
+            events that could not be journaled.
+        owner: Kind of server, for errors and the log: "dispatcher".
+        clock: Returns the time in seconds; must be monotonic.
+        on_journaled: Called with journaled events, to count them.
+    """
+
+    def __init__(
+        self,
+        journal: Journal[F, S],
+        make_decider: DeciderFactory[F, S, D],
+        *,
+        owner: str,
+        clock: Callable[[], float] = time.monotonic,
+        on_journaled: Callable[[Sequence[F]], object] = len,
+    ) -> None:
+        self._journal = journal
+        self._make_decider = make_decider
+        self._owner = owner
+        self._clock = clock
+        self._on_journaled = on_journaled
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        #: Time of the last log message about the journal's failure; None if it has not failed.
+        self._last_logged: float | None = None
+        self._journal_problem = ""
+        #: None if events could not be journaled: the next call replays the journal.
+        self._decider: Decider[F, S, D] | None = None
+        journal.drop_blobs(except_for=self._open().blobs)
+
+    @property
+    def decider(self) -> Decider[F, S, D] | None:
+        """Current decider, for reading; None while the journal is unusable."""
+        with self._lock:
+            return self._decider
+
+    def handle(self, requests: Sequence[Request]) -> None:
+        """Decide all pending requests, journal their events in one transaction, then reply."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            answers = self._decide([request.message for request in requests])
+        for request, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, Exception):
+                request.fail(answer)
+            else:
+                request.reply(answer)
+
+    def _decide(self, requests: Sequence[msgspec.Struct]) -> list[msgspec.Struct | Exception]:
+        decided: list[D | Exception] = []
+        facts: list[F] = []
+        blobs: list[BlobPart] = []
+        kept: list[F] = []
+        try:
+            for request in requests:
+                decider, now = self._open(), self._clock()
+                try:
+                    decision = decider.decide(request, now)
+                except (HeadraceError, ValueError) as error:
+                    # It changed nothing, and concerns only this request.
+                    decided.append(error)
+                    continue
+                except Exception as error:
+                    decided.append(self._internal_error(request, error))
+                    continue
+                try:
+                    found = decider.apply(decision, now)
+                except Exception as error:
+                    decided.append(self._internal_error(request, error))
+                    # The state is inconsistent now; the events of earlier requests are complete.
+                    self._decider = None
+                    self._journal.append(facts, blobs)
+                    kept += facts
+                    facts, blobs = [], []
+                    continue
+                decided.append(decision)
+                facts += found
+                blobs += decision.blobs
+            self._journal.append(facts, blobs)
+            kept += facts
+            if kept:
+                self._journal_problem = ""
+        except BaseException as error:
+            self._decider = None
+            self._log_problem(error)
+            raise
+        self._on_journaled(kept)
+        self._compact(self._open())
+        return [self._answer(each) for each in decided]
+
+    def _answer(self, decided: D | Exception) -> msgspec.Struct | Exception:
+        if isinstance(decided, Exception):
+            return decided
+        try:
+            return decided.answer(self._journal.read_blob)
+        except Exception as error:
+            return error
+
+    def tick(self) -> None:
+        """Run the decisions that depend on time. Must be called periodically.
+
+        Raises:
+            UnavailableError: If the journal is unusable, which is logged; nothing was changed.
+        """
+        with self._lock:
+            if self._closed.is_set():
+                return
+            try:
+                decider = self._open()
+                before = set(decider.blobs)
+                facts = decider.tick(self._clock())
+                self._journal.append(facts)
+                if facts:
+                    self._journal_problem = ""
+                after = decider.blobs
+                if any(key not in after for key in before):
+                    self._journal.drop_blobs(except_for=after)
+            except BaseException as error:
+                self._decider = None
+                self._log_problem(error)
+                raise
+            self._on_journaled(facts)
+            self._compact(decider)
+
+    def maintain(self, interval: float) -> None:
+        """Call `tick` each `interval` seconds until `close`, on a separate thread."""
+        while not self._closed.wait(interval):
+            try:
+                self.tick()
+            except UnavailableError:
+                pass  # an unusable journal, already logged
+            except Exception:
+                _log.exception("maintenance failed; trying again in %.1f s", interval)
+
+    def _log_problem(self, error: BaseException) -> None:
+        """Log that the journal is unusable, unless that was logged recently."""
+        now = self._clock()
+        if isinstance(error, UnavailableError):
+            self._journal_problem = str(error)
+        recently = self._last_logged is not None and now - self._last_logged < _LOG_INTERVAL_SECONDS
+        if isinstance(error, UnavailableError) and not recently:
+            self._last_logged = now
+            _log.error("no request that changes anything is carried out: %s", error)
+
+    def _open(self) -> Decider[F, S, D]:
+        if self._decider is None:
+            decider, facts = self._make_decider(self._journal.replay(), self._clock())
+            self._journal.append(facts)
+            self._decider = decider
+        return self._decider
+
+    def _compact(self, decider: Decider[F, S, D]) -> None:
+        try:
+            self._journal.compact(decider.state)
+        except UnavailableError:
+            # The events are durable nevertheless; compaction is retried with the next ones.
+            _log.exception("the journal stays long")
+
+    def _internal_error(self, request: msgspec.Struct, error: Exception) -> HeadraceError:
+        _log.error(
+            "the %s failed at %s; nothing of it was kept", self._owner, request, exc_info=error
+        )
+        return HeadraceError(
+            f"the {self._owner} could not carry out {type(request).__name__}: "
+            f"{type(error).__name__} inside it, which is an error of Headrace and not of the one "
+            f"who asked. Nothing was changed; the {self._owner}'s log has the story"
+        )
+
+    def close(self) -> None:
+        """Stop replying, and close the journal."""
+        self._closed.set()
+        with self._lock:
+            self._journal.close()

@@ -1,0 +1,76 @@
+"""Without a framework its adapter says what is missing, and where to get it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+sys.modules[{absent!r}] = None
+import headrace as hr
+{room} = hr.{room}
+assert not {{"jax", "keras", "torch"}} & {{name for name, module in sys.modules.items() if module}}
+try:
+    {room}.{name}
+except ImportError as error:
+    print(error)
+try:
+    {room}.missing_name_message
+except AttributeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "room", "name", "words"),
+    [
+        ("jax", "jax", "device_iterator", "pip install 'headrace[jax]'"),
+        ("keras", "keras", "dataset", "pip install 'headrace[keras]'"),
+        ("tensorboard", "keras", "TensorBoard", "needs the package tensorboard"),
+        ("torch", "keras", "distribute", 'set the variable KERAS_BACKEND to "jax" or "torch"'),
+        ("tensorflow", "keras", "distribute", 'set the variable KERAS_BACKEND to "jax" or "torch"'),
+    ],
+)
+def test_what_is_missing_is_said(absent: str, room: str, name: str, words: str) -> None:
+    program = PROGRAM.format(absent=absent, room=room, name=name)
+    back_end = absent if absent in ("tensorflow", "torch") else "jax"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": back_end},
+        capture_output=True,
+        text=True,
+    )
+    said, other = done.stdout.splitlines()
+    assert words in said, done.stderr
+    assert "missing_name_message" in other
+
+
+def test_on_another_back_end_models_neither_train_under_strategies_nor_are_pickled() -> None:
+    # Also one that is made in the scope in which Keras is imported.
+    program = """
+import headrace as hr
+with hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    import keras
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+from headrace.adapters.keras_training.model_pickling import dump_model, load_objects
+for refuse in (
+    lambda: model.fit([[1.0]], [[1.0]]), lambda: dump_model(model), lambda: load_objects(b"")
+):
+    try:
+        refuse()
+    except hr.errors.FailedPreconditionError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": "numpy"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.count("back end 'numpy'") == 3, done.stderr
+    assert 'KERAS_BACKEND to "jax" or "torch" before Keras is imported' in done.stdout

@@ -1,0 +1,247 @@
+"""Which part of a dataset a rank and a process read: arithmetic on plans, without PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.adapters.torch_sharding import (
+    WHOLE_DATASET,
+    DataShard,
+    draws_without_seed,
+    find_repeated_step,
+    is_read_ahead,
+    is_sharded_manually,
+    may_end_at_different_steps,
+    shard_plan,
+)
+from headrace.distribute import AutoShardPolicy
+from headrace.errors import FailedPreconditionError
+
+SIZES = [0, 1, 4, 7, 12, 13]
+
+
+def read(plan: Any) -> list[int]:
+    return [int(x) for x in hr.Dataset(plan)]
+
+
+def parts_of(plan: Any, ranks: int, processes: int, **options: Any) -> list[list[list[int]]]:
+    """Return what each process of each rank reads."""
+    return [
+        [
+            read(shard_plan(plan, DataShard(ranks, rank), DataShard(processes, process), **options))
+            for process in range(processes)
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def in_turns(lists: list[list[int]]) -> list[int]:
+    """Return what a DataLoader makes of what its processes give."""
+    rounds = itertools.zip_longest(*lists)
+    return [x for each in rounds for x in each if x is not None]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("size", SIZES)
+def test_parts_are_disjoint_and_ranks_get_equally_many(size: int, ranks: int, processes: int):
+    plan = hr.Dataset.range(size).shuffle(size or 1, seed=1).plan
+    whole = read(plan)
+    parts = parts_of(plan, ranks, processes, drop_remainder=True)
+    of_ranks = [in_turns(lists) for lists in parts]
+    assert of_ranks == [whole[: size - size % ranks][rank::ranks] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_with_the_remainder_every_element_is_read_once(size: int):
+    plan = hr.Dataset.range(size).plan
+    parts = parts_of(plan, 3, 2, drop_remainder=False)
+    found = [x for lists in parts for part in lists for x in part]
+    assert sorted(found) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [0, 2, 3, 10, 11, 40])
+def test_ranks_end_together_where_only_reading_tells_how_many_there_are(size: int):
+    mapped: list[int] = []
+
+    def dear(x: Any) -> Any:
+        mapped.append(int(x))
+        return -x
+
+    plan = hr.Dataset.range(size).filter(lambda x: x % 3).map(dear).prefetch(2).plan
+    whole = [x for x in range(size) if x % 3]
+    rounds = len(whole) // 2
+    parts = parts_of(plan, 2, 2, drop_remainder=True)
+    assert [[-x for x in in_turns(lists)] for lists in parts] == [
+        whole[: 2 * rounds][rank::2] for rank in range(2)
+    ]
+    assert sorted(mapped) == sorted(whole[: 2 * rounds])  # each rank runs it for its own
+    kept = parts_of(plan, 2, 1, drop_remainder=False)
+    assert sorted(-x for lists in kept for part in lists for x in part) == whole
+
+
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_round_is_restored_at_each_place_and_after_each_failure(block: int, drop: bool):
+    def picky(x: Any) -> bool:
+        if x in (4, 5, 11):
+            raise OSError(f"no image {x}")
+        return bool(x != 3)
+
+    plan = hr.Dataset.range(25).filter(picky).batch(block, drop).plan
+    part = hr.Dataset(shard_plan(plan, DataShard(3, 1), WHOLE_DATASET, drop_remainder=True))
+
+    def rest_of(iterator: Any, states: list[Any]) -> list[Any]:
+        found: list[Any] = []
+        while True:
+            states.append(json.loads(json.dumps(iterator.get_state())))
+            try:
+                found.append(next(iterator).tolist())
+            except StopIteration:
+                return found
+            except hr.errors.UserFunctionError as error:
+                found.append(str(error.__cause__))
+
+    states: list[Any] = []
+    whole = rest_of(iter(part), states)
+    images = [x for x in range(25) if x not in (3, 4, 5, 11)]
+    batches = [images[at : at + block] for at in range(0, len(images), block)]
+    if drop:
+        batches = [batch for batch in batches if len(batch) == block]
+    mine = batches[: len(batches) // 3 * 3][1::3]
+    assert [x for x in whole if isinstance(x, list)] == mine
+    assert [x for x in whole if isinstance(x, str)] == [f"no image {x}" for x in (4, 5, 11)]
+    for at, state in enumerate(states):
+        iterator = iter(part)
+        iterator.set_state(state)
+        assert rest_of(iterator, []) == whole[at:], at
+
+
+@pytest.mark.parametrize("rows", range(14))
+@pytest.mark.parametrize("drop", [True, False])
+def test_batches_are_those_of_the_whole_dataset(rows: int, drop: bool):
+    known = hr.Dataset.range(rows).map(lambda x: -x).batch(2, drop)
+    unknown = hr.Dataset.range(rows).filter(lambda x: x >= 0).map(lambda x: -x).batch(2, drop)
+    whole = [batch.tolist() for batch in known]
+    for dataset in (known, unknown, unknown.prefetch(1), known.map(lambda x: x)):
+        for rank in range(3):
+            plan = shard_plan(dataset.plan, DataShard(3, rank), WHOLE_DATASET, drop_remainder=True)
+            found = [batch.tolist() for batch in hr.Dataset(plan)]
+            assert found == whole[: len(whole) // 3 * 3][rank::3]
+        plan = shard_plan(
+            dataset.plan, DataShard(2, 1), DataShard(2, 0), drop_remainder=False, start=1
+        )
+        assert [batch.tolist() for batch in hr.Dataset(plan)] == whole[1:][1::2][0::2]
+
+
+def test_work_that_everybody_does_for_all_is_named():
+    def opened(x: Any) -> hr.Dataset:
+        return hr.Dataset.range(3)
+
+    def found(dataset: hr.Dataset) -> str:
+        return find_repeated_step(
+            shard_plan(dataset.plan, DataShard(2, 0), DataShard(2, 1), drop_remainder=True)
+        )
+
+    rows = hr.Dataset.range(9)
+    assert found(rows.map(abs).batch(2)) == ""  # each runs it for its own rows
+    assert found(rows.filter(lambda x: x > 2).map(abs)) == ""
+    assert found(rows.filter(lambda x: x > 2).map(abs).batch(2)) == ""
+    assert found(rows.map(abs).filter(lambda x: x > 2).batch(2)).startswith("map")
+    assert found(rows.map(abs).batch(2).shuffle(2)).startswith("map")
+    assert found(rows.interleave(opened).batch(2)).startswith("interleave")
+    assert find_repeated_step(rows.interleave(opened).batch(2).plan) == ""
+
+
+def test_ranks_may_end_apart_where_each_has_files_of_its_own():
+    options = hr.Options()
+    options.auto_shard_policy = AutoShardPolicy.FILE
+    plan = hr.Dataset.range(10).filter(lambda x: x > 2).plan
+    assert not may_end_at_different_steps(plan, DataShard(2, 0))
+    assert may_end_at_different_steps(hr.Dataset(plan).with_options(options).plan, DataShard(2, 0))
+
+
+def test_other_ranks_go_on_after_the_rounds_that_were_read():
+    plan = hr.Dataset.range(20).plan
+    parts = parts_of(plan, 3, 1, drop_remainder=True, start=8)
+    assert parts == [[[8, 11, 14, 17]], [[9, 12, 15, 18]], [[10, 13, 16, 19]]]
+
+
+def test_files_are_shared_where_the_options_say_so(tmp_path: Any):
+    names = [str(tmp_path / f"{n}.txt") for n in range(4)]
+    for n, name in enumerate(names):
+        (tmp_path / name).write_text(f"{n}0\n{n}1\n")
+    options = hr.Options()
+    options.auto_shard_policy = AutoShardPolicy.FILE
+    dataset = hr.TextLineDataset(names).with_options(options)
+    parts = parts_of(dataset.plan, 2, 2, drop_remainder=True)
+    assert parts == [[[0, 1], [20, 21]], [[10, 11], [30, 31]]]
+    with pytest.raises(hr.errors.InvalidArgumentError, match="4 files"):
+        parts_of(dataset.plan, 5, 1, drop_remainder=True)
+    with pytest.raises(FailedPreconditionError, match="restore it on the rank that saved it"):
+        parts_of(dataset.plan, 2, 1, drop_remainder=True, start=4)
+
+
+def test_a_hint_is_filled_in():
+    options = hr.Options()
+    options.auto_shard_policy = AutoShardPolicy.HINT
+    dataset = hr.Dataset.range(8).shard(hr.service.SHARD_HINT, 0).map(lambda x: x * 10)
+    parts = parts_of(dataset.with_options(options).plan, 2, 1, drop_remainder=True)
+    assert parts == [[[0, 20, 40, 60]], [[10, 30, 50, 70]]]
+
+
+def test_an_order_that_is_another_each_time_is_not_shared():
+    def opened(x: Any) -> hr.Dataset:
+        return hr.Dataset.range(3).map(lambda y: x * 10 + y)
+
+    dataset = hr.Dataset.range(4).interleave(opened, num_parallel_calls=2, deterministic=False)
+    with pytest.raises(FailedPreconditionError, match="agree which element is whose"):
+        shard_plan(dataset.plan, WHOLE_DATASET, DataShard(2, 0), drop_remainder=True)
+    parts = parts_of(dataset.plan, 2, 1, drop_remainder=True)  # rounds keep the order
+    assert in_turns([part for (part,) in parts]) == read(
+        hr.Dataset.range(4).interleave(opened).plan
+    )
+    assert (
+        len(read(shard_plan(dataset.plan, WHOLE_DATASET, WHOLE_DATASET, drop_remainder=True))) == 12
+    )
+    mapped = hr.Dataset.range(9).map(lambda x: -x, num_parallel_calls=2, deterministic=False)
+    parts = parts_of(mapped.plan, 2, 2, drop_remainder=False)  # the map runs on each one's part
+    assert sorted(-x for lists in parts for part in lists for x in part) == list(range(9))
+
+
+def test_a_dataset_that_is_shared_already_is_seen():
+    assert is_sharded_manually(hr.Dataset.range(9).shard(2, 1).batch(2).plan, DataShard(2, 1))
+    assert not is_sharded_manually(hr.Dataset.range(9).shard(3, 1).plan, DataShard(2, 1))
+    with pytest.raises(FailedPreconditionError, match=r"shard\(2, 0\), and this is rank 1 of 2"):
+        is_sharded_manually(hr.Dataset.range(9).shard(2, 0).plan, DataShard(2, 1))
+
+
+def test_what_is_read_ahead_and_what_draws_is_seen():
+    dataset = hr.Dataset.range(9)
+    assert is_read_ahead(dataset.prefetch(1).with_options(hr.Options()).take(3).plan)
+    assert not is_read_ahead(dataset.prefetch(1).map(abs).plan)
+    assert draws_without_seed(dataset.shuffle(2).batch(2).plan)
+    assert not draws_without_seed(dataset.shuffle(2, seed=0).map(abs).plan)
+
+
+def test_without_pytorch_the_name_is_there_and_says_what_is_missing():
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "import headrace as hr\n"
+        "assert 'loader' in dir(hr.torch)\n"
+        "try:\n"
+        "    hr.torch.loader\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "hr.torch.loader needs PyTorch" in done.stdout, done.stderr
+    assert "pip install 'headrace[torch]'" in done.stdout

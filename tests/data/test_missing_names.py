@@ -1,0 +1,164 @@
+"""Whoever writes a name of tf.data finds it here, or reads what does its work."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+import headrace as hr
+from headrace.data import missing_names
+
+# The public names of tf.data 2.x and tf.io.
+DATASET = """
+    apply as_numpy_iterator batch bucket_by_sequence_length cache cardinality choose_from_datasets
+    concatenate counter element_spec enumerate filter fingerprint flat_map from_generator
+    from_tensor_slices from_tensors get_single_element group_by_window ignore_errors interleave
+    list_files load map options padded_batch prefetch ragged_batch random range rebatch reduce
+    rejection_resample repeat sample_from_datasets save scan shard shuffle skip snapshot
+    sparse_batch take take_while unbatch unique window with_options zip
+"""
+TOP = """
+    AUTOTUNE Dataset DatasetSpec FixedLengthRecordDataset INFINITE_CARDINALITY Iterator IteratorSpec
+    NumpyIterator Options TFRecordDataset TextLineDataset ThreadingOptions UNKNOWN_CARDINALITY
+    experimental data
+"""
+EXPERIMENTAL = """
+    AUTOTUNE AutoShardPolicy AutotuneAlgorithm AutotuneOptions Counter CsvDataset DatasetInitializer
+    DistributeOptions ExternalStatePolicy INFINITE_CARDINALITY OptimizationOptions Optional
+    RandomDataset Reducer SHARD_HINT SqlDataset TFRecordWriter ThreadingOptions UNKNOWN_CARDINALITY
+    assert_cardinality bucket_by_sequence_length cardinality choose_from_datasets copy_to_device
+    dense_to_ragged_batch dense_to_sparse_batch enable_debug_mode enumerate_dataset from_list
+    get_model_proto get_next_as_optional get_single_element get_structure group_by_reducer
+    group_by_window ignore_errors index_table_from_dataset load make_batched_features_dataset
+    make_csv_dataset make_saveable_from_iterator map_and_batch pad_to_cardinality
+    parallel_interleave parse_example_dataset prefetch_to_device rejection_resample
+    sample_from_datasets save scan service shuffle_and_repeat snapshot table_from_dataset take_while
+    unbatch unique
+"""
+SERVICE = """
+    CrossTrainerCache DispatchServer DispatcherConfig ShardingPolicy WorkerConfig WorkerServer
+    distribute from_dataset_id register_dataset distributed_save
+"""
+IO = """
+    FixedLenFeature FixedLenSequenceFeature RaggedFeature SparseFeature TFRecordOptions
+    TFRecordWriter VarLenFeature decode_and_crop_jpeg decode_base64 decode_bmp decode_compressed
+    decode_csv decode_gif decode_image decode_jpeg decode_json_example decode_png decode_proto
+    decode_raw deserialize_many_sparse encode_base64 encode_jpeg encode_png encode_proto
+    extract_jpeg_shape gfile is_jpeg match_filenames_once matching_files parse_example
+    parse_sequence_example parse_single_example parse_single_sequence_example parse_tensor read_file
+    serialize_many_sparse serialize_sparse serialize_tensor write_file write_graph
+"""
+OPTIONS = """
+    autotune dataset_name deterministic experimental_deterministic experimental_distribute
+    experimental_external_state_policy experimental_optimization experimental_slack
+    experimental_symbolic_checkpoint experimental_threading experimental_warm_start framework_type
+    merge threading auto_shard_policy service seed
+"""
+
+
+def answers(thing, name):
+    """Whether a name is there, or answered with what does its work."""
+    try:
+        getattr(thing, name)
+    except AttributeError as error:
+        return "what does its work: " in str(error) and repr(name) in str(error)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("thing", "names"),
+    [
+        (hr.Dataset, DATASET),
+        (hr.Dataset.range(3), DATASET),
+        (hr, TOP + EXPERIMENTAL),
+        (hr.service, SERVICE),
+        (hr.io, IO),
+        (hr.Options(), OPTIONS),
+    ],
+    ids=["the class", "a dataset", "hr", "hr.service", "hr.io", "Options"],
+)
+def test_each_name_of_tf_data_is_there_or_says_what_does_its_work(thing, names):
+    assert [name for name in names.split() if not answers(thing, name)] == []
+
+
+def test_an_option_that_is_set_is_answered_as_one_that_is_read():
+    options = hr.Options()
+    with pytest.raises(AttributeError, match=r"what does its work: num_parallel_calls"):
+        options.threading = 3
+    with pytest.raises(AttributeError, match=r"it has: auto_shard_policy, deterministic, seed"):
+        options.unheard_of = 3
+    assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda ds: ds.map(abs, name="x"),
+            r"Dataset\.map\(\) has no argument 'name'; leave it out",
+        ),
+        (lambda ds: ds.map(fn=abs), "it is called map_func"),
+        (lambda ds: ds.batch(2, drop_last=True), "it is called drop_remainder"),
+        (lambda ds: ds.batch(batchsize=2), "did you mean 'batch_size'"),
+        (lambda ds: ds.repeat(times=2), "it has: count"),
+        (lambda ds: ds.unbatch(x=1), "it has: none"),
+        (lambda ds: ds.save("x", compression="GZIP"), "Arrow"),
+        (lambda ds: hr.Dataset.range(5, name="x"), r"range\(\) has no argument 'name'"),
+        (lambda ds: hr.Dataset.zip(ds, name="x"), r"zip\(\) has no argument 'name'"),
+        (lambda ds: hr.Dataset.from_generator(list, output_types=int), "output_signature"),
+        (lambda ds: hr.TFRecordDataset("x", buffer_size=8), "files are read in large pieces"),
+        (lambda ds: hr.TextLineDataset("x", buffer_size=8), "files are read in large pieces"),
+    ],
+)
+def test_an_argument_that_is_not_there_says_what_would_do(call, words):
+    with pytest.raises(TypeError, match=words):
+        call(hr.Dataset.range(3))
+
+
+def test_names_that_are_near_are_offered():
+    with pytest.raises(AttributeError, match=r"Dataset has no method 'shufle'; did you mean 'shuf"):
+        _ = hr.Dataset.shufle
+    with pytest.raises(AttributeError, match=r"did you mean 'Dataset'"):
+        _ = hr.Datset
+    with pytest.raises(AttributeError, match=r"did you mean 'parse_example'"):
+        _ = hr.io.parse_exampel
+
+
+def test_private_names_are_absent_without_a_word():
+    assert not hasattr(hr.Dataset, "__wrapped__")
+    assert not hasattr(hr, "_repr_html_")
+    with pytest.raises(AttributeError, match=r"has no attribute '_x'$"):
+        _ = hr.Dataset._x
+
+
+def test_a_dtype_of_strings_is_named_with_what_to_write():
+    with pytest.raises(ValueError, match="got 'string'; for strings write bytes, or str"):
+        hr.io.FixedLenFeature([], "string")
+    with pytest.raises(ValueError, match="dtype must be bytes, str"):
+        hr.io.VarLenFeature("complex64")
+
+
+def test_methods_keep_their_names_and_signatures():
+    assert hr.Dataset.map.__qualname__ == "Dataset.map"
+    assert list(inspect.signature(hr.Dataset.batch).parameters)[:2] == ["self", "batch_size"]
+    assert hr.Dataset.range(3).map(lambda x: x).plan.location.startswith("test_missing_names.py:")
+
+
+def test_the_tables_are_in_order():
+    for table in (
+        missing_names.ARGUMENT_ALTERNATIVES,
+        missing_names.METHOD_ALTERNATIVES,
+        *missing_names.MODULE_ALTERNATIVES.values(),
+    ):
+        assert all(words and not words.endswith(".") for words in table.values())
+
+
+def test_the_package_that_stands_where_tf_data_would_names_the_other_place():
+    assert hr.Dataset
+    for name in ("Dataset", "AUTOTUNE", "TFRecordDataset", "experimental"):
+        assert answers(hr.data, name)
+    with pytest.raises(AttributeError, match=r"what does its work: hr\.Dataset$"):
+        _ = hr.data.Dataset

@@ -1,0 +1,43 @@
+"""The process that coordinates processes of JAX: it lives for as long as one of them does."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import time
+
+import pytest
+
+from headrace.frameworks import jax_coordinator
+
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(importlib.util.find_spec("jaxlib") is None, reason="JAX is not installed"),
+]
+
+
+def is_there(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 5.0).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_it_ends_when_nobody_holds_it_any_more():
+    address, door = jax_coordinator.start_coordinator(2, "127.0.0.1")
+    host, _, port = door.rpartition(":")
+    users = [socket.create_connection((host, int(port))) for _ in range(2)]
+    users.pop().close()
+    assert is_there(address)
+    users.pop().close()
+    until = time.monotonic() + 30.0
+    while is_there(address):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_where_it_cannot_listen_is_said():
+    with pytest.raises(RuntimeError, match=r"(?s)did not start: .*Cannot assign requested"):
+        jax_coordinator.start_coordinator(2, "192.0.2.1")

@@ -1,0 +1,388 @@
+"""What trainers share: requests and times in, answers out; and the same for any sequence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import CancelledError, InvalidArgumentError, UserFunctionError
+from headrace.service.messages import GetElements, GetElementsReply, SkippedElements
+from headrace.service.modes.cross_trainer_cache.shared_window import SharedWindowDelivery
+from headrace.service.worker.delivery_policy import BufferLimits
+from headrace.service.worker.result_batch import BatchReply, ResultBatch
+
+
+def skipped_by(answer: Any) -> int:
+    return answer.mode_data.count if isinstance(answer.mode_data, SkippedElements) else 0
+
+
+class Trainers:
+    """Clients that read one after the other what a stand-in for a producer makes when it may."""
+
+    def __init__(self, window: int = 1 << 20, *, sizes: int = 1, most: int = 0) -> None:
+        self.shared: SharedWindowDelivery[str] = SharedWindowDelivery(
+            BufferLimits(window_bytes=window)
+        )
+        self.most = most
+        self.made = 0
+        self.per_portion = sizes
+        self._numbers: dict[str, int] = defaultdict(int)
+        self._may_make = True
+        self.got: list[tuple[str, BatchReply]] = []
+
+    def ask(self, client: str, trainer: str | None = None, most: int | None = None) -> None:
+        """Ask for the next elements, after all that came before was used."""
+        number = self._numbers[client]
+        self._numbers[client] += 1
+        message = GetElements(
+            task_id=1,
+            ticket="ticket",
+            client_id=client,
+            request_number=number,
+            acknowledged=number,
+            max_elements=self.most if most is None else most,
+            trainer_id=trainer or client,
+        )
+        self.got += self.shared.request_received(client, message, now=0.0)
+
+    def make(self) -> bool:
+        """Make a portion, if the producer may; whether it did."""
+        if not self.shared.has_room:
+            return False
+        self.add(self.per_portion)
+        return True
+
+    def add(self, count: int, size: int | None = None) -> None:
+        first, self.made = self.made, self.made + count
+        self.got += self.shared.add_batch(
+            ResultBatch(
+                first_element=first,
+                num_elements=count,
+                size=count if size is None else size,
+                done_from=first,
+                done_to=self.made,
+                delivered_end=self.made,
+            )
+        )
+
+    def read(self, client: str, trainer: str | None = None, most: int | None = None) -> BatchReply:
+        """Return what a client gets next."""
+        self.ask(client, trainer, most)
+        while not any(who == client for who, _ in self.got):
+            assert self.make(), f"{client} waits, and nothing may be made"
+        place = next(n for n, (who, _) in enumerate(self.got) if who == client)
+        return self.got.pop(place)[1]
+
+    def read_elements(self, client: str, count: int, trainer: str | None = None) -> list[int]:
+        """Return the numbers of the next elements, at least so many."""
+        numbers: list[int] = []
+        while len(numbers) < count:
+            content = self.read(client, trainer)
+            assert isinstance(content, ResultBatch)
+            numbers += range(content.first_element, content.first_element + content.num_elements)
+        return numbers
+
+
+def test_one_trainer_reads_in_order() -> None:
+    assert Trainers().read_elements("a", 10) == list(range(10))
+
+
+def test_each_of_ten_trainers_sees_all_that_was_made_once() -> None:
+    trainers = Trainers()
+    assert [trainers.read_elements(f"t{n}", 10) for n in range(10)] == [list(range(10))] * 10
+    assert trainers.made == 10
+
+
+def test_nothing_is_made_before_the_trainer_that_is_farthest_asks() -> None:
+    trainers = Trainers()
+    trainers.read_elements("fast", 5)
+    assert trainers.made == 5
+    assert not trainers.make()
+    trainers.read_elements("slow", 5)
+    assert trainers.made == 5
+    assert not trainers.make()
+
+
+def test_slow_trainers_skip_what_left_the_window_and_hear_how_much() -> None:
+    trainers = Trainers(window=5)
+    assert trainers.read_elements("slow", 1) == [0]
+    assert trainers.read_elements("fast", 20) == list(range(20))
+
+    content = trainers.read("slow")
+
+    assert isinstance(content, ResultBatch)
+    assert (content.first_element, skipped_by(content)) == (15, 14)
+    assert {each.trainer_id: each.skipped for each in trainers.shared.trainer_activity()} == {
+        "slow": 14,
+        "fast": 0,
+    }
+    trainers.read_elements("fast", 80)
+    content = trainers.read("slow")
+    assert isinstance(content, ResultBatch)
+    assert (content.first_element, skipped_by(content)) == (95, 79)
+    content = trainers.read("slow")
+    assert isinstance(content, ResultBatch)
+    assert (content.first_element, skipped_by(content)) == (96, 0)
+
+
+def test_a_trainer_that_starts_late_begins_with_the_oldest_and_missed_nothing_of_its_own() -> None:
+    trainers = Trainers(window=5)
+    trainers.read_elements("first", 100)
+    content = trainers.read("late")
+    assert isinstance(content, ResultBatch)
+    assert (content.first_element, skipped_by(content)) == (95, 0)
+
+
+def test_trainers_take_turns_in_extending_a_window_of_one_element() -> None:
+    trainers = Trainers(window=1)
+    for number in range(20):
+        for name in ("a", "b"):
+            content = trainers.read(name)
+            assert isinstance(content, ResultBatch)
+            assert (content.first_element, skipped_by(content)) == (number, 0)
+
+
+def test_clients_of_one_trainer_share_its_place() -> None:
+    trainers = Trainers()
+    assert trainers.read_elements("a", 10, trainer="t") == list(range(10))
+    assert trainers.read_elements("b", 10, trainer="t") == list(range(10, 20))
+    assert trainers.read_elements("c", 20, trainer="other") == list(range(20))
+
+
+def test_a_trainer_that_comes_back_goes_on_where_it_was() -> None:
+    trainers = Trainers()
+    trainers.read_elements("before", 7, trainer="t")
+    trainers.shared.remove_client("before")
+    assert trainers.read_elements("after", 3, trainer="t") == [7, 8, 9]
+
+
+def test_the_same_number_gets_the_same_answer_again() -> None:
+    shared: SharedWindowDelivery[str] = SharedWindowDelivery()
+    message = GetElements(
+        task_id=1, ticket="", client_id="a", request_number=0, acknowledged=0, trainer_id="t"
+    )
+    assert shared.request_received("once", message, now=0.0) == []
+    ((_, content),) = shared.add_batch(ResultBatch(first_element=0, num_elements=1, size=1))
+    assert shared.request_received("again", message, now=1.0) == [("again", content)]
+
+
+def test_a_client_that_acknowledges_nothing_holds_no_more_than_its_bytes() -> None:
+    shared: SharedWindowDelivery[str] = SharedWindowDelivery(BufferLimits(client_bytes=100))
+    for number in range(3):
+        message = GetElements(
+            task_id=1,
+            ticket="",
+            client_id="a",
+            request_number=number,
+            acknowledged=0,
+            trainer_id="t",
+        )
+        shared.request_received(f"a{number}", message, now=0.0)
+    given = [
+        who
+        for n in range(3)
+        for who, _ in shared.add_batch(ResultBatch(first_element=n, num_elements=1, size=90))
+    ]
+    assert given == ["a0", "a1"]
+    assert not shared.has_room
+
+
+def test_whoever_asks_for_few_elements_gets_a_part_of_what_was_made_together() -> None:
+    trainers = Trainers(sizes=8)
+    assert trainers.read_elements("a", 8) == list(range(8))
+    parts = [trainers.read("b", most=3) for _ in range(4)]
+    assert [
+        (each.first_element, each.num_elements) for each in parts if isinstance(each, ResultBatch)
+    ] == [
+        (0, 3),
+        (3, 3),
+        (6, 2),
+        (8, 3),
+    ]
+    assert [each.row_range for each in parts if isinstance(each, ResultBatch)] == [
+        (0, 3),
+        (3, 6),
+        (6, 8),
+        (0, 3),
+    ]
+    # A unit is whole with the last of its parts.
+    assert [each.num_splits for each in parts if isinstance(each, ResultBatch)] == [0, 0, 8, 0]
+
+
+def test_an_error_goes_to_one_client_and_the_next_element_to_all() -> None:
+    trainers = Trainers()
+    trainers.ask("a")
+    trainers.ask("b")
+    trainers.got += trainers.shared.add_batch(
+        ResultBatch(first_element=0, error=UserFunctionError("bad"))
+    )
+    ((who, content),) = trainers.got
+    assert who == "a"
+    assert isinstance(content, ResultBatch)
+    assert str(content.error) == "bad"
+    trainers.got.clear()
+    trainers.ask("a")
+    trainers.add(1)
+    assert sorted(who for who, _ in trainers.got) == ["a", "b"]
+
+
+def test_an_element_larger_than_the_window_is_an_error_that_names_both_sizes() -> None:
+    trainers = Trainers(window=10)
+    trainers.ask("a")
+    trainers.add(1, size=11)
+    ((_, content),) = trainers.got
+    assert isinstance(content, ResultBatch)
+    assert isinstance(content.error, InvalidArgumentError)
+    assert (
+        "element size is larger than cache size in bytes. "
+        "Got element size: 11 and cache size: 10" in str(content.error)
+    )
+    trainers.got.clear()
+    trainers.ask("a")
+    trainers.add(1, size=10)
+    assert [who for who, _ in trainers.got] == ["a"]
+
+
+def test_data_that_ends_is_an_error_for_each_trainer_after_its_last_element() -> None:
+    trainers = Trainers()
+    trainers.read_elements("a", 3)
+    trainers.ask("a")
+    trainers.shared.note_outcome(failed=False, drained=False)
+    trainers.got += trainers.shared.note_exhausted()
+    ((_, content),) = trainers.got
+    assert isinstance(content, ResultBatch)
+    assert "it reached the end of sequence" in str(content.error)
+    trainers.got.clear()
+    assert trainers.read_elements("b", 3) == [0, 1, 2]
+    assert not trainers.shared.can_finish
+    content = trainers.read("b")
+    assert isinstance(content, ResultBatch)
+    assert isinstance(content.error, InvalidArgumentError)
+    for name in ("a", "b"):
+        trainers.ask(name)
+    assert trainers.shared.can_finish
+    answers = dict(trainers.shared.note_finished())
+    assert answers.keys() == {"a", "b"}
+    assert all(isinstance(each, GetElementsReply) and each.end_of_task for each in answers.values())
+
+
+def test_a_task_that_was_asked_to_end_gives_each_trainer_what_there_is_and_no_error() -> None:
+    trainers = Trainers()
+    trainers.read_elements("fast", 3)
+    trainers.read_elements("slow", 1)
+    trainers.shared.note_outcome(failed=False, drained=True)
+    assert trainers.shared.note_exhausted() == []
+    trainers.ask("fast")
+    assert not trainers.shared.can_finish
+    assert trainers.read_elements("slow", 2) == [1, 2]
+    trainers.ask("slow")
+    assert trainers.got == []
+    assert trainers.shared.is_fully_acknowledged
+    assert {who for who, _ in trainers.shared.note_finished()} == {"fast", "slow"}
+
+
+def test_a_task_finishes_without_a_trainer_that_left_before_the_end() -> None:
+    trainers = Trainers()
+    trainers.read_elements("stays", 3)
+    trainers.read_elements("leaves", 1)
+    trainers.shared.note_outcome(failed=False, drained=True)
+    trainers.shared.note_exhausted()
+    trainers.ask("stays")
+    assert not trainers.shared.can_finish
+    trainers.shared.remove_client("leaves")
+    assert trainers.shared.can_finish
+
+
+def test_every_trainer_hears_why_a_task_failed() -> None:
+    trainers = Trainers()
+    trainers.ask("a")
+    trainers.ask("b")
+    trainers.got += trainers.shared.add_batch(
+        ResultBatch(first_element=0, error=UserFunctionError("cannot open"))
+    )
+    trainers.shared.note_outcome(failed=True, drained=False)
+    trainers.got += trainers.shared.note_exhausted()
+    said = [str(each.error) for _, each in trainers.got if isinstance(each, ResultBatch)]
+    assert said == ["cannot open"] * 2
+
+
+def test_whoever_is_called_off_or_names_no_trainer_is_refused() -> None:
+    trainers = Trainers()
+    trainers.ask("a")
+    refused = CancelledError("deleted")
+    answers, left = trainers.shared.cancel(refused)
+    assert answers == [("a", refused)]
+    assert left.delivered_splits == ()
+    trainers.ask("b")
+    assert trainers.got == [("b", refused)]
+    nameless = GetElements(task_id=1, ticket="", client_id="c", request_number=0, acknowledged=0)
+    ((_, content),) = trainers.shared.request_received("c", nameless, now=0.0)
+    assert isinstance(content, InvalidArgumentError)
+
+
+def test_what_a_silent_client_held_is_dropped_and_said_when_its_trainer_comes_back() -> None:
+    shared: SharedWindowDelivery[str] = SharedWindowDelivery(BufferLimits(client_timeout=10.0))
+
+    def ask(number: int, acknowledged: int, now: float) -> list[tuple[str, BatchReply]]:
+        message = GetElements(
+            task_id=1,
+            ticket="",
+            client_id="a",
+            request_number=number,
+            acknowledged=acknowledged,
+            trainer_id="t",
+        )
+        return shared.request_received("a", message, now)
+
+    ask(0, 0, 0.0)
+    shared.add_batch(ResultBatch(first_element=0, num_elements=2, size=1))
+    assert shared.drop_expired(11.0) == ([], 2)
+    assert ask(0, 0, 12.0) == []
+    ((_, content),) = shared.add_batch(ResultBatch(first_element=2, num_elements=1, size=1))
+    assert isinstance(content, ResultBatch)
+    assert (content.first_element, skipped_by(content)) == (2, 2)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 5), st.booleans()), min_size=1, max_size=120
+    ),
+    window=st.integers(1, 30),
+    sizes=st.integers(1, 4),
+)
+@settings(max_examples=150)
+def test_any_readers_see_ascending_elements_once_and_know_of_each_gap(
+    steps: list[tuple[int, int, bool]], window: int, sizes: int
+) -> None:
+    trainers = Trainers(window=max(window, sizes), sizes=sizes)
+    heard: dict[str, list[ResultBatch]] = defaultdict(list)
+    busy: set[str] = set()
+    for client, most, makes in steps:
+        name = f"client{client}"
+        if name not in busy:
+            busy.add(name)
+            trainers.ask(name, f"trainer{client // 2}", most=most)
+        if makes:
+            trainers.make()
+        for who, content in trainers.got:
+            assert isinstance(content, ResultBatch)
+            heard[who].append(content)
+            busy.discard(who)
+        trainers.got.clear()
+        elements, size = trainers.shared.window_usage
+        assert size <= max(window, sizes)
+        assert elements <= trainers.made
+    given: dict[str, list[ResultBatch]] = defaultdict(list)
+    for client in range(4):
+        given[f"trainer{client // 2}"] += heard[f"client{client}"]
+    for figures in trainers.shared.trainer_activity():
+        portions = sorted(given[figures.trainer_id], key=lambda each: each.first_element)
+        ends = [each.first_element + each.num_elements for each in portions]
+        gaps = [each.first_element - end for end, each in zip(ends, portions[1:], strict=False)]
+        assert all(gap >= 0 for gap in gaps), "each element once"
+        assert sum(gaps) == sum(skipped_by(each) for each in portions), "each gap is said"
+        assert figures.delivered == sum(each.num_elements for each in portions)
+        assert figures.lag >= 0

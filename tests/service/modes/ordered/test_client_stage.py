@@ -1,0 +1,39 @@
+"""Reading in order where units are missing."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from headrace.service.client.read_session import ReadSession
+from headrace.service.modes.ordered.client_stage import ArrivingSplits
+
+
+class FinishedRunner:
+    """The shell of an iteration that is over."""
+
+    failure = None
+    is_closing = False
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def read_status(self) -> tuple[set[int], tuple[()], frozenset[int]]:
+        return set(), (), frozenset()
+
+    def take_all(self) -> list[Any]:
+        return []
+
+    def restrict_requests(self, task_ids: set[int] | None, wanted: int | None) -> None: ...
+
+    def wait_for_change(self) -> bool:
+        self.waits += 1
+        assert self.waits == 1, "waits again for what does not come"
+        return False
+
+    def end_wait(self) -> None: ...
+
+
+def test_a_unit_that_is_missing_at_the_end_has_no_elements() -> None:
+    session = cast(ReadSession, None)
+    units = ArrivingSplits(session, lambda _: cast(Any, FinishedRunner()), cast(Any, None), 2)
+    assert units.open(0, 0).next_chunk(10) is None
