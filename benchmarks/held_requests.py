@@ -84,7 +84,7 @@ class HeldCrowd:
             requests = [
                 HeldRequest(
                     messages.GetSplit(
-                        worker_id=task.worker_id, task_id=task.task_id, task_token=task.ticket,
+                        worker_id=task.worker_id, task_id=task.task_id, task_token=task.task_token,
                         assignment_number=number, max_splits=1, num_done=number,
                     ),
                     task.worker_id,

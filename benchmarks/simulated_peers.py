@@ -231,8 +231,8 @@ class SimulatedPeers:
                 for message in wire.messages():
                     granted = _answered(message, _Granted)
                     got = granted.stop - granted.start
-                    worker.units += got
-                    worker.granted += got > 0
+                    worker.num_splits += got
+                    worker.num_granted += got > 0
                     wire.send(_asked(self._want(worker)))
                     yield got
 
@@ -240,7 +240,7 @@ class SimulatedPeers:
         return messages.GetSplit(
             worker_id=worker.worker_id,
             task_id=worker.task["task_id"],
-            task_token=worker.task["ticket"],
+            task_token=worker.task["task_token"],
             assignment_number=worker.num_granted,
             max_splits=1,
             num_done=worker.num_splits,
