@@ -148,6 +148,6 @@ def test_no_server_has_much_more_than_the_mean(seed):
 
 def test_an_unknown_placement_is_refused():
     with pytest.raises(
-        ValueError, match="`make_placement` must be one of round_robin, bytes, but got"
+        ValueError, match="`placement` must be one of round_robin, bytes, but got"
     ):
         make_placement("size", 2)

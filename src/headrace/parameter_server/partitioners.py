@@ -249,6 +249,6 @@ def make_placement(kind: str, servers: int) -> RoundRobinPlacement | LeastBytesP
     """
     if kind not in _PLACEMENTS:
         raise ValueError(
-            f"`make_placement` must be one of {', '.join(_PLACEMENTS)}, but got {kind!r}"
+            f"`placement` must be one of {', '.join(_PLACEMENTS)}, but got {kind!r}"
         )
     return _PLACEMENTS[kind](servers)
