@@ -147,7 +147,5 @@ def test_no_server_has_much_more_than_the_mean(seed):
 
 
 def test_an_unknown_placement_is_refused():
-    with pytest.raises(
-        ValueError, match="`placement` must be one of round_robin, bytes, but got"
-    ):
+    with pytest.raises(ValueError, match="`placement` must be one of round_robin, bytes, but got"):
         make_placement("size", 2)

@@ -248,7 +248,5 @@ def make_placement(kind: str, servers: int) -> RoundRobinPlacement | LeastBytesP
         ValueError: If there is no placement of this name.
     """
     if kind not in _PLACEMENTS:
-        raise ValueError(
-            f"`placement` must be one of {', '.join(_PLACEMENTS)}, but got {kind!r}"
-        )
+        raise ValueError(f"`placement` must be one of {', '.join(_PLACEMENTS)}, but got {kind!r}")
     return _PLACEMENTS[kind](servers)
