@@ -17,6 +17,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.plan.serialize import dump_plan, load_plan
 from headrace.plan.source import Source
 from headrace.plan.traverse import element_spec, outline, walk
+from headrace.versions import PLAN_FORMAT
 
 Dataset = hr.Dataset
 
@@ -199,5 +200,5 @@ def test_plan_of_another_python_version_is_refused_unread():
 
 def test_plan_of_another_format_is_refused_unread():
     for data in (pickle.dumps(3), b"headrace-plan 99 3.11 9.9\nnot a pickle"):
-        with pytest.raises(FailedPreconditionError, match="plans of format 1, and this one has"):
+        with pytest.raises(FailedPreconditionError, match=f"plans of format {PLAN_FORMAT}, and this one has"):
             load_plan(data)
