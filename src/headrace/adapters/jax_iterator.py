@@ -33,7 +33,7 @@ from headrace.errors import (
     UnavailableError,
     describe_error,
 )
-from headrace.frameworks.batch_shards import add_mask, check_remainder, rows_per_shard
+from headrace.frameworks.batch_shards import Remainder, add_mask, check_remainder, rows_per_shard
 from headrace.frameworks.jax_global_arrays import BatchLayout, check_is_numeric, jax_dtype
 from headrace.plan.traverse import element_spec
 
@@ -44,7 +44,7 @@ _VERSION = 1
 
 
 def device_iterator(
-    dataset: Any, sharding: Any = None, prefetch: int = 2, *, remainder: str = "error"
+    dataset: Any, sharding: Any = None, prefetch: int = 2, *, remainder: Remainder = "error"
 ) -> DeviceIterator:
     """Return an iterator over one pass of a dataset, whose batches are arrays on devices.
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from headrace.adapters.torch_tensors import to_tensors
 from headrace.arguments import check_instance, check_int
-from headrace.distribute.bag_combiner import COMBINERS
+from headrace.distribute.bag_combiner import COMBINERS, Combiner
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import IndexedSlices, as_array
 from headrace.parameter_server.cluster_registry import BackgroundTask
@@ -176,7 +176,7 @@ class EmbeddingBag(_Layer):
     def __init__(
         self,
         table: EmbeddingTable,
-        mode: str = "mean",
+        mode: Combiner = "mean",
         padding_idx: int | None = None,
         include_last_offset: bool = False,
     ) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -21,7 +21,7 @@ from headrace.cli.run_server import print_line, run_children, run_server
 from headrace.process.child import NO_ACCELERATORS
 from headrace.process.parent_link import exit_when_hung, large_copy_tunables
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
-from headrace.service.config import default_cache_bytes
+from headrace.service.config import DeploymentMode, TransferProtocol, default_cache_bytes
 from headrace.service.dispatcher.core import FORMAT
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import DRAIN_SECONDS
@@ -183,7 +183,7 @@ def run_dispatcher(
             client_timeout_ms=client_timeout,
             gc_dynamic_sharding_jobs=gc_dynamic_sharding_jobs,
             max_plan_bytes=max_plan_bytes,
-            deployment_mode=deployment_mode,
+            deployment_mode=cast("DeploymentMode | None", deployment_mode),  # validated there
             worker_max_concurrent_snapshots=worker_max_concurrent_snapshots,
             security=None if keys is None else Security.load(keys, "server"),
             metrics_port=metrics_port,
@@ -300,7 +300,7 @@ def run_worker(
             dispatcher_timeout_ms=dispatcher_timeout,
             heartbeat_interval_ms=heartbeat_interval,
             hang_timeout_ms=hang_timeout,
-            data_transfer_protocol=data_transfer_protocol,
+            data_transfer_protocol=cast("TransferProtocol | None", data_transfer_protocol),
             worker_tags=tag,
             cross_trainer_cache_size_bytes=(
                 default_cache_bytes(processes)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
+
+import numpy as np
 
 from headrace.data.dataset_methods import SelectionMethods, WindowMethods
+from headrace.data.element_type import T_co
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.missing_names import missing_method_message
@@ -33,13 +36,19 @@ from headrace.storage.names import FileName
 
 __all__ = ["Dataset"]
 
+S = TypeVar("S")
+ResultT = TypeVar("ResultT", bound="Dataset[Any]")
 
-class Dataset(SourceMethods, SelectionMethods, WindowMethods):
+
+class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
     """A sequence of elements that can be read any number of times.
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
     dataclass of these. A dataset does nothing until it is iterated over; each `iter` starts a new
     epoch, for which shuffles draw a new order.
+
+    For type checkers, `Dataset[T]` is a dataset of elements of type T. T is known after most
+    sources and after functions with annotations, and otherwise Any.
 
     >>> dataset = hr.Dataset.range(6).map(lambda x: x * x).batch(2)
     >>> [batch.tolist() for batch in dataset]
@@ -64,12 +73,16 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._plan
 
-    def _append_step(self, step: Callable[..., Node], **arguments: Any) -> Self:
+    @classmethod
+    def _from_plan(cls, plan: Node) -> Dataset[Any]:
+        return cls(plan)
+
+    def _append_step(self, step: Callable[..., Node], **arguments: Any) -> Dataset[Any]:
         """Return a dataset with another step appended."""
         return type(self)(step(input=self._plan, location=call_site(), **arguments))
 
     @staticmethod
-    def zip(*datasets: Any) -> Dataset:
+    def zip(*datasets: Any) -> Dataset[Any]:
         """Return tuples of the n-th elements of several datasets; ends with the shortest one.
 
         A single argument may be a nested structure of datasets; elements then have its structure.
@@ -88,12 +101,28 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
 
     # --- Transformations ----------------------------------------------------------------------
 
+    @overload  # Python numbers and lists become NumPy scalars and arrays
+    def map(
+        self,
+        map_func: Callable[..., bool | int | float | list[Any]],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset[Any]: ...
+
+    @overload
+    def map(
+        self,
+        map_func: Callable[..., S],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset[S]: ...
+
     def map(
         self,
         map_func: Callable[..., Any],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
-    ) -> Dataset:
+    ) -> Dataset[Any]:
         """Replace each element by `map_func(element)`.
 
         >>> [int(x) for x in hr.Dataset.range(4).map(lambda x: x * 10)]
@@ -115,7 +144,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
             deterministic=deterministic,
         )
 
-    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+    def filter(self, predicate: Callable[..., Any]) -> Dataset[T_co]:
         """Keep the elements for which `predicate(element)` is true.
 
         >>> [int(x) for x in hr.Dataset.range(10).filter(lambda x: x % 3 == 0)]
@@ -127,7 +156,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(Filter, predicate=predicate)
 
-    def take_while(self, predicate: Callable[..., Any]) -> Dataset:
+    def take_while(self, predicate: Callable[..., Any]) -> Dataset[T_co]:
         """Yield elements until `predicate(element)` is false; drop that element and the rest.
 
         >>> import headrace as hr
@@ -136,7 +165,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(TakeWhile, predicate=predicate)
 
-    def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Dataset:
+    def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Dataset[Any]:
         """Replace each element by the second result of `scan_func(state, element)`.
 
         >>> import headrace as hr
@@ -158,7 +187,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         drop_remainder: bool = False,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
-    ) -> Dataset:
+    ) -> Dataset[Any]:
         """Stack `batch_size` consecutive elements into one, in new memory.
 
         >>> [batch.tolist() for batch in hr.Dataset.range(5).batch(2)]
@@ -174,7 +203,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(Batch, size=batch_size, drop_remainder=drop_remainder)
 
-    def unbatch(self) -> Dataset:
+    def unbatch(self) -> Dataset[Any]:
         """Split each element along its first axis.
 
         >>> batches = hr.Dataset.from_tensors(np.array([[1, 2], [3, 4]]))
@@ -188,7 +217,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         buffer_size: int,
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = True,
-    ) -> Dataset:
+    ) -> Dataset[T_co]:
         """Yield random elements of a buffer that is filled in order.
 
         >>> shuffled = hr.Dataset.range(100).shuffle(100, seed=1)
@@ -209,7 +238,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
             reshuffle_each_iteration=reshuffle_each_iteration is not False,
         )
 
-    def repeat(self, count: int | None = None) -> Dataset:
+    def repeat(self, count: int | None = None) -> Dataset[T_co]:
         """Repeat the elements `count` times; None or -1 repeats them forever.
 
         >>> [int(x) for x in hr.Dataset.range(3).repeat(2)]
@@ -217,7 +246,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(Repeat, count=None if count == -1 else count)
 
-    def take(self, count: int) -> Dataset:
+    def take(self, count: int) -> Dataset[T_co]:
         """Yield the first `count` elements; -1 yields all.
 
         >>> [int(x) for x in hr.Dataset.counter().take(3)]
@@ -225,7 +254,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(Take, count=count)
 
-    def skip(self, count: int) -> Dataset:
+    def skip(self, count: int) -> Dataset[T_co]:
         """Skip the first `count` elements; -1 skips all.
 
         >>> [int(x) for x in hr.Dataset.range(5).skip(3)]
@@ -233,7 +262,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(Skip, count=count)
 
-    def shard(self, num_shards: int, index: int) -> Dataset:
+    def shard(self, num_shards: int, index: int) -> Dataset[T_co]:
         """Yield every `num_shards`-th element, starting with element `index`.
 
         >>> [int(x) for x in hr.Dataset.range(8).shard(num_shards=3, index=1)]
@@ -241,7 +270,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(ShardElements, num_shards=num_shards, index=index)
 
-    def enumerate(self, start: int = 0) -> Dataset:
+    def enumerate(self, start: int = 0) -> Dataset[tuple[np.int64, T_co]]:
         """Pair each element with its number: `(int64, element)`.
 
         >>> letters = hr.Dataset.from_random_access(["a", "b"])
@@ -250,7 +279,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(Enumerate, start=start)
 
-    def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
+    def flat_map(self, map_func: Callable[..., Dataset[S]]) -> Dataset[S]:
         """Yield all elements of the dataset `map_func(element)` for each element in order.
 
         >>> ranges = hr.Dataset.range(1, 4).flat_map(lambda n: hr.Dataset.range(int(n)))
@@ -261,12 +290,12 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
 
     def interleave(
         self,
-        map_func: Callable[..., Any],
+        map_func: Callable[..., Dataset[S]],
         cycle_length: int | None = None,
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
-    ) -> Dataset:
+    ) -> Dataset[S]:
         """Read the datasets `map_func(element)` of several elements in turn.
 
         >>> ones_and_twos = hr.Dataset.range(1, 3).interleave(
@@ -292,7 +321,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
             deterministic=deterministic,
         )
 
-    def concatenate(self, dataset: Dataset) -> Dataset:
+    def concatenate(self, dataset: Dataset[S]) -> Dataset[T_co | S]:
         """Yield these elements, followed by those of `dataset`.
 
         >>> [int(x) for x in hr.Dataset.range(2).concatenate(hr.Dataset.range(10, 12))]
@@ -301,7 +330,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         second = _check_dataset("dataset", dataset)
         return Dataset(Concatenate(first=self._plan, second=second, location=call_site()))
 
-    def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
+    def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset[T_co]:
         """Read up to `buffer_size` elements ahead on a thread; AUTOTUNE reads up to 64 MiB.
 
         >>> with iter(hr.Dataset.range(3).map(lambda x: x + 1).prefetch(2)) as iterator:
@@ -310,7 +339,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         return self._append_step(Prefetch, buffer_size=buffer_size)
 
-    def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
+    def cache(self, filename: str | os.PathLike[str] = "") -> Dataset[T_co]:
         """Keep the elements of the first complete epoch, in memory or in a file.
 
         >>> calls = []
@@ -344,7 +373,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
         """
         save_dataset(self._plan, next(self._epochs), path)
 
-    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+    def apply(self, transformation_func: Callable[[Dataset[T_co]], ResultT]) -> ResultT:
         """Return `transformation_func(self)`.
 
         >>> def every_other(dataset):
@@ -359,7 +388,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
             )
         return result
 
-    def with_options(self, options: Options) -> Dataset:
+    def with_options(self, options: Options) -> Dataset[T_co]:
         """Run the whole dataset with `options`, which override options set before.
 
         >>> options = hr.Options(seed=7)
@@ -441,16 +470,16 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods):
 
     # --- Reading ------------------------------------------------------------------------------
 
-    def __iter__(self) -> DatasetIterator:
+    def __iter__(self) -> DatasetIterator[T_co]:
         return DatasetIterator(self._plan, next(self._epochs), lambda: self.element_spec)
 
-    def as_numpy_iterator(self) -> DatasetIterator:
+    def as_numpy_iterator(self) -> DatasetIterator[T_co]:
         """Return an iterator over the elements, which consist of NumPy values in any case.
 
         >>> list(hr.Dataset.from_random_access(["a", "b"]).as_numpy_iterator())
         ['a', 'b']
         """
-        return iter(self)
+        return self.__iter__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The plan is the whole state; the number of epochs read so far is left out.

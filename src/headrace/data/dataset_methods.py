@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from headrace.data.missing_names import MissingNamesMeta
 from headrace.plan.batching import PaddedBatch
 from headrace.plan.combining import Choose, Sample
 from headrace.plan.node import Node, call_site
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
+
+if TYPE_CHECKING:
+    from headrace.data.dataset import Dataset
 
 __all__ = ["SelectionMethods", "WindowMethods"]
 
@@ -22,7 +25,8 @@ class SelectionMethods(metaclass=MissingNamesMeta):
         @property
         def plan(self) -> Node: ...  # noqa: D102
 
-        def __init__(self, plan: Node) -> None: ...
+        @classmethod
+        def _from_plan(cls, plan: Node) -> Dataset[Any]: ...
 
     @classmethod
     def sample_from_datasets(
@@ -32,7 +36,7 @@ class SelectionMethods(metaclass=MissingNamesMeta):
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Take each element from a randomly drawn dataset.
 
         >>> import headrace as hr
@@ -52,7 +56,7 @@ class SelectionMethods(metaclass=MissingNamesMeta):
                 seed is given.
         """
         drawn = isinstance(weights, SelectionMethods)
-        return cls(
+        return cls._from_plan(
             Sample(
                 datasets=cls._check_datasets("datasets", datasets),
                 weight_inputs=(weights.plan,) if isinstance(weights, SelectionMethods) else (),
@@ -67,7 +71,7 @@ class SelectionMethods(metaclass=MissingNamesMeta):
     @classmethod
     def choose_from_datasets(
         cls, datasets: Sequence[Any], choice_dataset: Any, stop_on_empty_dataset: bool = True
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Take each element from the dataset whose index `choice_dataset` yields.
 
         >>> import headrace as hr
@@ -83,7 +87,7 @@ class SelectionMethods(metaclass=MissingNamesMeta):
                 continuing with the next choice.
         """
         (choices,) = cls._check_datasets("choice_dataset", [choice_dataset])
-        return cls(
+        return cls._from_plan(
             Choose(
                 datasets=cls._check_datasets("datasets", datasets),
                 choices=choices,
@@ -110,7 +114,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
 
     if TYPE_CHECKING:
 
-        def _append_step(self, step: Callable[..., Node], **arguments: Any) -> Self: ...
+        def _append_step(self, step: Callable[..., Node], **arguments: Any) -> Dataset[Any]: ...
 
     def padded_batch(
         self,
@@ -118,7 +122,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
         padded_shapes: Any = None,
         padding_values: Any = None,
         drop_remainder: bool = False,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Stack `batch_size` consecutive elements, padding each component to a common shape.
 
         >>> import headrace as hr
@@ -148,7 +152,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
         reduce_func: Callable[..., Any],
         window_size: int | None = None,
         window_size_func: Callable[..., Any] | None = None,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Group elements by key; apply `reduce_func` to full windows and yield the elements.
 
         At the end of the data, incomplete windows follow in the order of their oldest elements.
@@ -188,7 +192,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
         pad_to_bucket_boundary: bool = False,
         no_padding: bool = False,
         drop_remainder: bool = False,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Group elements of similar length into buckets; yield each full one as a padded batch.
 
         >>> import headrace as hr

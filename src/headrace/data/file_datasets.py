@@ -10,6 +10,7 @@ from headrace.data.missing_names import explain_unknown_arguments
 from headrace.plan.source import Source
 from headrace.sources.text_files import FileNamesSource, TextLineSource
 from headrace.sources.tfrecord import TFRecordSource
+from headrace.storage.compression import Compression
 from headrace.storage.names import as_names
 
 __all__ = ["TFRecordDataset", "TextLineDataset"]
@@ -17,7 +18,7 @@ __all__ = ["TFRecordDataset", "TextLineDataset"]
 
 def _record_dataset(
     filenames: Any, make: Callable[[Any], Source], num_parallel_reads: int | None
-) -> Dataset:
+) -> Dataset[bytes]:
     """Return the records of files named by a string, a list, or a dataset of names."""
     if isinstance(filenames, Dataset):
         return filenames.interleave(
@@ -35,8 +36,10 @@ def _record_dataset(
 
 @explain_unknown_arguments
 def TFRecordDataset(  # noqa: N802 - the field's name
-    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
-) -> Dataset:
+    filenames: Any,
+    compression_type: Compression | None = None,
+    num_parallel_reads: int | None = None,
+) -> Dataset[bytes]:
     """Return a dataset of the records of TFRecord files as `bytes`; all checksums are verified.
 
     >>> with hr.io.TFRecordWriter("data.tfrecord") as writer:
@@ -58,8 +61,10 @@ def TFRecordDataset(  # noqa: N802 - the field's name
 
 @explain_unknown_arguments
 def TextLineDataset(  # noqa: N802 - the field's name
-    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
-) -> Dataset:
+    filenames: Any,
+    compression_type: Compression | None = None,
+    num_parallel_reads: int | None = None,
+) -> Dataset[bytes]:
     """Return a dataset of the lines of text files as `bytes` without line terminators.
 
     >>> with open("lines.txt", "w") as file:

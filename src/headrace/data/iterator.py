@@ -11,8 +11,9 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Self, cast
+from typing import Any, Generic, Self, cast
 
+from headrace.data.element_type import T_co
 from headrace.data.iterator_cleanup import close_at_exit, close_or_detach, detach_in_forked_children
 from headrace.data.optional import Optional
 from headrace.data.saved_state import (
@@ -45,7 +46,7 @@ from headrace.threads import run_in_thread
 __all__ = ["DatasetIterator"]
 
 
-class DatasetIterator:
+class DatasetIterator(Generic[T_co]):
     """Iterator over the elements of a dataset.
 
     It is a context manager; `close` (or the end, or garbage collection) releases its threads and
@@ -124,7 +125,7 @@ class DatasetIterator:
         self._chunk_sizing = ChunkSizer()
         #: Next elements, after which the running iterator continues. None if the running iterator
         #: is not at the position, such as during a read.
-        self._buffered: Iterator[Any] | None = None
+        self._buffered: Iterator[T_co] | None = None
         self._has_ended = False
 
     def _detach_after_fork(self) -> list[ElementIterator]:
@@ -141,7 +142,7 @@ class DatasetIterator:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T_co:
         rows = self._buffered
         if rows is not None:
             # The position stays unchanged during the read, so an interruption returns to it.
@@ -181,7 +182,7 @@ class DatasetIterator:
             self._buffered = rows
         return row
 
-    def _read_next(self) -> tuple[Any, Iterator[Any], States] | None:
+    def _read_next(self) -> tuple[T_co, Iterator[T_co], States] | None:
         """Return the next element, those after it, and their states; None at the end."""
         iterator = self._running[-1]
         while True:
@@ -285,7 +286,7 @@ class DatasetIterator:
                     ).state
                 )
 
-    def get_next(self) -> Any:
+    def get_next(self) -> T_co:
         """Return the next element.
 
         >>> iterator = iter(hr.Dataset.range(1))
@@ -305,7 +306,7 @@ class DatasetIterator:
         except StopIteration:
             raise OutOfRangeError("the dataset has no more elements") from None
 
-    def get_next_as_optional(self) -> Optional:
+    def get_next_as_optional(self) -> Optional[T_co]:
         """Return the next element, or an `Optional` without a value at the end.
 
         >>> iterator = iter(hr.Dataset.range(1))

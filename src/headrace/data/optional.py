@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic
 
+from headrace.data.element_type import T_co
 from headrace.errors import InvalidArgumentError
 
 __all__ = ["Optional"]
 
-_NOTHING = object()
+_NOTHING: Any = object()
 
 
-class Optional:
+class Optional(Generic[T_co]):
     """An element, or no value.
 
     >>> import headrace as hr
@@ -27,14 +28,14 @@ class Optional:
 
     __slots__ = ("_value",)
 
-    def __init__(self, value: Any = _NOTHING) -> None:
+    def __init__(self, value: T_co = _NOTHING) -> None:
         self._value = value
 
     def has_value(self) -> bool:
         """Return whether there is an element."""
         return self._value is not _NOTHING
 
-    def get_value(self) -> Any:
+    def get_value(self) -> T_co:
         """Return the element.
 
         Raises:

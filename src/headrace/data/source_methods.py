@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -21,7 +21,12 @@ from headrace.sources.memory import RandomSource, RangeSource, SlicesSource, Ten
 from headrace.sources.text_files import FileNamesSource
 from headrace.storage.names import FileName
 
+if TYPE_CHECKING:
+    from headrace.data.dataset import Dataset
+
 __all__ = ["SourceMethods"]
+
+S = TypeVar("S")
 
 
 class SourceMethods(metaclass=MissingNamesMeta):
@@ -29,15 +34,11 @@ class SourceMethods(metaclass=MissingNamesMeta):
 
     if TYPE_CHECKING:
 
-        def __init__(self, plan: Node) -> None: ...
+        @classmethod
+        def _from_plan(cls, plan: Node) -> Dataset[Any]: ...
 
     @classmethod
-    def _convert_dataset(cls, dataset: Any) -> Self:
-        """Return a dataset converted to this class."""
-        return dataset if isinstance(dataset, cls) else cls(dataset.plan)
-
-    @classmethod
-    def from_source(cls, source: Source) -> Self:
+    def from_source(cls, source: Source) -> Dataset[Any]:
         """Return a dataset of the elements of a source (`headrace.plan.source`).
 
         >>> class Squares(hr.IndexedSource):
@@ -49,10 +50,22 @@ class SourceMethods(metaclass=MissingNamesMeta):
         >>> [int(x) for x in hr.Dataset.from_source(Squares())]
         [0, 1, 4]
         """
-        return cls(FromSource(source=validate_source(source), location=call_site()))
+        return cls._from_plan(FromSource(source=validate_source(source), location=call_site()))
+
+    @overload
+    @classmethod
+    def range(cls, *args: int) -> Dataset[np.int64]: ...
+
+    @overload
+    @classmethod
+    def range(cls, *args: int, output_type: type[S]) -> Dataset[S]: ...
+
+    @overload
+    @classmethod
+    def range(cls, *args: int, output_type: Any) -> Dataset[Any]: ...
 
     @classmethod
-    def range(cls, *args: int, output_type: Any = np.int64) -> Self:
+    def range(cls, *args: int, output_type: Any = np.int64) -> Dataset[Any]:
         """Return a dataset of the numbers of `range(*args)`, as scalars of `output_type`.
 
         >>> [int(x) for x in hr.Dataset.range(2, 10, 3)]
@@ -63,7 +76,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
 
     @classmethod
-    def counter(cls, start: int = 0, step: int = 1) -> Self:
+    def counter(cls, start: int = 0, step: int = 1) -> Dataset[np.int64]:
         """Return an infinite dataset of the numbers `start`, `start + step`, ...
 
         >>> import headrace as hr
@@ -75,7 +88,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         )
 
     @classmethod
-    def random(cls, seed: int | None = None) -> Self:
+    def random(cls, seed: int | None = None) -> Dataset[np.int64]:
         """Return an infinite dataset of random int64 numbers from 0 to 2**32 - 1.
 
         >>> import headrace as hr
@@ -89,7 +102,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         return cls.from_source(RandomSource(seed))
 
     @classmethod
-    def from_tensors(cls, x: Any) -> Self:
+    def from_tensors(cls, x: Any) -> Dataset[Any]:
         """Return a dataset of a single element, `x`.
 
         >>> list(hr.Dataset.from_tensors(np.array([1, 2, 3])))
@@ -98,7 +111,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         return cls.from_source(TensorsSource(x))
 
     @classmethod
-    def from_tensor_slices(cls, x: Any) -> Self:
+    def from_tensor_slices(cls, x: Any) -> Dataset[Any]:
         """Return a dataset of the rows of arrays: one element per index of their common first axis.
 
         >>> rows = hr.Dataset.from_tensor_slices({"x": np.array([[1, 2], [3, 4]]), "y": [0, 1]})
@@ -117,7 +130,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         *,
         args: Sequence[Any] | None = None,
         output_signature: Spec | None = None,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of what `generator(*args)` yields; each epoch calls it again.
 
         >>> def words(n):
@@ -134,7 +147,9 @@ class SourceMethods(metaclass=MissingNamesMeta):
         return cls.from_source(GeneratorSource(generator, tuple(args or ()), output_signature))
 
     @classmethod
-    def from_random_access(cls, sequence: Any, num_parallel_calls: int | None = None) -> Self:
+    def from_random_access(
+        cls, sequence: Any, num_parallel_calls: int | None = None
+    ) -> Dataset[Any]:
         """Return a dataset of the items of a sequence: a list, a torch or Hugging Face Dataset.
 
         The indices are known in advance, so it is shuffled and split without reading it.
@@ -152,10 +167,11 @@ class SourceMethods(metaclass=MissingNamesMeta):
         Raises:
             TypeError: If it is not such a sequence.
         """
-        return cls._convert_dataset(from_random_access(cls, sequence, num_parallel_calls))
+        dataset: Dataset[Any] = from_random_access(cls, sequence, num_parallel_calls)
+        return dataset
 
     @classmethod
-    def from_pipeline(cls, pipeline: Any) -> Self:
+    def from_pipeline(cls, pipeline: Any) -> Dataset[Any]:
         """Return a dataset of the elements of another library's input pipeline.
 
         >>> import headrace as hr
@@ -173,12 +189,13 @@ class SourceMethods(metaclass=MissingNamesMeta):
         Raises:
             TypeError: If it is none of these.
         """
-        return cls._convert_dataset(from_pipeline(cls, pipeline))
+        dataset: Dataset[Any] = from_pipeline(cls, pipeline)
+        return dataset
 
     @classmethod
     def list_files(
         cls, patterns: Any, shuffle: bool | None = None, seed: int | None = None
-    ) -> Self:
+    ) -> Dataset[str]:
         """Return a dataset of the names of the files that match glob patterns, as `str`.
 
         >>> for name in ("b.txt", "a.txt"):
@@ -199,17 +216,17 @@ class SourceMethods(metaclass=MissingNamesMeta):
         plan: Node = FromSource(source=names, location=call_site())
         if shuffle is not False:
             plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site())
-        return cls(plan)
+        return cls._from_plan(plan)
 
     @classmethod
     def load(
         cls,
         path: FileName,
         wait: bool = False,
-        reader_func: Callable[[Self], Self] | None = None,
+        reader_func: Callable[[Dataset[Any]], Dataset[Any]] | None = None,
         *,
         wait_timeout: float = 3600.0,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset saved with `save`, or by the workers of a service.
 
         >>> hr.Dataset.from_random_access(["a", "b", "c"]).save("letters")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,8 @@ __all__ = [
 
 # --- Bags of rows: the rows of ids along the last axis are combined by sum or mean ----------------
 
-COMBINERS = ("sum", "mean", "sqrtn")
+Combiner: TypeAlias = Literal["sum", "mean", "sqrtn"]
+COMBINERS: tuple[str, ...] = get_args(Combiner)
 """Combination of a bag: the sum, the sum by the size, or the sum by the square root of the size."""
 
 _BLOCK_ELEMENTS = 32_768

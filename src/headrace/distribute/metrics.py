@@ -10,7 +10,7 @@ Formulas are those of Keras 3; sums are float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -281,8 +281,8 @@ class AUC(Metric):
     def __init__(
         self,
         num_thresholds: int = 200,
-        curve: str = "ROC",
-        summation_method: str = "interpolation",
+        curve: Literal["ROC", "PR"] = "ROC",
+        summation_method: Literal["interpolation", "minoring", "majoring"] = "interpolation",
         name: str | None = None,
         *,
         from_logits: bool = False,

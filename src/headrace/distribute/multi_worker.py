@@ -46,7 +46,7 @@ from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError, HeadraceError, InvalidArgumentError
 from headrace.execution.build import draw_seed
-from headrace.frameworks.framework import Device, device_names, find_framework
+from headrace.frameworks.framework import Device, FrameworkName, device_names, find_framework
 from headrace.plan.options import AutoShardPolicy
 from headrace.transport import address as addresses
 from headrace.transport import zeromq
@@ -95,7 +95,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
-        framework: str | None = None,
+        framework: FrameworkName | None = None,
         *,
         devices: Sequence[str] | None = None,
         timeout: float = 600.0,

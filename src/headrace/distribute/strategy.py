@@ -37,7 +37,7 @@ from headrace.distribute.values import (
     select,
 )
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.framework import Framework, device_names, find_framework
+from headrace.frameworks.framework import Framework, FrameworkName, device_names, find_framework
 from headrace.frameworks.numpy import FRAMEWORK as NUMPY
 
 __all__ = [
@@ -394,7 +394,7 @@ class OneDeviceStrategy(Strategy):
         framework: "numpy" (None), "jax" or "torch".
     """
 
-    def __init__(self, device: str | None = None, framework: str | None = None) -> None:
+    def __init__(self, device: str | None = None, framework: FrameworkName | None = None) -> None:
         found = find_framework(framework)
         wanted = [device] if device is not None else found.default_devices()[:1]
         super().__init__(device_names(wanted, found), found)
@@ -419,6 +419,8 @@ class MirroredStrategy(Strategy):
             that framework, on each replica's device.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, framework: str | None = None) -> None:
+    def __init__(
+        self, devices: Sequence[str] | None = None, framework: FrameworkName | None = None
+    ) -> None:
         found = find_framework(framework)
         super().__init__(device_names(devices, found), found)

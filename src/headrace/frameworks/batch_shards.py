@@ -13,7 +13,7 @@ A *column* is a leaf's values, one NumPy array for each share.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ __all__ = [
     "shard_row_counts",
 ]
 
-REMAINDERS = ("error", "pad", "drop")
+Remainder: TypeAlias = Literal["error", "pad", "drop"]
+REMAINDERS: tuple[str, ...] = get_args(Remainder)
 
 
 def check_remainder(remainder: object) -> None:

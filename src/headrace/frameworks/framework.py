@@ -15,7 +15,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -40,7 +40,8 @@ Device = Any
 Exchange: TypeAlias = Callable[[dict[str, str]], list[dict[str, str]]]
 """Given what this worker has to say, returns what all have to say, by rank."""
 
-FRAMEWORK_NAMES = ("numpy", "jax", "torch")
+FrameworkName: TypeAlias = Literal["numpy", "jax", "torch"]
+FRAMEWORK_NAMES: tuple[str, ...] = get_args(FrameworkName)
 
 _DEVICE = re.compile(r"(?:.*/)?(?:device:)?([a-z]+)(?::([0-9]+))?")
 

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from headrace.arguments import check_int, check_string
-from headrace.distribute.bag_combiner import as_ids, check_combiner, combine_bags
+from headrace.distribute.bag_combiner import Combiner, as_ids, check_combiner, combine_bags
 from headrace.distribute.current_strategy import get_strategy
 from headrace.distribute.row_access import cast_exactly, is_floating
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
@@ -200,7 +200,7 @@ class EmbeddingTable(Handle[TableRecord]):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def lookup(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
+    def lookup(self, ids: Any, combiner: Combiner | None = None) -> NDArray[Any]:
         """Return the rows of ids, and create rows of newly admitted ids; for training.
 
         Args:
@@ -213,7 +213,7 @@ class EmbeddingTable(Handle[TableRecord]):
         """
         return self._read(ids, combiner, counts=True)
 
-    def gather(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
+    def gather(self, ids: Any, combiner: Combiner | None = None) -> NDArray[Any]:
         """Return the rows of ids, zeros for ids without a row; change nothing.
 
         Args:

@@ -19,7 +19,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from headrace.arguments import check_flag, check_string
-from headrace.distribute.bag_combiner import check_combiner, combine_bags, row_indices
+from headrace.distribute.bag_combiner import Combiner, check_combiner, combine_bags, row_indices
 from headrace.distribute.collectives import (
     ReduceOp,
     VariableAggregation,
@@ -196,7 +196,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
 
     numpy = value = read_value = read
 
-    def gather(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
+    def gather(self, ids: Any, combiner: Combiner | None = None) -> NDArray[Any]:
         """Return the rows of these ids, in order, or one row for each bag of ids.
 
         Args:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int
+from headrace.distribute.bag_combiner import Combiner
 from headrace.distribute.row_access import cast_exactly
 from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
@@ -331,7 +332,7 @@ class VariableShards:
         parts = [arrays[0] for _, arrays in answers]
         return parts[0] if self.is_single else np.concatenate(parts)
 
-    def read_rows(self, batch: IdBatch, combiner: str | None = None) -> NDArray[Any]:
+    def read_rows(self, batch: IdBatch, combiner: Combiner | None = None) -> NDArray[Any]:
         """Return the rows of a batch, or one row for each of its bags."""
         asks = self.row_requests(batch.unique)
         answers = execute_with_prefetch(self.servers, asks) if asks else []

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from headrace.arguments import (
     check_flag,
@@ -46,13 +46,20 @@ _ALIAS = "grpc"
 """Protocol name used by programs for tf.data service."""
 _HANG_MS = 600_000
 _CACHE_BYTES = 10 << 30
-TRANSFER_PROTOCOLS = ("shm", "tcp", "local")
-REMAINDERS = ("drop", "pad", "end_together")
+
+TransferProtocol: TypeAlias = Literal["shm", "tcp", "local"]
+TRANSFER_PROTOCOLS: tuple[str, ...] = get_args(TransferProtocol)
+Remainder: TypeAlias = Literal["drop", "pad", "end_together"]
+REMAINDERS: tuple[str, ...] = get_args(Remainder)
 """Values of `remainder`."""
-
-
-DEPLOYMENT_MODES = (None, "COLOCATED", "REMOTE")
+TargetWorkers: TypeAlias = Literal["AUTO", "ANY", "LOCAL"]
+TARGET_WORKERS: tuple[str, ...] = get_args(TargetWorkers)
+Visitation: TypeAlias = Literal["exactly_once", "at_most_once", "at_least_once"]
+"""Delivery guarantees when workers or clients are lost."""
+DataLossAction: TypeAlias = Literal["error", "warn"]
+DeploymentMode: TypeAlias = Literal["COLOCATED", "REMOTE"]
 """Locations of the workers relative to the clients that read them."""
+DEPLOYMENT_MODES: tuple[str | None, ...] = (None, *get_args(DeploymentMode))
 
 
 class _NamesOthers(enum.EnumMeta):
@@ -104,6 +111,7 @@ STATIC_POLICIES = (
 )
 """Policies that divide a dataset among the workers of `DispatcherConfig.worker_addresses`."""
 
+ProcessingMode: TypeAlias = ShardingPolicy | Literal["parallel_epochs", "distributed_epoch"]
 _MODE_NAMES = {
     "parallel_epochs": ShardingPolicy.OFF,
     "distributed_epoch": ShardingPolicy.DYNAMIC,
@@ -298,7 +306,7 @@ class DispatcherConfig:
     client_timeout_ms: int | None = None
     gc_dynamic_sharding_jobs: bool = False
     max_plan_bytes: int | None = None
-    deployment_mode: str | None = None
+    deployment_mode: DeploymentMode | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
 
@@ -383,7 +391,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     heartbeat_interval_ms: int | None = None
     dispatcher_timeout_ms: int | None = None
-    data_transfer_protocol: str | None = None
+    data_transfer_protocol: TransferProtocol | None = None
     worker_tags: Sequence[str] | None = None
     cross_trainer_cache_size_bytes: int | None = None
     preload: Sequence[str] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from headrace.data.dataset import Dataset
 from headrace.element.spec import ArraySpec, Spec, decode_spec, relax
@@ -33,7 +33,17 @@ from headrace.service.client.visitation import (
     partition_for,
     with_visitation,
 )
-from headrace.service.config import CrossTrainerCache, ShardingPolicy, parse_service
+from headrace.service.config import (
+    CrossTrainerCache,
+    DataLossAction,
+    ProcessingMode,
+    Remainder,
+    ShardingPolicy,
+    TargetWorkers,
+    TransferProtocol,
+    Visitation,
+    parse_service,
+)
 from headrace.service.dataset_registration import (
     call_dispatcher,
     check_compression,
@@ -53,25 +63,25 @@ __all__ = ["delivery_report", "distribute", "from_dataset_id"]
 
 
 def distribute(
-    processing_mode: ShardingPolicy | str,
+    processing_mode: ProcessingMode,
     service: str | tuple[str, str],
     job_name: str | None = None,
     consumer_index: int | None = None,
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
-    data_transfer_protocol: str | None = None,
-    compression: str | None = "AUTO",
+    data_transfer_protocol: TransferProtocol | None = None,
+    compression: Literal["AUTO"] | None = "AUTO",
     cross_trainer_cache: CrossTrainerCache | None = None,
-    target_workers: str = "AUTO",
-    visitation: str | None = None,
+    target_workers: TargetWorkers = "AUTO",
+    visitation: Visitation | None = None,
     *,
     ordered: bool = False,
-    remainder: str = "drop",
+    remainder: Remainder = "drop",
     cost_fn: Callable[..., object] | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
-    on_data_loss: str = "error",
+    on_data_loss: DataLossAction = "error",
 ) -> Callable[[Any], Dataset]:
     """Return a function for `Dataset.apply` that moves a dataset's work to a data service.
 
@@ -193,7 +203,7 @@ def distribute(
 
 
 def from_dataset_id(
-    processing_mode: ShardingPolicy | str,
+    processing_mode: ProcessingMode,
     service: str | tuple[str, str],
     dataset_id: str | bytes | int,
     element_spec: Spec | None = None,
@@ -201,18 +211,18 @@ def from_dataset_id(
     consumer_index: int | None = None,
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
-    data_transfer_protocol: str | None = None,
+    data_transfer_protocol: TransferProtocol | None = None,
     cross_trainer_cache: CrossTrainerCache | None = None,
-    target_workers: str = "AUTO",
-    visitation: str | None = None,
+    target_workers: TargetWorkers = "AUTO",
+    visitation: Visitation | None = None,
     *,
     ordered: bool = False,
-    remainder: str = "drop",
+    remainder: Remainder = "drop",
     cost_fn: Callable[..., object] | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
-    on_data_loss: str = "error",
+    on_data_loss: DataLossAction = "error",
 ) -> Dataset:
     """Return a dataset that reads a dataset registered by `register_dataset`.
 

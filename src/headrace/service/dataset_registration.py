@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from headrace.data.dataset import Dataset
 from headrace.element.spec import encode_spec
@@ -50,7 +50,7 @@ _MAX_UPLOADS = 5
 def register_dataset(
     service: str | tuple[str, str],
     dataset: Dataset,
-    compression: str | None = "AUTO",
+    compression: Literal["AUTO"] | None = "AUTO",
     dataset_id: str | None = None,
     *,
     modules: Sequence[ModuleType | str] = (),

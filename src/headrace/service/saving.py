@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from headrace import errors, saved
 from headrace.arguments import check_int
@@ -141,7 +141,7 @@ def distributed_save(
     dataset: Dataset,
     path: FileName,
     service: str | tuple[str, str],
-    compression: str | None = "AUTO",
+    compression: Literal["AUTO"] | None = "AUTO",
     *,
     chunk_bytes: int | None = None,
     modules: Sequence[ModuleType | str] = (),

@@ -7,13 +7,13 @@ damage in a stream is returned before the damage is reported.
 from __future__ import annotations
 
 import zlib
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias, cast
 
 from headrace.errors import DataLossError
 
 __all__ = ["ByteStream", "Compression", "InflatingStream", "check_compression", "deflater"]
 
-Compression = str
+Compression: TypeAlias = Literal["", "GZIP", "ZLIB"]
 """One of `""`, `"GZIP"` and `"ZLIB"`."""
 
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
@@ -39,7 +39,7 @@ def check_compression(compression_type: str | None) -> Compression:
     if compression_type is None or compression_type == "":
         return ""
     if isinstance(compression_type, str) and compression_type in _WINDOW_BITS:
-        return compression_type
+        return cast("Compression", compression_type)
     raise ValueError(
         f'compression_type must be None, "", "GZIP" or "ZLIB" (in capitals), got '
         f"{compression_type!r}"

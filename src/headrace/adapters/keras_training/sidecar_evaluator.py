@@ -16,7 +16,7 @@ import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -54,7 +54,10 @@ class BestModelExporter(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, filepath: str | os.PathLike[str], monitor: str = "loss", mode: str = "min"
+        self,
+        filepath: str | os.PathLike[str],
+        monitor: str = "loss",
+        mode: Literal["min", "max"] = "min",
     ) -> None:
         super().__init__()
         check_path("filepath", filepath)

@@ -24,7 +24,7 @@ from headrace.adapters.keras_training.embedding_internals import (
 from headrace.adapters.keras_training.embedding_tables import ServerTable, load_table, save_table
 from headrace.adapters.keras_training.keras_internals import all_layers, set_strategy, strategy_of
 from headrace.arguments import check_int
-from headrace.distribute.bag_combiner import COMBINERS
+from headrace.distribute.bag_combiner import COMBINERS, Combiner
 from headrace.distribute.current_strategy import get_strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server import initializers
@@ -107,7 +107,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         name: str | None = None,
         initializer: Any = "uniform",
         seed: int = 0,
-        combiner: str | None = None,
+        combiner: Combiner | None = None,
         mask_zero: bool = False,
         dtype: Any = None,
         admission: int | None = None,

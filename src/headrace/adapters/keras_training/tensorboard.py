@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -173,7 +173,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
         write_graph: bool = False,
         write_images: bool = False,
         write_steps_per_second: bool = False,
-        update_freq: int | str = "epoch",
+        update_freq: int | Literal["epoch", "batch"] = "epoch",
         profile_batch: int = 0,
         embeddings_freq: int = 0,
         embeddings_metadata: None = None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headrace.errors import InvalidArgumentError
 from headrace.service.config import (
     STATIC_POLICIES,
+    TARGET_WORKERS,
     TRANSFER_PROTOCOLS,
     CrossTrainerCache,
     ShardingPolicy,
@@ -19,7 +20,6 @@ from headrace.transport.security import Security, check_security
 __all__ = ["ReadOptions", "make_read_options"]
 
 _AUTOTUNE = -1
-_TARGETS = ("AUTO", "ANY", "LOCAL")
 _VISITATIONS: dict[ShardingPolicy, tuple[str, ...]] = {
     ShardingPolicy.OFF: (),
     ShardingPolicy.DYNAMIC: ("exactly_once", "at_most_once"),
@@ -236,11 +236,13 @@ def _parse_on_data_loss(on_data_loss: object) -> str:
 
 
 def _parse_target_workers(target_workers: object) -> str:
-    if not isinstance(target_workers, str) or (target_workers.upper() or "AUTO") not in _TARGETS:
+    target = (target_workers.upper() or "AUTO") if isinstance(target_workers, str) else None
+    if target is None or target not in TARGET_WORKERS:
         raise ValueError(
-            f"Unrecognized target workers: {target_workers!r}. Must be one of {list(_TARGETS)}."
+            f"Unrecognized target workers: {target_workers!r}. "
+            f"Must be one of {list(TARGET_WORKERS)}."
         )
-    return target_workers.upper() or "AUTO"
+    return target
 
 
 def _parse_wait_timeout(wait_timeout: object) -> float:
