@@ -140,7 +140,7 @@ def test_each_iteration_is_a_pass_and_shuffles_again():
 
 def test_a_length_that_is_not_known_is_a_type_error():
     loader = hr.torch.loader(hr.Dataset.range(9).filter(lambda x: x > 2))
-    with pytest.raises(TypeError, match="known only by reading"):
+    with pytest.raises(TypeError, match="is unknown until it is read"):
         len(loader)
     assert loader
 

@@ -61,7 +61,7 @@ class WithRows:
         (WithRows(), r"Dataset.from_random_access\(x\)"),
         ((n for n in range(3)), r"Dataset.from_generator"),
         ({1, 2}, r"sorted\("),
-        (Dataset.range(3), "a Dataset already"),
+        (Dataset.range(3), "a Dataset; use it directly"),
         ([Dataset.range(3), Dataset.range(4)], "a list of Datasets; .*`concatenate`.*interleave"),
     ],
     ids=["dicts", "rows", "generator", "set", "dataset", "datasets"],

@@ -64,7 +64,7 @@ def answers(thing, name):
     try:
         getattr(thing, name)
     except AttributeError as error:
-        return "what does its work: " in str(error) and repr(name) in str(error)
+        return "use instead: " in str(error) and repr(name) in str(error)
     return True
 
 
@@ -86,7 +86,7 @@ def test_each_name_of_tf_data_is_there_or_says_what_does_its_work(thing, names):
 
 def test_an_option_that_is_set_is_answered_as_one_that_is_read():
     options = hr.Options()
-    with pytest.raises(AttributeError, match=r"what does its work: num_parallel_calls"):
+    with pytest.raises(AttributeError, match=r"use instead: num_parallel_calls"):
         options.threading = 3
     with pytest.raises(AttributeError, match=r"it has: auto_shard_policy, deterministic, seed"):
         options.unheard_of = 3
@@ -160,5 +160,5 @@ def test_the_package_that_stands_where_tf_data_would_names_the_other_place():
     assert hr.Dataset
     for name in ("Dataset", "AUTOTUNE", "TFRecordDataset", "experimental"):
         assert answers(hr.data, name)
-    with pytest.raises(AttributeError, match=r"what does its work: hr\.Dataset$"):
+    with pytest.raises(AttributeError, match=r"use instead: hr\.Dataset$"):
         _ = hr.data.Dataset

@@ -158,8 +158,8 @@ def test_an_item_that_fails_names_where_and_the_next_is_read() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (iter([1]), "can be read once"),
-        ("abc", "is one value"),
+        (iter([1]), "can be read only once"),
+        ("abc", "is a single value"),
         ({"train": [1], "test": [2]}, "choose one of its values"),
     ],
 )

@@ -223,7 +223,7 @@ def test_the_seed_of_the_options_decides_where_none_was_given():
     ("arguments", "error", "said"),
     [
         ({"datasets": []}, ValueError, "needs at least one dataset"),
-        ({"datasets": [1]}, TypeError, "`datasets` must be of Datasets, but got a int"),
+        ({"datasets": [1]}, TypeError, "`datasets` must contain Datasets, but has a int"),
         ({"datasets": 5}, TypeError, "`datasets` must be a list of Datasets"),
         ({"weights": [1, 2]}, ValueError, "one for each of 3 datasets, but got 2"),
         ({"weights": [1, 2, -1]}, ValueError, "at least 0"),

@@ -439,14 +439,14 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         if size == INFINITE:
             raise TypeError("the dataset is infinite and has no length")
         if size == UNKNOWN:
-            raise TypeError("the length of this dataset is known only by reading it")
+            raise TypeError("the length of this dataset is unknown until it is read")
         return size
 
     def __getitem__(self, key: object) -> NoReturn:
         raise TypeError(
-            "a Dataset has no items by number: next(iter(dataset)) is the first element, and "
-            "dataset.skip(n).take(1) the one after n others; for PyTorch, hr.torch.loader(dataset) "
-            "stands in place of a DataLoader"
+            "a Dataset does not support indexing: use next(iter(dataset)) for the first element "
+            "and dataset.skip(n).take(1) for element n; in PyTorch, use hr.torch.loader(dataset) "
+            "instead of a DataLoader"
         )
 
     def __bool__(self) -> bool:
@@ -496,6 +496,6 @@ def _check_dataset(name: str, dataset: Any) -> Node:
     if not isinstance(dataset, Dataset):
         raise TypeError(
             f"`{name}` must be a Dataset, but got {type(dataset).__name__}; "
-            "Dataset.from_tensor_slices makes one of rows in memory"
+            "create one from arrays with Dataset.from_tensor_slices"
         )
     return dataset.plan

@@ -103,8 +103,8 @@ class SelectionMethods(metaclass=MissingNamesMeta):
         for dataset in datasets:
             if not isinstance(dataset, SelectionMethods):
                 raise TypeError(
-                    f"`{name}` must be of Datasets, but got a {type(dataset).__name__}; "
-                    "Dataset.from_tensor_slices makes one of rows in memory"
+                    f"`{name}` must contain Datasets, but has a {type(dataset).__name__}; "
+                    "create one from arrays with Dataset.from_tensor_slices"
                 )
         return tuple([dataset.plan for dataset in datasets])
 

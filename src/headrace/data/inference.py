@@ -108,7 +108,7 @@ def largest_sample_bytes(plan: Node, count: int) -> int | None:
         Exception: If an element raises an error.
     """
     if any(source.runs_user_code for source in find_sources(plan)):
-        raise FailedPreconditionError("a generator runs where it is read, and nowhere else")
+        raise FailedPreconditionError("a generator runs only in the process that reads it")
     sizes: list[int] = []
     reads = _ReadCounter()
     iterator = build_iterator(
@@ -159,7 +159,7 @@ class _ReadCounter:
             self._count += count
             if self._count > _MAX_READ:
                 raise FailedPreconditionError(
-                    f"too few of the first {_MAX_READ:,} elements were left over by filters"
+                    f"filters dropped too many of the first {_MAX_READ:,} elements"
                 )
 
 

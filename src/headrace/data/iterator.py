@@ -337,7 +337,7 @@ class DatasetIterator(Generic[T_co]):
         ArraySpec(shape=(), dtype=int64)
         """
         if self._element_spec is None:
-            raise FailedPreconditionError("this iterator was made of a plan, without its spec")
+            raise FailedPreconditionError("this iterator was created without an element spec")
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Optional(Generic[T_co]):
             InvalidArgumentError: If there is none.
         """
         if self._value is _NOTHING:
-            raise InvalidArgumentError("Optional has no value; ask has_value() first")
+            raise InvalidArgumentError("Optional has no value; check has_value() first")
         return self._value
 
     def __repr__(self) -> str:

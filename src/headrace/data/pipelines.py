@@ -28,7 +28,7 @@ def from_random_access(make: Any, sequence: Any, num_parallel_calls: int | None 
     if not _is_random_access(sequence):
         raise TypeError(
             f"`sequence` must have `__len__` and `__getitem__` (or `__getitems__`), but is a "
-            f"{type(sequence).__name__}; what can only be iterated over goes to from_generator"
+            f"{type(sequence).__name__}; for an iterable use Dataset.from_generator"
         )
     indices = make.range(len(sequence))
     return indices.map(_GetItem(sequence), num_parallel_calls=num_parallel_calls)
@@ -171,9 +171,9 @@ def _from_loader(make: Any, loader: Any) -> Any:
         indices = indices.batch(batches.batch_size, drop_remainder=batches.drop_last)
         return indices.map(_GetBatch(loader.dataset, loader.collate_fn), num_parallel_calls=calls)
     _log.warning(
-        "this DataLoader is read from its start by one worker: its %s is not one that is known "
-        "to be sequential or a plain shuffle. For parts on all workers use Dataset.range(n), "
-        "`shuffle`, `batch` and `map` over its dataset",
+        "this DataLoader is read as a whole by one worker, since the order of its %s is unknown. "
+        "To use all workers, build the pipeline from Dataset.range(n), `shuffle`, `batch` and "
+        "`map` over its dataset",
         type(sampler).__name__ if _is_random_access(loader.dataset) else "dataset",
     )
     return make.from_generator(_ReiterateLoader(loader))
@@ -245,16 +245,19 @@ def _raise_not_a_sequence(value: Any) -> None:
         TypeError: If the value is one; the message suggests a remedy.
     """
     if isinstance(value, Iterator):
-        what, cure = "can be read once", "pass what it was made from, or a function that makes it"
+        reason, fix = (
+            "can be read only once",
+            "pass the object it was created from, or a function that creates it",
+        )
     elif isinstance(value, str | bytes | bytearray):
-        what, cure = "is one value", "put it into a list, or read files with list_files"
+        reason, fix = "is a single value", "put it into a list, or read files with list_files"
     elif isinstance(value, Mapping):
-        what, cure = (
-            "has names and no order",
+        reason, fix = (
+            "is a mapping without an order",
             ("choose one of its values (a split), or use from_tensor_slices for a dict of arrays"),
         )
     elif type(value).__module__.partition(".")[0] == "pandas":
-        what, cure = "is a table of columns", 'use from_tensor_slices(table.to_dict("list"))'
+        reason, fix = "is a table of columns", 'use from_tensor_slices(table.to_dict("list"))'
     else:
         return
-    raise TypeError(f"a {type(value).__name__} {what}, so it is no dataset: {cure}")
+    raise TypeError(f"a {type(value).__name__} {reason}, so it cannot be read as a dataset: {fix}")

@@ -78,9 +78,7 @@ def save_dataset(plan: Node, epoch: int, path: FileName, chunk_bytes: int | None
         FailedPreconditionError: If pyarrow is not installed.
     """
     if cardinality(plan) == INFINITE:
-        raise ValueError(
-            "the dataset is infinite and cannot be saved: choose how many elements with take(n)"
-        )
+        raise ValueError("the dataset is infinite and cannot be saved: limit it with take(n)")
     saved.arrow.pyarrow()  # fail before the first user function is called if it is missing
     digest = identity_digest(plan)
     directory = SavedDirectory(path)
@@ -221,30 +219,30 @@ def _read_finished(directory: SavedDirectory) -> tuple[SaveHeader, tuple[ChunkRe
     standing = directory.read_status()
     if standing.header is None:
         raise NotFoundError(
-            f"there is no saved dataset in {directory.url!r}; Dataset.save makes one"
+            f"there is no saved dataset in {directory.url!r}; create one with Dataset.save"
         )
     if standing.error is not None:
         raise save_failed_error(directory.url, standing)
     if standing.chunks is None:
         count = len(directory.list_published(standing.header.save_id))
         raise FailedPreconditionError(
-            f"the dataset in {directory.url!r} is not finished: {count} chunk files are there so "
-            "far, and DONE is not; load it with wait=True while it is being saved, or save it "
-            "again if nobody is saving it any more"
+            f"the dataset in {directory.url!r} is not finished: it has {count} chunk files "
+            "and no DONE file; load it with wait=True while it is being saved, or save it again "
+            "if the saving process has ended"
         )
     return standing.header, standing.chunks
 
 
 def _wait_for_save(directory: SavedDirectory, timeout: float) -> SaveHeader:
     """Wait until a save has started."""
-    patience = DirectoryPoller(directory, threading.Event(), timeout)
+    poller = DirectoryPoller(directory, threading.Event(), timeout)
     while True:
         standing: DirectoryStatus = directory.read_status()
         if standing.header is not None:
             if standing.error is not None:
                 raise save_failed_error(directory.url, standing)
             return standing.header
-        patience.wait(f"a dataset to be saved in {directory.url!r}")
+        poller.wait(f"a dataset to be saved in {directory.url!r}")
 
 
 def _decode_spec(begun: SaveHeader) -> Spec | None:
@@ -352,9 +350,7 @@ class _StreamsReader:
 
     def read(self, limit: int) -> Chunk | None:
         check_limit(limit)
-        patience = DirectoryPoller(
-            self._watcher.directory, self._closing, self._source.wait_timeout
-        )
+        poller = DirectoryPoller(self._watcher.directory, self._closing, self._source.wait_timeout)
         while not self._is_at_end:
             source = self._source
             known = _stream_numbers(self._watcher.chunks())
@@ -368,7 +364,7 @@ class _StreamsReader:
             if self._watcher.is_finished:
                 break
             try:
-                patience.wait(f"another stream of the saved dataset {source.path!r}")
+                poller.wait(f"another stream of the saved dataset {source.path!r}")
                 self._watcher.refresh()
             except HeadraceError:
                 self._is_at_end = True

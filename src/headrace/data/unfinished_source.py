@@ -133,11 +133,11 @@ class _UnfinishedReader:
     def _next_file(self) -> saved.chunk_file.ChunkFile | None:
         """Wait for the next file and open it; return None after the last file."""
         watch = self._watcher
-        patience = DirectoryPoller(watch.directory, self._closing, self._source.wait_timeout)
+        poller = DirectoryPoller(watch.directory, self._closing, self._source.wait_timeout)
         while self._number >= len(watch.chunks()):
             if watch.is_finished:
                 return None
-            patience.wait(
+            poller.wait(
                 f"more of the saved dataset {self._source.path!r}, which is not finished "
                 f"({len(watch.chunks())} chunk files so far)"
             )
@@ -243,8 +243,8 @@ class DirectoryPoller:
             self._deadline = now + self._timeout
         if now >= self._deadline:
             raise DeadlineExceededError(
-                f"waited {self._timeout:g} s in vain for {awaited}: has whoever saves it died? "
-                "Save it again, or load it with a longer `wait_timeout`"
+                f"waited {self._timeout:g} s for {awaited}, and nothing was written; check the "
+                "saving process and save again, or load with a longer `wait_timeout`"
             )
         if self._closing.wait(min(self._delay, self._deadline - now)):
             raise CancelledError(f"closed while waiting for {awaited}")
@@ -255,8 +255,8 @@ class DirectoryPoller:
 def save_failed_error(url: str, status: DirectoryStatus) -> FailedPreconditionError:
     """Return the error for a failed save."""
     return FailedPreconditionError(
-        f"the dataset in {url!r} is not whole: mend what its save failed with, and save it again. "
-        f"It failed with {status.error}"
+        f"the dataset in {url!r} is incomplete, because saving it failed: {status.error}; fix the "
+        "cause and save it again"
     )
 
 
