@@ -428,27 +428,27 @@ def read_arrays(
     """
     count = sum(map(len, forms))
     if count != len(buffers):
-        raise FailedPreconditionError(f"{len(buffers)} buffers came where {count} were announced")
+        raise FailedPreconditionError(f"expected {count} buffers, but got {len(buffers)}")
     found = []
-    at = 0
+    index = 0
     for each in forms:
         arrays = []
         for form in each:
-            arrays.append(_array(form, buffers[at]))
-            at += 1
+            arrays.append(_array(form, buffers[index]))
+            index += 1
         found.append(arrays)
     return found
 
 
 def _array(form: ArrayForm, buffer: Buffer) -> NDArray[Any]:
     dtype = parse_dtype(form.dtype)
-    due = math.prod(form.shape) * dtype.itemsize
-    found = memoryview(buffer).nbytes
-    if found != due or min(form.shape, default=0) < 0:
+    size = math.prod(form.shape) * dtype.itemsize
+    received = memoryview(buffer).nbytes
+    if received != size or min(form.shape, default=0) < 0:
         raise FailedPreconditionError(
-            f"an array of shape {form.shape} and dtype {form.dtype} has {due:,} bytes, and "
-            f"{found:,} came"
+            f"an array of shape {form.shape} and dtype {form.dtype} needs {size:,} bytes, but got "
+            f"{received:,}"
         )
-    if not due:
+    if not size:
         return np.empty(form.shape, dtype)
     return np.frombuffer(buffer, dtype).reshape(form.shape)

@@ -1,8 +1,8 @@
 """Shards as plain values, in the form in which they are saved.
 
     SavedShard    spec, slot_firsts    · arrays: value, "optimizer/slot" ...
-    SavedTable    spec, step           · arrays: ids, value, seen, touched, "optimizer/slot" ...
-                                         and waiting_ids, waiting_seen, waiting_touched
+    SavedTable    spec, step           · arrays: ids, value, seen, last_used, "optimizer/slot" ...
+                                         and waiting_ids, waiting_seen, waiting_last_used
     SavedServer   counters, keys       · no arrays
 
 A record is a small `msgspec` struct; its arrays are kept next to it, by name. The first axis of
