@@ -7,11 +7,11 @@ import pytest
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server.messages import (
-    ArrayForm,
+    BufferSpec,
     ExecuteOperations,
     ServerRequest,
     buffer_of,
-    form_of,
+    buffer_spec,
     read_arrays,
 )
 
@@ -31,7 +31,7 @@ bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     ids=["int64", "0-d", "no rows", "bool", "bfloat16", "complex"],
 )
 def test_arrays_round_trip(array):
-    ((found,),) = read_arrays([[form_of(array)]], [bytearray(buffer_of(array))])
+    ((found,),) = read_arrays([[buffer_spec(array)]], [bytearray(buffer_of(array))])
     assert found.dtype == array.dtype
     assert found.shape == array.shape
     assert np.array_equal(found, array)
@@ -40,34 +40,36 @@ def test_arrays_round_trip(array):
 
 def test_arrays_are_grouped_by_operation():
     one, two = np.zeros(3), np.ones((2, 2), np.int32)
-    arrays = read_arrays([[], [form_of(one), form_of(two)]], [buffer_of(one), buffer_of(two)])
+    arrays = read_arrays(
+        [[], [buffer_spec(one), buffer_spec(two)]], [buffer_of(one), buffer_of(two)]
+    )
     assert [[array.shape for array in each] for each in arrays] == [[], [(3,), (2, 2)]]
 
 
 @pytest.mark.parametrize(
-    ("forms", "buffers"),
+    ("buffer_specs", "buffers"),
     [
-        ([[ArrayForm("float32", (2,))]], []),
+        ([[BufferSpec("float32", (2,))]], []),
         ([[]], [b"12"]),
-        ([[ArrayForm("float32", (2,))]], [b"1234"]),
-        ([[ArrayForm("float32", (-1, -2))]], [b"12345678"]),
+        ([[BufferSpec("float32", (2,))]], [b"1234"]),
+        ([[BufferSpec("float32", (-1, -2))]], [b"12345678"]),
     ],
     ids=["too few", "too many", "short", "negative"],
 )
-def test_buffers_that_do_not_match_their_forms_are_rejected(forms, buffers):
+def test_buffers_that_do_not_match_their_specs_are_rejected(buffer_specs, buffers):
     with pytest.raises(FailedPreconditionError, match=r"expected \d buffers|bytes, but got"):
-        list(read_arrays(forms, buffers))
+        list(read_arrays(buffer_specs, buffers))
 
 
 def test_non_numeric_arrays_are_rejected_before_sending():
     with pytest.raises(TypeError, match="numbers"):
-        form_of(np.array(["text"]))
+        buffer_spec(np.array(["text"]))
 
 
 def test_requests_round_trip():
     request = ExecuteOperations(
         (ops.ReadShard("w"), ops.IncrementCounter("steps", 2), ops.FenceWrites(3)),
-        ((), (ArrayForm("int64", (2,)),), ()),
+        ((), (BufferSpec("int64", (2,)),), ()),
         "state",
     )
     decoded = msgspec.msgpack.Decoder(ServerRequest).decode(msgspec.msgpack.encode(request))

@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import FailedPreconditionError, UnauthenticatedError
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server import specs
-from headrace.parameter_server.messages import ArrayForm, ExecuteOperations, StateLost
+from headrace.parameter_server.messages import BufferSpec, ExecuteOperations, StateLost
 from headrace.parameter_server.operation_executor import OperationExecutor
 from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.server_requests import ParameterServerClient
@@ -124,9 +124,11 @@ def test_only_read_replies_borrow_memory(start_executor):
 
 def test_mismatched_arrays_fail_the_request_but_not_the_thread(start_executor):
     executor = start_executor(FakeStore())
-    forms = ((ArrayForm("float32", (2,)),),)
+    buffer_specs = ((BufferSpec("float32", (2,)),),)
     assert isinstance(
-        execute(executor, FakeRequest(ExecuteOperations((ops.ReadShard("w"),), forms))).error,
+        execute(
+            executor, FakeRequest(ExecuteOperations((ops.ReadShard("w"),), buffer_specs))
+        ).error,
         FailedPreconditionError,
     )
     assert isinstance(
@@ -174,7 +176,7 @@ def test_small_requests_run_inline_unless_others_are_queued(start_executor):
     ]
     executor.handle(small[5:])
     assert store.done[6:] == 2 * [("IncrementCounter", own_thread)], "two together run inline"
-    large = ExecuteOperations((ops.Assign("w"),), ((ArrayForm("uint8", (3 << 20,)),),))
+    large = ExecuteOperations((ops.Assign("w"),), ((BufferSpec("uint8", (3 << 20,)),),))
     assert execute(executor, FakeRequest(large, [bytes(3 << 20)])).answer is not None
     assert store.done[-1] == ("Assign", executor_thread)
 

@@ -58,7 +58,7 @@ class ArrayShard:
         #: Slots by "optimizer/name", with the number of rows of the value, in the working dtype.
         self.slots: dict[str, Array] = {}
         #: Initial value of their elements.
-        self.slot_firsts: dict[str, float] = {}
+        self.slot_initial_values: dict[str, float] = {}
         self.dirty_rows = DirtyRows(period)
 
     @property
@@ -84,7 +84,7 @@ class ArrayShard:
                 f"{self.spec.variable} has shape {self.value.shape}, but got {value.shape}"
             )
         self.slots[name] = np.array(value, working_dtype(self.value.dtype))
-        self.slot_firsts[name] = first
+        self.slot_initial_values[name] = first
         self.dirty_rows.mark_all()
 
     def gather(self, rows: Array, allocate: Callable[..., Array]) -> Array:
@@ -183,7 +183,7 @@ class ArrayShard:
         key = f"{optimizer}/{slot.name}"
         if key not in self.slots:
             shape = self.value.shape[:1] if slot.is_per_row else self.value.shape
-            self.slot_firsts[key] = slot.initial_value
+            self.slot_initial_values[key] = slot.initial_value
             self.slots[key] = fill_array(shape, slot.initial_value, working_dtype(self.value.dtype))
         return self.slots[key]
 

@@ -88,7 +88,7 @@ class ShardPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         row: For a variable: first row, in the numbering of the whole variable. None if the tensor
             `key/rows` has the row numbers.
         begins: Whether the piece replaces all earlier pieces of the shard.
-        slot_firsts: Initial value of the elements of each slot.
+        slot_initial_values: Initial value of the elements of each slot.
         step: For a table: highest step that an optimizer had reached.
         rows: For a variable: number of rows starting at `row`. None in old checkpoints.
         checksum: Checksum of its tensors. None in old checkpoints.
@@ -101,7 +101,7 @@ class ShardPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     row: int | None = None
     begins: bool = False
-    slot_firsts: dict[str, float] = {}
+    slot_initial_values: dict[str, float] = {}
     step: int = 0
     rows: int | None = None
     checksum: int | None = None

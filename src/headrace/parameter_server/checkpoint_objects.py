@@ -252,7 +252,8 @@ def find_server_objects(found: Iterable[Leaf]) -> tuple[ServerCluster | None, li
     clusters = {id(leaf.value.cluster): leaf.value.cluster for leaf in on_servers}
     if len(clusters) > 1:
         raise ValueError(
-            f"all objects of a Checkpoint must be in one cluster, but are in {len(clusters)}"
+            f"all objects of a Checkpoint must be in one cluster, but are in "
+            f"{len(clusters)} clusters"
         )
     cluster = next(iter(clusters.values()), None)
     if cluster is not None:
@@ -675,4 +676,4 @@ def rename_counters(
 
 def _optimizers_with_slots(pieces: Iterable[ShardPiece]) -> set[str]:
     """Return the names of optimizers that have slots."""
-    return {slot.rpartition("/")[0] for piece in pieces for slot in piece.slot_firsts}
+    return {slot.rpartition("/")[0] for piece in pieces for slot in piece.slot_initial_values}

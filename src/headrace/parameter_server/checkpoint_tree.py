@@ -567,7 +567,7 @@ _SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau")
 def _module_mismatch(current_state: Any, saved_state: Any) -> str:
     for name in sorted({*current_state, *saved_state}):
         if name not in current_state or name not in saved_state:
-            location = "here" if name in current_state else "in the checkpoint"
+            location = "in the model" if name in current_state else "in the checkpoint"
             return f"{name!r} is only {location}"
         current, saved = current_state[name], saved_state[name]
         if not _is_instance_of(current, "torch", "Tensor"):

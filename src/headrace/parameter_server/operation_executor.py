@@ -33,7 +33,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
 from headrace.parameter_server.messages import (
-    ArrayForm,
+    BufferSpec,
     ExecuteOperations,
     GetServerStatus,
     NotLeader,
@@ -44,7 +44,7 @@ from headrace.parameter_server.messages import (
     ServerStatus,
     StateLost,
     buffer_of,
-    form_of,
+    buffer_spec,
     read_arrays,
 )
 from headrace.parameter_server.operations import (
@@ -388,10 +388,10 @@ class OperationExecutor:
             request.reply(refusal)
             return False
         operations = message.operations
-        if len(message.array_forms) != len(operations):
+        if len(message.buffer_specs) != len(operations):
             raise FailedPreconditionError(
                 f"a request has {len(operations)} operations, but arrays for "
-                f"{len(message.array_forms)}"
+                f"{len(message.buffer_specs)}"
             )
         kinds = [type(operation) for operation in operations]
         # A later operation of the same request may change what a read refers to.
@@ -403,22 +403,22 @@ class OperationExecutor:
         ) and _ALLOCATING_OPERATIONS.isdisjoint(kinds[1:])
         self._allocator.request = request if can_allocate else None
         answers: list[Answer] = []
-        forms: list[tuple[ArrayForm, ...]] = []
+        buffer_specs: list[tuple[BufferSpec, ...]] = []
         buffers: list[memoryview] = []
-        inputs = read_arrays(message.array_forms, request.buffers)
+        inputs = read_arrays(message.buffer_specs, request.buffers)
         executed_writes: list[ExecutedWrite] = []
         is_leader = True
         try:
             for operation, kind, arrays in zip(operations, kinds, inputs, strict=True):
                 answer, found = self._store.execute(operation, arrays)
                 answers.append(answer)
-                result_forms: list[ArrayForm] = []
+                result_specs: list[BufferSpec] = []
                 for array in found:
-                    result_forms.append(form_of(array))
+                    result_specs.append(buffer_spec(array))
                     if (kind is ReadShard and changes) or not array.flags.c_contiguous:
                         array = array.copy()
                     buffers.append(buffer_of(array))
-                forms.append(tuple(result_forms))
+                buffer_specs.append(tuple(result_specs))
                 if replication is not None and kind not in _READ_ONLY_OPERATIONS:
                     executed_writes.append((operation, arrays))
                 self._operation_counts[kind.__name__] += 1
@@ -436,7 +436,7 @@ class OperationExecutor:
             OperationResults(
                 state_id=self.state_id,
                 answers=tuple(answers),
-                array_forms=tuple(forms),
+                buffer_specs=tuple(buffer_specs),
                 writes=self.writes,
                 position=self.position,
             ),

@@ -193,7 +193,7 @@ def _build_step(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> Optim
     clusters = {id(target.cluster): target.cluster for target in targets}
     if len(clusters) > 1:
         raise ValueError(
-            f"the variables of one step must be in one cluster, but are in {len(clusters)}"
+            f"the variables of one step must be in one cluster, but are in {len(clusters)} clusters"
         )
     gradients = [
         target.convert_gradient(gradient)

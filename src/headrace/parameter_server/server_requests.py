@@ -42,7 +42,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.parameter_server.messages import (
-    ArrayForm,
+    BufferSpec,
     ExecuteOperations,
     GetServerStatus,
     NotLeader,
@@ -53,7 +53,7 @@ from headrace.parameter_server.messages import (
     StateLost,
     as_contiguous,
     buffer_of,
-    form_of,
+    buffer_spec,
     read_arrays,
 )
 from headrace.parameter_server.operations import (
@@ -442,17 +442,17 @@ class ServerCall:
         self._servers = servers
         self.server = server
         operations: list[Operation] = []
-        forms: list[tuple[ArrayForm, ...]] = []
+        buffer_specs: list[tuple[BufferSpec, ...]] = []
         self._buffers: list[memoryview] = []
         for _, operation, arrays in requests:
             operations.append(operation)
-            operation_forms: list[ArrayForm] = []
+            operation_specs: list[BufferSpec] = []
             for array in arrays:
-                operation_forms.append(form_of(array))
+                operation_specs.append(buffer_spec(array))
                 self._buffers.append(buffer_of(as_contiguous(array)))
-            forms.append(tuple(operation_forms))
+            buffer_specs.append(tuple(operation_specs))
         self._operations = tuple(operations)
-        self._forms = tuple(forms)
+        self._buffer_specs = tuple(buffer_specs)
         #: Reply, or the error that replaced it; None while the call is pending.
         self.reply: Reply | UnavailableError | UnauthenticatedError | None = None
         #: Time when the caller began to wait, by the monotonic clock.
@@ -475,7 +475,10 @@ class ServerCall:
             self._state_id, self._target_server = previous._state_id, previous._target_server
         self._connection = servers.connection_to(self.server, self._target_server)
         message = ExecuteOperations(
-            self._operations, self._forms, self._state_id, requires_previous=previous is not None
+            self._operations,
+            self._buffer_specs,
+            self._state_id,
+            requires_previous=previous is not None,
         )
         self.reply = None
         request_id = self._connection.channel.send(
@@ -518,7 +521,7 @@ class ServerCall:
                         servers.states.record_state(
                             self.server, message.state_id, message.writes, message.position
                         )
-                    arrays = read_arrays(message.array_forms, reply.buffers)
+                    arrays = read_arrays(message.buffer_specs, reply.buffers)
                     return list(zip(message.answers, arrays, strict=True))
                 if isinstance(message, StateLost):
                     servers.states.record_state(self.server, message.state_id)

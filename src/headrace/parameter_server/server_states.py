@@ -199,8 +199,8 @@ class ServerStates:
             "restoring them now"
             if recover
             else (
-                "this process does not restore them; if the coordinator has no CheckpointManager, "
-                "restore a checkpoint, or create them again"
+                "this process does not restore them: the coordinator's CheckpointManager does, if "
+                "there is one; otherwise restore a checkpoint, or create them again"
             ),
         )
         if recover is not None:

@@ -88,7 +88,7 @@ class _CopiedPiece(NamedTuple):
     owner: str
     row: int | None
     begins: bool
-    slot_firsts: dict[str, float]
+    slot_initial_values: dict[str, float]
     step: int
     arrays: dict[str, NDArray[Any]]
 
@@ -214,7 +214,7 @@ def _build_piece(
         # Columns were gathered row by row, so they are copies.
         made = dict(arrays)
         return _CopiedPiece(
-            shard, record.spec.table, None, begins, record.slot_firsts, record.step, made
+            shard, record.spec.table, None, begins, record.slot_initial_values, record.step, made
         )
     assert isinstance(record, SavedShard)
     made = {name: np.array(array, order="C", copy=True) for name, array in arrays.items()}
@@ -222,7 +222,9 @@ def _build_piece(
     if rows is not None:
         made["rows"] = rows + record.spec.row
         row = None
-    return _CopiedPiece(shard, record.spec.variable, row, begins, record.slot_firsts, 0, made)
+    return _CopiedPiece(
+        shard, record.spec.variable, row, begins, record.slot_initial_values, 0, made
+    )
 
 
 def _copy_in_chunks(
@@ -280,7 +282,7 @@ class _PieceFiles:
                 key=key,
                 row=copied.row,
                 begins=copied.begins,
-                slot_firsts=copied.slot_firsts,
+                slot_initial_values=copied.slot_initial_values,
                 step=copied.step,
                 rows=len(value) if is_run and value is not None else None,
                 checksum=compute_checksum(copied.arrays),
@@ -331,7 +333,7 @@ def assemble_shard(
         DataLossError: If rows of the shard are missing.
     """
     found: dict[str, NDArray[Any]] = {}
-    firsts: dict[str, float] = {}
+    initial_values: dict[str, float] = {}
     value = found["value"] = np.empty(spec.shape, parse_dtype(spec.dtype))
     rows = spec.shape[0] if spec.shape else 1
     covered = 0
@@ -345,7 +347,7 @@ def assemble_shard(
         for name, array in _rename_slots(arrays, optimizer_renames, ("rows",)):
             part = array[source] if array.ndim else array
             if name not in found:
-                first = firsts[name] = _slot_initial_value(piece, name, optimizer_renames)
+                first = initial_values[name] = _slot_initial_value(piece, name, optimizer_renames)
                 shape = (*value.shape[:1], *array.shape[1:])
                 found[name] = fill_array(shape, first, array.dtype)
             if spec.shape:
@@ -357,7 +359,7 @@ def assemble_shard(
             f"the checkpoint has only {covered} of the {rows} rows of {spec.name}, which begin at "
             f"row {spec.row} of {spec.variable}"
         )
-    return ShardSnapshot(SavedShard(spec=spec, slot_firsts=firsts), found)
+    return ShardSnapshot(SavedShard(spec=spec, slot_initial_values=initial_values), found)
 
 
 def _has_no_rows_of(spec: ShardSpec, rows: int, piece: ShardPiece) -> bool:
@@ -388,7 +390,7 @@ def _assemble_table(
     optimizer_renames: Mapping[str, str],
 ) -> ShardSnapshot[SavedTable]:
     """Return a shard of a table with the ids assigned to it; see `assemble_shard`."""
-    firsts: dict[str, float] = {}
+    initial_values: dict[str, float] = {}
     step = 0
     #: State of ids; if an id occurs several times, the last one is used.
     layers: list[dict[str, NDArray[Any]]] = []
@@ -398,7 +400,9 @@ def _assemble_table(
         step = max(step, piece.step)
         is_local = assign_shards(arrays["ids"], spec.shards) == spec.index
         layer: dict[str, NDArray[Any]] = {}
-        excluded = [each for each in arrays if "/" in each and each not in piece.slot_firsts]
+        excluded = [
+            each for each in arrays if "/" in each and each not in piece.slot_initial_values
+        ]
         for name, array in _rename_slots(arrays, optimizer_renames, excluded):
             if name.startswith("waiting_"):
                 continue
@@ -407,7 +411,7 @@ def _assemble_table(
                 continue
             layer[name] = array[is_local]
             if "/" in name:
-                firsts[name] = _slot_initial_value(piece, name, optimizer_renames)
+                initial_values[name] = _slot_initial_value(piece, name, optimizer_renames)
         layers.append(layer)
         if "waiting_ids" in arrays:
             is_waiting = assign_shards(arrays["waiting_ids"], spec.shards) == spec.index
@@ -416,15 +420,17 @@ def _assemble_table(
                 for name, array in arrays.items()
                 if name.startswith("waiting_")
             }
-    whole = _latest_rows(layers, firsts)
+    whole = _latest_rows(layers, initial_values)
     for name in ("waiting_ids", "waiting_seen", "waiting_last_used"):
         parts = [each[name] for each in waiting.values()]
         whole[name] = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    return ShardSnapshot(SavedTable(spec=spec, step=step, slot_firsts=firsts), whole)
+    return ShardSnapshot(
+        SavedTable(spec=spec, step=step, slot_initial_values=initial_values), whole
+    )
 
 
 def _latest_rows(
-    layers: Sequence[Mapping[str, NDArray[Any]]], firsts: Mapping[str, float]
+    layers: Sequence[Mapping[str, NDArray[Any]]], initial_values: Mapping[str, float]
 ) -> dict[str, NDArray[Any]]:
     """Return the latest row of each id in all layers, without removed ids."""
     masks: list[NDArray[np.bool_]] = [np.ones(len(layer["ids"]), bool) for layer in layers]
@@ -447,7 +453,7 @@ def _latest_rows(
             [
                 layer[name][mask]
                 if name in layer
-                else np.full((int(mask.sum()), *like.shape[1:]), firsts[name], like.dtype)
+                else np.full((int(mask.sum()), *like.shape[1:]), initial_values[name], like.dtype)
                 for layer, mask in zip(layers, masks, strict=True)
             ]
         )
@@ -467,7 +473,7 @@ def _rename_slots(
 def _slot_initial_value(
     piece: ShardPiece, name: str, optimizer_renames: Mapping[str, str]
 ) -> float:
-    for old, first in piece.slot_firsts.items():
+    for old, first in piece.slot_initial_values.items():
         optimizer, slash, slot = old.rpartition("/")
         if f"{optimizer_renames.get(optimizer, optimizer)}{slash}{slot}" == name:
             return first

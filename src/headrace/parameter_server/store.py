@@ -520,7 +520,7 @@ def build_shard(saved: ShardSnapshot[Any]) -> ArrayShard | TableShard:
     check_value(record.spec, value)
     shard = ArrayShard(record.spec, value, 0)
     shard.slots = {name: array for name, array in arrays.items() if name != "value"}
-    shard.slot_firsts = dict(record.slot_firsts)
+    shard.slot_initial_values = dict(record.slot_initial_values)
     return shard
 
 
@@ -537,7 +537,7 @@ def put_shard(store: ShardStore, part: ArrayShard | TableShard) -> None:
 def _build_table(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> TableShard:
     table = TableShard(record.spec, 0)
     table.step = record.step
-    for name, first in record.slot_firsts.items():
+    for name, first in record.slot_initial_values.items():
         shape = arrays[name].shape[1:]
         table.rows.add_column(name, slot_column(shape, table.dtype, first))
     rows, _ = table.rows.find_or_add(np.ascontiguousarray(arrays["ids"]))
@@ -550,12 +550,12 @@ def _build_table(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> Tabl
 
 
 def _shard_record(shard: ArrayShard) -> SavedShard:
-    return SavedShard(spec=shard.spec, slot_firsts=dict(shard.slot_firsts))
+    return SavedShard(spec=shard.spec, slot_initial_values=dict(shard.slot_initial_values))
 
 
 def _table_record(table: TableShard) -> SavedTable:
-    firsts = {name: table.rows.initial_value(name) for name in table.slots}
-    return SavedTable(spec=table.spec, step=table.step, slot_firsts=firsts)
+    initial_values = {name: table.rows.initial_value(name) for name in table.slots}
+    return SavedTable(spec=table.spec, step=table.step, slot_initial_values=initial_values)
 
 
 def _table_columns(table: TableShard, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:

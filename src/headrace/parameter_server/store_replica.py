@@ -43,7 +43,7 @@ from headrace.parameter_server.messages import (
     TransferShard,
     as_contiguous,
     buffer_of,
-    form_of,
+    buffer_spec,
     read_arrays,
 )
 from headrace.parameter_server.operation_executor import ExecutedWrite, OperationExecutor
@@ -184,7 +184,7 @@ class StoreReplica:
         writes = self.executor.writes
         _log.error(
             "store %d: discarding the contents of this server, which lack acknowledged operations "
-            "(position %s, acknowledged %s, %d updates): it was paused or disconnected",
+            "(position %s, acknowledged %s, %d updates): the server was paused or disconnected",
             self._store_number,
             self._state.position,
             required_position,
@@ -266,7 +266,7 @@ class StoreReplica:
         assert isinstance(message, TransferShard)
         if not self._state.is_following(message.term, message.state_id):
             return NotLeader(is_empty=False)
-        (arrays,) = read_arrays([message.array_forms], request.buffers)
+        (arrays,) = read_arrays([message.buffer_specs], request.buffers)
         restore_snapshot(
             self._store,
             ShardSnapshot(message.saved, dict(zip(message.array_names, arrays, strict=True))),
@@ -281,7 +281,7 @@ class StoreReplica:
         if not state.is_following(message.term, message.state_id):
             return NotLeader(is_empty=False)
         state.is_complete = state.is_complete or message.is_complete
-        inputs = read_arrays(message.array_forms, request.buffers)
+        inputs = read_arrays(message.buffer_specs, request.buffers)
         for operation, arrays in zip(message.operations, inputs, strict=True):
             try:
                 self._store.execute(operation, arrays)
@@ -474,7 +474,7 @@ class ReplicationStream:
         arrays = [[as_contiguous(array) for array in each] for _, each in writes]
         message = self._build_replicate(
             operations=tuple(operation for operation, _ in writes),
-            array_forms=tuple(tuple(map(form_of, each)) for each in arrays),
+            buffer_specs=tuple(tuple(map(buffer_spec, each)) for each in arrays),
         )
         self._send(message, [buffer_of(array) for each in arrays for array in each])
         return self._state.role is ReplicaRole.LEADER
@@ -604,7 +604,7 @@ class ReplicationStream:
             state_id=self._state.state_id,
             saved=saved.record,
             array_names=tuple(saved.arrays),
-            array_forms=tuple(map(form_of, arrays)),
+            buffer_specs=tuple(map(buffer_spec, arrays)),
             coordinator_term=self._store.write_keys.coordinator_term,
             answers={target: self._store.write_keys.answers_for(target)},
         )

@@ -430,9 +430,9 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             name: Name of the slot, see `read_slot`.
             value: Array of the variable's shape.
         """
-        firsts = {slot.name: slot.initial_value for slot in slots_for_rule(optimizer.rule)}
+        initial_values = {slot.name: slot.initial_value for slot in slots_for_rule(optimizer.rule)}
         key = f"{optimizer.name_in(self.cluster)}/{name}"
-        self.sharded.assign("assign", value, key, firsts.get(name, 0.0))
+        self.sharded.assign("assign", value, key, initial_values.get(name, 0.0))
 
     def _check_floating(self, values: NDArray[Any]) -> NDArray[Any]:
         if is_floating(values.dtype):
