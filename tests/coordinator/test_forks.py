@@ -22,8 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # P
 
 CPU_SECONDS = 2.0
 OF_THE_COORDINATOR = "this coordinator was made before a fork"
-OF_THE_STRATEGY = "was forked from the one that made the strategy"
-OF_WORK_BEGUN = "was forked after work at parameter servers was begun"
+OF_THE_STRATEGY = "was forked from the one that created the strategy"
+OF_WORK_BEGUN = "was forked while a task for the parameter servers was running"
 
 
 def _in_a_child(check: Callable[[], None]) -> str:

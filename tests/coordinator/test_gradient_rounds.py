@@ -323,7 +323,7 @@ def test_a_round_that_cannot_be_pushed_is_an_error_and_the_next_one_is_not(run: 
 
     coordinator.schedule(sparse)
     coordinator.schedule(lambda: optimizer.apply_gradients([(np.ones((3, 2)), v)]))
-    with pytest.raises(hr.errors.FailedPreconditionError, match="functions of a round"):
+    with pytest.raises(hr.errors.FailedPreconditionError, match="functions of a gradient round"):
         coordinator.join(SECONDS)
     coordinator.schedule(sparse)
     coordinator.join(SECONDS)

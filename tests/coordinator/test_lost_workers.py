@@ -21,7 +21,7 @@ from headrace.coordinator import ClusterCoordinator
 from headrace.errors import FailedPreconditionError
 from tests.coordinator.in_process import resolver_of, wait_until
 from tests.coordinator.processes import Task
-from tests.parameter_server.small_cluster import is_whole
+from tests.parameter_server.small_cluster import is_replicated
 
 pytestmark = pytest.mark.system
 
@@ -251,7 +251,7 @@ def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks, w
         servers = strategy.cluster.servers
 
         def are_whole() -> bool:
-            return is_whole([servers.status(index).replicas for index in range(2)])
+            return is_replicated([servers.status(index).replicas for index in range(2)])
 
         scheduled, longest = 0, 0.0
         values: list[Any] = []
