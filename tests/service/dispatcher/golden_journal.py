@@ -56,7 +56,7 @@ def dynamic() -> Scenario:
 
 
 def exactly_once() -> Scenario:
-    """Exactly-once delivery to two clients, one of which departs; a split that kills workers."""
+    """Exactly-once delivery: one of two clients departs, and a split kills workers."""
     scene = Scenario()
     scene.register(6, has_element_ids=True)
     scene.add_worker("v")
@@ -190,7 +190,7 @@ def saves() -> Scenario:
 
 
 def static() -> Scenario:
-    """Static sharding over a fixed list of workers; stable copies, one of which is lost."""
+    """Static sharding over a fixed list of workers, and stable copies; one copy is lost."""
     scene = Scenario()
     scene.events = [STARTED, events.SlotsConfigured(patterns=("v:1", "w:1"))]
     scene.restart()

@@ -179,13 +179,15 @@ class AnySequence(RuleBasedStateMachine):
     def heartbeat(self, client_id: str, horizon: int) -> None:
         self.ask(messages.ClientHeartbeat(client_id=client_id, horizon=horizon))
 
-    @rule(client_id=CLIENTS, task_id=TASKS, received=SPLITS, touched=SPLITS, rounds=ROUNDS)
+    @rule(
+        client_id=CLIENTS, task_id=TASKS, received=SPLITS, partially_received=SPLITS, rounds=ROUNDS
+    )
     def report_delivery(
         self,
         client_id: str,
         task_id: int,
         received: Ranges,
-        touched: Ranges,
+        partially_received: Ranges,
         rounds: int | None,
     ) -> None:
         self.ask(
@@ -193,7 +195,7 @@ class AnySequence(RuleBasedStateMachine):
                 client_id=client_id,
                 task_id=task_id,
                 delivered=received,
-                partially_delivered=touched,
+                partially_delivered=partially_received,
                 rounds=rounds,
             )
         )
@@ -211,7 +213,7 @@ class AnySequence(RuleBasedStateMachine):
             start = data.draw(st.integers(0, task.assigned.num_assigned))
             middle = data.draw(st.integers(start, task.assigned.num_assigned))
             stop = data.draw(st.integers(middle, task.assigned.num_assigned))
-            received, touched = (
+            received, partially_received = (
                 tuple(each for each in [(start, end)] if start < end) for end in (middle, stop)
             )
             iteration = self.scene.state.iterations[task.iteration_id]
@@ -221,7 +223,7 @@ class AnySequence(RuleBasedStateMachine):
                     client_id=client_id,
                     task_id=task.task_id,
                     delivered=received,
-                    partially_delivered=touched,
+                    partially_delivered=partially_received,
                     rounds=data.draw(st.integers(0, 9)) if is_coordinated else None,
                     partial_splits=tuple(
                         each

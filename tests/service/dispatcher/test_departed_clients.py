@@ -12,7 +12,7 @@ from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 @pytest.fixture
 def task(scene: Scenario) -> int:
-    """Clients a and b read 20 splits from one worker, ten of which are assigned."""
+    """Clients a and b read 20 splits from one worker; ten are assigned."""
     scene.register(20)
     scene.add_worker("v")
     scene.open("a", processing_mode=DYNAMIC, job_name="job")

@@ -38,7 +38,7 @@ def texts(lines):
 
 @pytest.fixture
 def lost(scene):
-    """Worker "w" is lost with splits of task 4000, of which client "c" received some."""
+    """Worker "w" is lost with splits of task 4000; client "c" received some of them."""
     scene.register(num_splits=100)
     scene.add_worker("w")
     scene.add_worker("v")

@@ -374,7 +374,7 @@ def test_status_lists_workers_and_jobs(scene: Scenario) -> None:
 
 
 def test_every_job_option_is_compared() -> None:
-    # Of cost functions with equal ids, the plan of the first one is used.
+    # If cost functions have equal ids, the plan of the first one is used.
     assert {*jobs._OPTIONS, "cost_fn_digest"} == {*messages.JobOptions.__struct_fields__}
 
 

@@ -16,7 +16,7 @@ def collect_metrics(status: DispatcherStatus) -> Iterator[Metric]:
     gauges = {
         "headrace_workers": ("Registered workers.", len(status.workers)),
         "headrace_workers_draining": (
-            "Draining workers: they get no new work and deliver what they have computed.",
+            "Draining workers: they get no new work and deliver their computed elements.",
             sum(worker.draining for worker in status.workers),
         ),
         "headrace_clients": ("Clients that read an iteration.", status.clients),
