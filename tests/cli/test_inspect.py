@@ -84,9 +84,9 @@ def test_a_journal_that_is_being_written_tells_its_stories(service):
     _, directory = service
     assert "job 'training'" in invoke("journal", directory).stdout
     told = invoke("journal", directory, "--task", 4000).stdout
-    assert "Task 4000 was given to the worker at 127.0.0.1:" in told
-    assert "It was dealt unit" in told
-    assert "Job 'training' began" in invoke("journal", directory, "--job", "training").stdout
+    assert "Task 4000 created on worker 127.0.0.1:" in told
+    assert "Assigned split" in told
+    assert "Job 'training' created" in invoke("journal", directory, "--job", "training").stdout
 
 
 @pytest.mark.parametrize(

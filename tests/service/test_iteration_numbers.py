@@ -102,7 +102,7 @@ def test_readers_that_are_chosen_from_share_an_iteration(target: str, job: str) 
 def test_readers_of_one_job_that_repeat_and_that_do_not_are_refused(target: str, job: str) -> None:
     with iter(ten(target, job)) as iterator:
         next(iterator)
-        with pytest.raises(FailedPreconditionError, match=r"iteration 0 .*`repeat`"):
+        with pytest.raises(FailedPreconditionError, match=r"epoch 0 .*`repeat`"):
             list(ten(target, job).repeat(2))
 
 
@@ -214,7 +214,7 @@ def test_a_state_at_the_start_of_an_epoch_that_was_begun_is_refused(target: str,
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [((), "pass 0"), ((3,), "pass 3"), ((0, 2), "pass 0.2")]
+    ("number", "words"), [((), "epoch 0"), ((3,), "epoch 3"), ((0, 2), "epoch 0.2")]
 )
 def test_a_pass_is_called_by_its_numbers(number: tuple[int, ...], words: str) -> None:
     assert format_epoch(number) == words

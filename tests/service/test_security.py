@@ -67,7 +67,9 @@ def test_what_is_for_workers_is_refused_to_the_keys_of_a_client(tmp_path: Path) 
             DispatcherStub(address, security=client) as stub,
         ):
             register = messages.RegisterWorker(worker_id="thief", address=worker.address)
-            with pytest.raises(UnauthenticatedError, match="RegisterWorker is for workers"):
+            with pytest.raises(
+                UnauthenticatedError, match="RegisterWorker is reserved for workers"
+            ):
                 stub.call(register)
             ask = messages.GetTask(worker_id=known_worker(stub), task_id=4000)
             with pytest.raises(UnauthenticatedError, match="authorized_workers"):

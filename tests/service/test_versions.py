@@ -56,7 +56,7 @@ def worker_config(dispatcher: str) -> WorkerConfig:
 def test_worker_of_another_python_version_is_named_to_the_client(dispatcher: str) -> None:
     with other_version("worker", "--dispatcher", dispatcher, python="3.99") as worker:
         words = (
-            rf"by a client with Python {MINE}, and these workers run another minor version: "
+            rf"by a client with Python {MINE}, but these workers run another minor version: "
             rf"{worker} \(Python 3\.99\)"
         )
         with pytest.raises(FailedPreconditionError, match=words):

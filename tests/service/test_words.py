@@ -61,5 +61,5 @@ def test_a_pass_is_named_by_its_number() -> None:
         first, second = map(iter, datasets)
         next(first)
         second.set_state(first.get_state())
-        with pytest.raises(FailedPreconditionError, match=r"^pass 0 of job 'a' is read from the"):
+        with pytest.raises(FailedPreconditionError, match=r"^epoch 0 of job 'a' is read from the"):
             next(second)

@@ -37,6 +37,7 @@ _LEFT_BEHIND = (
     "did not take part in round",
     "the current round has already reached",
     "counts as gone",
+    "cannot rejoin it",
 )
 """What a consumer says that cannot go on because another one is gone, or that counts as gone."""
 

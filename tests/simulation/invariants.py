@@ -215,7 +215,7 @@ def _is_there(cluster: Cluster, worker_id: str) -> bool:
 
 def _was_cut_off(cluster: Cluster, event: events.WorkerLost) -> bool:
     """Whether a client's connection was reset, in the very second whose answers were lost."""
-    return "reset_connection" in cluster.scenario.kind.faults and "refuses" in event.reason
+    return "reset_connection" in cluster.scenario.kind.faults and "refused" in event.reason
 
 
 def _check_outcome(cluster: Cluster, client: ClientProcess, reading: Reading) -> None:
@@ -244,7 +244,7 @@ def _counts_as_gone(cluster: Cluster, client: ClientProcess, failure: Exception 
     nothing_got_through = "part_for_long" in kind.faults and client.longest_silence > long
     return (
         isinstance(failure, FailedPreconditionError)
-        and "does not know this reader" in str(failure)
+        and any(text in str(failure) for text in ("does not know this reader", "cannot rejoin it"))
         and (not kind.is_durable or client.longest_pause > long or nothing_got_through)
     )
 

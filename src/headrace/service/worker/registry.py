@@ -82,7 +82,7 @@ def _create_rounds(definition: TaskDefinition, bounds: BufferLimits | None) -> R
 _DELIVERY_POLICIES: dict[
     str, Callable[[TaskDefinition, BufferLimits | None], DeliveryPolicy[Any]]
 ] = {
-    "first_come": _create_fifo,
+    "fifo": _create_fifo,
     "shared": _create_shared_window,
     "files": _create_file_delivery,
     "rounds": _create_rounds,
