@@ -63,7 +63,7 @@ CONSUMER = {"consumer_index": 0, "num_consumers": 2, "job_name": "j"}
                 "job_name": "j",
                 "visitation": "exactly_once",
             },
-            "at most once for each trainer",
+            "to each trainer at most once",
         ),
         (
             {

@@ -157,8 +157,8 @@ def test_element_that_ends_processes_raises_after_all_others_in_order() -> None:
         got, errors = read_all(dataset.batch(8))
     assert got == [value for value in range(45) if value != 17]
     (error,) = errors
-    assert "1 given up after 3 worker processes ended" in error
-    assert "(positions 17)" in error
+    assert "1 abandoned after 3 worker processes died" in error
+    assert "(split 17)" in error
 
 
 def test_each_pass_in_any_order_raises_once() -> None:

@@ -194,7 +194,7 @@ def test_a_state_is_refused_when_it_is_asked_for_after_an_interruption_too(
         with pytest.raises(KeyboardInterrupt):
             list(iterator)
         next(iterator)
-        with pytest.raises(FailedPreconditionError, match="cannot be restored in the middle"):
+        with pytest.raises(FailedPreconditionError, match="can be restored within an epoch only"):
             iterator.get_state()
         next(iterator)
 

@@ -214,7 +214,7 @@ def test_a_state_at_the_start_of_an_epoch_that_was_begun_is_refused(target: str,
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [((), "pass 0"), ((3,), "pass 3"), ((0, 2), "pass 0.2")]
+    ("number", "words"), [((), "epoch 0"), ((3,), "epoch 3"), ((0, 2), "epoch 0.2")]
 )
 def test_a_pass_is_called_by_its_numbers(number: tuple[int, ...], words: str) -> None:
     assert format_epoch(number) == words
@@ -232,7 +232,7 @@ def test_who_comes_too_late_for_a_pass_hears_which_and_who_read_it(
             assert sorted(int(each) for each in data.apply(share)) == expected
     (said,) = [each for each in caplog.records if "no elements" in each.getMessage()]
     words = said.getMessage()
-    assert "job 'a' has no elements left for epoch 0: it was read by client " in words
+    assert "job 'a', epoch 0: no elements left, already read by client " in words
     assert "Use another job_name to read the data again" in words
     assert said.levelno == logging.ERROR
 
@@ -252,7 +252,7 @@ def test_training_on_a_job_that_is_used_up_is_an_error(use: str, ordered: bool) 
         data = hr.Dataset.range(3)
         assert len(list(data.apply(share))) == 3
         training = USES[use](data.apply(share))
-        with pytest.raises(FailedPreconditionError, match=r"job 'a' .* epoch 0: .*job_name"):
+        with pytest.raises(FailedPreconditionError, match=r"job 'a', epoch 0: .*job_name"):
             list(training)
 
 

@@ -138,8 +138,8 @@ def test_an_element_that_kills_its_workers_is_given_up_and_nothing_else_is_lost(
         got = [int(value) for value in dealt(cluster, plan, on_data_loss="warn")]
         deaths = len(cluster.workers) - 2
     assert sorted(got) == [value for value in range(300) if value != 77]
-    assert "1 given up after 3 worker processes ended while computing it (127.0.0.1:" in caplog.text
-    assert "(positions 77)" in caplog.text
+    assert "1 abandoned after 3 worker processes died computing it: 127.0.0.1:" in caplog.text
+    assert "(split 77)" in caplog.text
     # Twice while it is one of many, then in halves down to it alone, and thrice there.
     assert deaths <= 6
 
@@ -165,7 +165,10 @@ def shared(target: str, size: int = 2000, batch: int = 1) -> hr.Dataset:
 
 def said_to_be_lost(caplog: pytest.LogCaptureFixture) -> int:
     """Return how many positions a warning said to be lost."""
-    found = [re.search(r"this pass lost up to (\d+)", r.getMessage()) for r in caplog.records]
+    found = [
+        re.search(r"this epoch lost elements of up to (\d+)", r.getMessage())
+        for r in caplog.records
+    ]
     return sum(int(match[1]) for match in found if match is not None)
 
 

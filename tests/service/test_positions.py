@@ -257,7 +257,9 @@ def test_a_client_that_does_not_say_where_it_stands_is_named_after_a_while() -> 
         first, second = (iter(one_of(dataset, cluster, wait_timeout=0.5)) for _ in range(2))
         taken(first, 3)
         taken(second, 3)
-        with pytest.raises(DeadlineExceededError, match=r"waited 0\.5 s for the place of .*-\d+-"):
+        with pytest.raises(
+            DeadlineExceededError, match=r"waited 0\.5 s for the positions of .*-\d+-"
+        ):
             first.get_state()
         second.close()
         with pytest.raises(FailedPreconditionError, match=r"1 of 2 clients .* have left"):

@@ -346,7 +346,7 @@ def test_a_state_of_a_remote_iterator_is_refused_when_it_is_asked_for(
             next(iterator)
         for ask in (iterator.get_state, iterator.state_dict):
             with pytest.raises(
-                hr.errors.FailedPreconditionError, match="cannot be restored in the middle"
+                hr.errors.FailedPreconditionError, match="can be restored within an epoch only"
             ) as caught:
                 ask()
     # It says what would do.

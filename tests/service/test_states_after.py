@@ -189,7 +189,7 @@ def test_in_order_one_of_a_cache_that_keeps_nothing_there_is_refused(cluster, pl
     state = state_of(CACHED[plan](), taken)
     terms = distribute(DYNAMIC, cluster.target, ordered=True, **which)
     iterator = iter(CACHED[plan]().apply(terms))
-    with iterator, pytest.raises(FailedPreconditionError, match=r"cache.* keeps nothing"):
+    with iterator, pytest.raises(FailedPreconditionError, match=r"cache.* caches nothing"):
         iterator.set_state(state)
 
 

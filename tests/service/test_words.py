@@ -12,7 +12,9 @@ DYNAMIC = hr.service.ShardingPolicy.DYNAMIC
 
 
 def test_a_policy_that_is_not_there_is_answered_with_those_that_are() -> None:
-    words = r"has no 'DYNAMC'; it has OFF, DYNAMIC, FILE, .* Did you mean 'DYNAMIC'\?"
+    words = (
+        r"has no member 'DYNAMC'; its members are OFF, DYNAMIC, FILE, .* Did you mean 'DYNAMIC'\?"
+    )
     with pytest.raises(AttributeError, match=words):
         print(hr.service.ShardingPolicy.DYNAMC)  # type: ignore[attr-defined]
     assert not hasattr(hr.service.ShardingPolicy, "_repr_html_")
@@ -21,7 +23,7 @@ def test_a_policy_that_is_not_there_is_answered_with_those_that_are() -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_dataset_is_distributed_once(service: str, ordered: bool) -> None:
     share = distribute(DYNAMIC, service, ordered=ordered)
-    with pytest.raises(FailedPreconditionError, match=r"reads a data service already.* once"):
+    with pytest.raises(FailedPreconditionError, match=r"already reads from a data service.* once"):
         hr.Dataset.range(4).apply(share).apply(share)
 
 
@@ -61,5 +63,5 @@ def test_a_pass_is_named_by_its_number() -> None:
         first, second = map(iter, datasets)
         next(first)
         second.set_state(first.get_state())
-        with pytest.raises(FailedPreconditionError, match=r"^pass 0 of job 'a' is read from the"):
+        with pytest.raises(FailedPreconditionError, match=r"^epoch 0 of job 'a' is read from the"):
             next(second)

@@ -150,7 +150,7 @@ def _check_truth(cluster: Cluster, client: ClientProcess) -> None:
     """Check that what a client warned of since the last look is the case, where that is known."""
     dispatcher = cluster.dispatcher
     for at, warning in client.unjudged:
-        if "no worker is registered" not in warning or "has not answered" in warning:
+        if "no worker is registered" not in warning or "no reply from the dispatcher" in warning:
             continue
         before = at - _HEARD_SECONDS
         if max(dispatcher.resumed_at, client.resumed_at) < before:
@@ -244,7 +244,7 @@ def _counts_as_gone(cluster: Cluster, client: ClientProcess, failure: Exception 
     nothing_got_through = "part_for_long" in kind.faults and client.longest_silence > long
     return (
         isinstance(failure, FailedPreconditionError)
-        and "does not know this reader" in str(failure)
+        and bool(re.search("no longer knows this client|does not know this reader", str(failure)))
         and (not kind.is_durable or client.longest_pause > long or nothing_got_through)
     )
 

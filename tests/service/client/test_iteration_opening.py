@@ -133,7 +133,7 @@ def test_a_line_that_was_taken_keeps_nothing() -> None:
     assert late.closed == 1
 
 
-# --- the place of all clients of a job: each says where it stands, and hears where all do ---------
+# --- common position of all clients of a job: each contributes its own and receives the total -----
 
 
 OF_ALL = ContributeCheckpointReply(
@@ -192,10 +192,13 @@ def test_a_short_wait_is_not_worth_a_word(
 def test_who_is_missing_is_named_after_ten_seconds_and_in_the_error(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), pytest.raises(DeadlineExceededError, match="place of b"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(DeadlineExceededError, match="positions of b"),
+    ):
         gather(clock, until=1e9)
     (said,) = caplog.messages
-    assert said.startswith("get_state has waited 10 s for the place of b")
+    assert said.startswith("get_state has waited 10 s for the positions of b")
 
 
 class Answering:
@@ -244,7 +247,7 @@ def test_each_state_is_a_question_of_its_own() -> None:
 
 
 def test_who_did_not_say_where_it_stands_is_named() -> None:
-    with pytest.raises(DeadlineExceededError, match="place of d, e: "):
+    with pytest.raises(DeadlineExceededError, match="positions of d, e: "):
         place_of_all(Answering(ContributeCheckpointReply(missing_clients=("d", "e"))), timeout=0.01)
 
 

@@ -197,7 +197,7 @@ def test_a_finished_task_is_over_when_its_worker_is_neither_reached_nor_there() 
     session.update_received(update(finished=True), 5.2)
     assert session.is_finished
     (warning,) = session.act(5.2).warnings
-    assert "the worker at h:1, whose task 1 was finished, cannot be reached since 5 s" in warning
+    assert "the worker at h:1 (finished task 1), which has been unreachable for 5 s" in warning
 
 
 def test_of_a_share_that_is_also_said_where_the_end_of_its_task_was_never_heard_of() -> None:
@@ -207,8 +207,8 @@ def test_of_a_share_that_is_also_said_where_the_end_of_its_task_was_never_heard_
     session.update_received(update(finished=True), 5.2)
     assert session.is_finished
     (warning,) = session.act(5.2).warnings
-    assert "the worker at h:1, which read share None (task 1), cannot be reached" in warning
-    assert warning.endswith("is lost, unless another worker read that share again")
+    assert "the worker at h:1 (shard None, task 1), which has been unreachable" in warning
+    assert warning.endswith("are lost, unless another worker has read the shard again")
 
 
 def test_of_a_share_that_is_also_said_by_the_process_that_took_the_place_of_its_worker() -> None:
@@ -218,7 +218,7 @@ def test_of_a_share_that_is_also_said_by_the_process_that_took_the_place_of_its_
     session.worker_replied(1, 0, CancelledError("task 1 is not on this worker"), None, 0.5)
     assert session.is_finished
     (warning,) = session.act(0.5).warnings
-    assert "whose task 1 was finished, has it no longer" in warning
+    assert "no longer has the finished task 1" in warning
 
 
 def test_a_request_that_is_taken_for_an_earlier_one_is_made_again() -> None:
@@ -301,7 +301,10 @@ def test_a_worker_that_ended_and_did_not_say_so_is_named() -> None:
     assert warnings_until(session, 10) == []
     session.update_received(update(1), 9.9)
     (warning,) = warnings_until(session, 12, since=10)
-    assert "nothing more comes from h:1, and the dispatcher has not heard of that" in warning
+    assert (
+        "the tasks of h:1 have ended for this client, but the dispatcher still lists them"
+        in warning
+    )
 
 
 def test_of_a_silent_dispatcher_it_is_not_said_what_it_has_not_heard() -> None:
@@ -310,8 +313,8 @@ def test_of_a_silent_dispatcher_it_is_not_said_what_it_has_not_heard() -> None:
     for number in numbers(session.act(0.0)):
         session.worker_replied(1, number, END, None, 0.1)
     (warning,) = warnings_until(session, 12)
-    assert "the dispatcher at d:1 has not answered for 10 s" in warning
-    assert warning.endswith("; nothing more comes from h:1")
+    assert "no reply from the dispatcher at d:1 for 10 s" in warning
+    assert warning.endswith("; the tasks of h:1 have ended for this client")
 
 
 def test_workers_count_as_missing_once_there_was_time_to_deal_anew() -> None:
@@ -322,7 +325,7 @@ def test_workers_count_as_missing_once_there_was_time_to_deal_anew() -> None:
     session.worker_replied(1, 0, CancelledError("off"), None, 9.99)
     session.update_received(update(), 9.99)
     (warning,) = warnings_until(session, 12, since=10)
-    assert "gone or has finished, and what is left is dealt to others" in warning
+    assert "the last worker was lost or has finished; the dispatcher is reassigning" in warning
     assert warnings_until(session, 65, since=12) == []
     session.update_received(update(), 65.0)
     (warning,) = warnings_until(session, 72, since=65)
@@ -339,7 +342,7 @@ def test_workers_are_there_where_another_client_was_waited_for(before: dict[str,
     assert warnings_until(session, 10) == []
     session.update_received(update(), 9.5)
     (warning,) = warnings_until(session, 12, since=10)
-    assert "what is left is dealt to others" in warning
+    assert "the dispatcher is reassigning the remaining splits" in warning
     assert warnings_until(session, 65, since=12) == []
     session.update_received(update(), 65.0)
     (warning,) = warnings_until(session, 72, since=65)
@@ -363,7 +366,7 @@ def test_each_attempt_at_copies_that_were_all_lost_is_said() -> None:
         ClientHeartbeatReply(tasks=tuple(again), finished=False, version=1), 0.2
     )
     (warning,) = session.act(0.2).warnings
-    assert "every worker that read a copy of the dataset was lost" in warning
+    assert "every worker with a copy of the dataset was lost" in warning
     assert "h:2" in warning
     session.update_received(
         ClientHeartbeatReply(tasks=tuple(again), finished=False, version=2), 0.3
@@ -675,7 +678,7 @@ def test_in_order_a_wait_names_who_holds_what_is_next_though_others_give_what_co
         session.batch_consumed(1, now - 1)
         said += session.act(float(now)).warnings
     (text,) = said
-    assert text.startswith("waited 10 s for the next element in order: connected to h:2, from")
+    assert text.startswith("waited 10 s for the next element in order: connected to h:2, no data")
 
 
 def test_elements_that_come_put_the_warning_off() -> None:
@@ -708,8 +711,8 @@ def test_a_dispatcher_that_is_gone_and_a_worker_that_cannot_be_reached_are_named
     session.set_waiting(0.0)
     session.disconnected(1, UnavailableError("nobody answers at h:1"), 0.5)
     (warning,) = session.act(12.0).warnings
-    assert "dispatcher at d:1 has not answered for 12 s" in warning
-    assert "h:1 cannot be reached since 12 s" in warning
+    assert "no reply from the dispatcher at d:1 for 12 s" in warning
+    assert "h:1 has been unreachable for 12 s" in warning
 
 
 def test_waiting_ends_in_an_error_when_nobody_could_deliver_for_the_stated_time() -> None:
@@ -735,7 +738,7 @@ def test_a_wait_without_a_dispatcher_that_deals_ends_at_the_timeout(deals: bool)
         session.dispatcher_unreachable(float(now))
         session.act(float(now))
     assert session.is_finished == deals
-    assert not deals or "d:1 has not answered for" in str(session.failure)
+    assert not deals or "no reply from the dispatcher at d:1" in str(session.failure)
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
@@ -750,9 +753,9 @@ def test_a_journal_that_cannot_be_written_is_named_by_who_waits(is_answered: boo
             session.dispatcher_replied(None, JournalUnavailableError("no space"), now)
         warnings += session.act(now).warnings
     (warning,) = warnings
-    assert "d:1 assigns nothing: no space" in warning
+    assert "d:1 cannot assign splits: no space" in warning
     assert "function" not in warning
-    assert "d:1 assigns nothing: no space" in str(session.failure)
+    assert "d:1 cannot assign splits: no space" in str(session.failure)
 
 
 def test_a_worker_in_user_code_is_waited_for_without_end() -> None:
@@ -788,7 +791,7 @@ def test_a_client_that_leaves_early_says_what_it_used_and_not_what_arrived() -> 
     session.worker_replied(1, 2, elements(6, 3, done=(6, 9)), "c", 0.1)
     session.worker_replied(2, 0, elements(0, 1, done=(0, 1)), "d", 0.1)
     session.batch_consumed(1, 0)
-    (word,) = session.final_reports(begun=(1, 1, 1))
+    (word,) = session.final_reports(partial=(1, 1, 1))
     assert word == ReportDelivery(
         client_id="me", task_id=1, delivered=((0, 3),), partially_delivered=((0, 6),), consumed=True
     )
@@ -801,7 +804,7 @@ def test_what_was_not_used_of_a_task_that_was_called_off_is_not_said_to_be_used(
     session.worker_replied(1, 1, elements(3, 3, done=(3, 6)), "b", 0.1)
     session.batch_consumed(1, 0)
     session.worker_replied(1, 2, CancelledError("off"), None, 0.1)
-    (word,) = session.final_reports(begun=None)
+    (word,) = session.final_reports(partial=None)
     assert word == ReportDelivery(
         client_id="me", task_id=1, delivered=((0, 3),), partially_delivered=((0, 3),), consumed=True
     )
@@ -842,7 +845,7 @@ def test_a_wait_for_a_client_that_cannot_be_heard_is_named() -> None:
         session.act(float(second))
         session.update_received(update(awaited_clients=("other",), version=second), second + 0.1)
     (warning,) = session.act(10.2).warnings
-    assert "other of the same job cannot be heard" in warning
+    assert "no heartbeat from other of the same job" in warning
     assert "no worker" not in warning
 
 
@@ -865,7 +868,7 @@ def test_a_reader_that_the_dispatcher_does_not_know_ends_and_says_what_may_have_
     session.dispatcher_replied(HEARTBEAT, NotFoundError("Unknown iteration client id me"), 1.0)
     kind, words = failure_of(session)
     assert kind is FailedPreconditionError
-    assert "the dispatcher at d:1 does not know this reader any more (Unknown" in words
+    assert "the dispatcher at d:1 no longer knows this client (Unknown" in words
     assert session.is_finished
 
 

@@ -103,7 +103,7 @@ def test_a_place_after_an_element_that_failed_in_a_batch_cannot_be_said() -> Non
     # Whoever went on would count another element, for what comes again is in another order.
     keeper, reader = ReplayRegistry(), Placed("one")
     keeper.add(reader)
-    with pytest.raises(FailedPreconditionError, match="take the state after that batch"):
+    with pytest.raises(FailedPreconditionError, match="save the state after that batch"):
         keeper.export_state({"failed": 1, "input": {"reader": "one", "received": 7}})
     elsewhere = {"failed": 1, "input": 7}
     assert keeper.export_state(elsewhere) == elsewhere, "it is not over the service"

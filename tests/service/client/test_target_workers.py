@@ -41,7 +41,7 @@ def test_auto_waits_while_it_has_read_nothing() -> None:
     heard = target.select_opened(opened(task(2, "COLOCATED")))
     assert (heard.tasks, heard.finished) == ((), False)
     said = describe_missing("d:1", 0.0, (), (), 0.0, target.skipped_workers)
-    assert "the only workers (h:2) are in other processes and tagged COLOCATED" in said
+    assert "the only workers (h:2) run in other processes and have the tag COLOCATED" in said
 
 
 def test_any_and_who_does_not_heed_tags_read_all() -> None:

@@ -52,7 +52,7 @@ def lost(scene):
 
 def test_a_lost_task_s_story_goes_from_its_beginning_to_its_loss(lost):
     told = words(report_task(0, DispatcherState(), records(lost), 4000))
-    assert told[0] == "Task 4000 was given to the worker at w:1 (w), for pass 0 of job 'training'."
+    assert told[0] == "Task 4000 was given to the worker at w:1 (w), for epoch 0 of job 'training'."
     assert told[1] == "Client c began to read."
     assert told[2] == "It was dealt units 0 to 7, 8 units in 2 grants."
     assert told[3].startswith(
@@ -67,7 +67,7 @@ def test_a_lost_task_s_story_goes_from_its_beginning_to_its_loss(lost):
 def test_a_job_s_story_names_its_passes_tasks_and_clients(lost):
     told = words(report_job(0, DispatcherState(), records(lost), "training"))
     assert told[0] == "Job 'training' began, over dataset 1000, with policy DYNAMIC."
-    assert told[1].startswith("Pass 0 began")
+    assert told[1].startswith("Epoch 0 began")
     assert told[2] == "Task 4000 was given to the worker at w:1."
     assert any(each.startswith("Task 4000 (the worker at w:1): Its worker was") for each in told)
 
@@ -192,7 +192,7 @@ def test_units_that_are_given_up_are_told():
 def test_rounds_are_told_once_however_often_they_were_opened():
     told = words(report_task(0, DispatcherState(), story("in rounds"), 4000))
     assert told == [
-        "Task 4000 was given to the worker at v:1 (v), for pass 0 of job 'rounds'.",
+        "Task 4000 was given to the worker at v:1 (v), for epoch 0 of job 'rounds'.",
         "Client a began to read, as consumer 0.",
         "Client b began to read, as consumer 1.",
         "Consumers could go on up to round 20.",
@@ -203,14 +203,14 @@ def test_rounds_are_told_once_however_often_they_were_opened():
         "Nobody had received units 4 to 5, which are dealt again.",
     ]
     (joined,) = words(report_task(0, DispatcherState(), story("in rounds"), 4001))[:1]
-    assert joined.endswith("for pass 0 of job 'rounds', from round 20 on.")
+    assert joined.endswith("for epoch 0 of job 'rounds', from round 20 on.")
 
 
 def test_a_save_is_told_by_its_directory():
     told = words(report_job(0, DispatcherState(), story("saves"), "/data/one"))
     assert told == [
         "A save into '/data/one' began.",
-        "Pass 0 began, with seed 7.",
+        "Epoch 0 began, with seed 7.",
         "The directory was begun: workers could write.",
         "Task 4000 was given to the worker at v:1.",
         "Its tasks were dealt units 0 to 7, 8 units in 4 grants.",
@@ -247,7 +247,7 @@ def test_copies_and_shares_are_told():
     assert "It had run for so long that what it reads kills no worker." in other
     assert "It ended before its copy did, because its worker was asked to leave." in other
     (share,) = words(report_task(0, DispatcherState(), story("shares"), 4001))[:1]
-    assert share.endswith("for pass 0 of job 'shares', for share 1 of 2.")
+    assert share.endswith("for epoch 0 of job 'shares', for share 1 of 2.")
 
 
 def test_what_was_forgotten_is_told():

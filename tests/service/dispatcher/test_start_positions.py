@@ -253,7 +253,7 @@ def test_where_a_client_has_left_the_place_of_all_is_not_known(scene: Scenario) 
     scene.open("c", **EXACTLY)
     scene.open("d", **EXACTLY)
     scene.close("d")
-    with pytest.raises(FailedPreconditionError, match="1 of 2 clients that read pass"):
+    with pytest.raises(FailedPreconditionError, match="1 of 2 clients that read epoch"):
         gather(scene, "c", "1", [])
     with pytest.raises(NotFoundError):
         gather(scene, "d", "1", [])

@@ -244,7 +244,7 @@ def test_an_index_is_read_by_one_client(scene: Scenario) -> None:
     join(scene, "a", "b")
     terms = {"job_name": "job", "processing_mode": OFF, "num_consumers": 2}
     with pytest.raises(
-        FailedPreconditionError, match=r"consumer 1 of 2 of job \w+, pass 0, is client b"
+        FailedPreconditionError, match=r"consumer 1 of 2 of job \w+, epoch 0, is client b"
     ):
         scene.open("c", consumer_index=1, **terms)
     scene.open("b", consumer_index=1, **terms)

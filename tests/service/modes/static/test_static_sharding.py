@@ -284,7 +284,7 @@ def test_a_local_worker_that_stops_for_good_ends_the_reading_with_an_error() -> 
         with iter(data) as reader:
             assert int(next(reader)) == 0
             leaving.stop()
-            with pytest.raises(UnavailableError, match="nobody is there to send one"):
+            with pytest.raises(UnavailableError, match="no worker can deliver one"):
                 for _ in reader:
                     pass
 
@@ -305,7 +305,7 @@ def test_a_local_copy_ends_with_its_worker_and_says_so(caplog: pytest.LogCapture
             leaving.stop()
             for _ in reader:
                 pass
-    assert "the rest of its copy is missing" in caplog.text
+    assert "The rest of its copy is missing" in caplog.text
 
 
 def test_a_local_cluster_has_slots() -> None:
