@@ -238,7 +238,7 @@ def test_a_workers_bad_values_are_named(
         (WorkerConfig, {"dispatcher_address": "a:1", "data_transfer_protocol": "tcp"}),
     ],
 )
-def test_settings_that_would_do_nothing_are_refused(kind: Any, fields: dict[str, Any]) -> None:
+def test_settings_without_effect_are_rejected(kind: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="is not supported by this version; use"):
         kind(**fields)
 
@@ -250,7 +250,7 @@ def test_an_address_that_clients_can_find_is_accepted(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:5050", "[::]:5050", "*:1", "[::0]:1"])
-def test_an_address_that_stands_for_all_of_a_machine_is_refused(address: str) -> None:
+def test_a_wildcard_worker_address_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match=r"wildcard address.*worker_address"):
         check_reachable(address)
 
@@ -258,6 +258,6 @@ def test_an_address_that_stands_for_all_of_a_machine_is_refused(address: str) ->
 @pytest.mark.parametrize(
     "address", ["nonsense", "", ":1", "a b:1", "a\n:1", "host:0", "host:99999"]
 )
-def test_an_address_that_cannot_be_read_is_refused(address: str) -> None:
+def test_a_malformed_address_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match="address="):
         check_reachable(address)

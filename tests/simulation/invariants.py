@@ -509,7 +509,7 @@ def said_to_be_cut_off(readings: list[Reading]) -> set[int]:
         int(found[1] or found[2])
         for reading in readings
         for warning in reading.warnings
-        if (found := re.search(r"whose task (\d+) was finished|share \d+ \(task (\d+)\)", warning))
+        if (found := re.search(r"finished task (\d+)|shard \d+, task (\d+)", warning))
     }
 
 
@@ -519,7 +519,7 @@ def check_told_of_repeats(cluster: Cluster, iteration_id: int, readings: list[Re
     for reading in readings:
         of = [tasks[task_id] for task_id in {task_id for task_id, _ in reading.atoms()}]
         again = {(_shard(each), each.attempt) for each in of if each.attempt}
-        told = sum("reads it again from the start" in each for each in reading.warnings)
+        told = sum("starts again from the beginning" in each for each in reading.warnings)
         about = f"{reading.client_id}: {sorted(again)}, told {told} times"
         require(told >= len(again), "each repeated reading of a copy or a shard is said", about)
 

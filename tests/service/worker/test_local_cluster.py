@@ -43,7 +43,7 @@ def test_a_worker_that_dies_by_itself_is_reported_with_its_signal_and_replaced(
         wait_until(lambda: len(cluster.workers) == 2)
         assert first.exit_reason == "ended by SIGSEGV"
         assert cluster.workers[1].is_running
-    assert f"worker process {first.pid} at {first.address} ended by SIGSEGV" in caplog.text
+    assert f"worker process {first.pid} ({first.address}) ended by SIGSEGV" in caplog.text
     assert "replacement starts in 0.5 s" in caplog.text
 
 

@@ -188,7 +188,7 @@ def test_a_shard_that_is_read_again_is_said(caplog: pytest.LogCaptureFixture) ->
             stack.enter_context(worker_of(dispatcher))
             seen = {int(value) for value in reader}
     assert seen | {0, 1} == set(range(1 << 20))
-    assert "share 1 of the dataset was lost (loss 1)" in caplog.text
+    assert "the worker of shard 1 was lost (loss 1)" in caplog.text
 
 
 # --- workers of this process, and others --------------------------------------------------------
