@@ -1,4 +1,4 @@
-"""What the process keeps for its life is taken before the first test, so that it is no leak."""
+"""Fixtures that allocate process-wide resources before the first test, so they are no leaks."""
 
 from __future__ import annotations
 

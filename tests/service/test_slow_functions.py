@@ -45,7 +45,7 @@ def test_worker_whose_function_holds_the_interpreter_lock_keeps_its_lease(
 
 
 @pytest.mark.parametrize("holds_the_lock", [True, False])
-def test_worker_process_whose_function_waits_for_ever_is_replaced(
+def test_worker_process_with_a_blocked_function_is_replaced(
     holds_the_lock: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     been_here = str(tmp_path / "been here")

@@ -76,7 +76,7 @@ def test_worker_of_another_python_version_is_named_to_the_client(dispatcher: str
             }
 
 
-def test_client_that_reads_hears_that_workers_changed_their_python_version(dispatcher: str) -> None:
+def test_a_client_is_told_of_a_changed_python_version_of_workers(dispatcher: str) -> None:
     dataset = hr.Dataset.range(100).repeat().map(double)
     reading = dataset.apply(hr.service.distribute("distributed_epoch", dispatcher))
     with WorkerServer(worker_config(dispatcher)):

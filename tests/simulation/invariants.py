@@ -150,7 +150,7 @@ def _check_truth(cluster: Cluster, client: ClientProcess) -> None:
     """Check that what a client warned of since the last look is the case, where that is known."""
     dispatcher = cluster.dispatcher
     for at, warning in client.unjudged:
-        if "no worker is registered" not in warning or "has not answered" in warning:
+        if "no worker is registered" not in warning or "no reply from the dispatcher" in warning:
             continue
         before = at - _HEARD_SECONDS
         if max(dispatcher.resumed_at, client.resumed_at) < before:
@@ -244,7 +244,12 @@ def _counts_as_gone(cluster: Cluster, client: ClientProcess, failure: Exception 
     nothing_got_through = "part_for_long" in kind.faults and client.longest_silence > long
     return (
         isinstance(failure, FailedPreconditionError)
-        and any(text in str(failure) for text in ("does not know this reader", "cannot rejoin it"))
+        and bool(
+            re.search(
+                "no longer knows this client|does not know this reader|cannot rejoin it",
+                str(failure),
+            )
+        )
         and (not kind.is_durable or client.longest_pause > long or nothing_got_through)
     )
 
@@ -509,7 +514,7 @@ def said_to_be_cut_off(readings: list[Reading]) -> set[int]:
         int(found[1] or found[2])
         for reading in readings
         for warning in reading.warnings
-        if (found := re.search(r"whose task (\d+) was finished|share \d+ \(task (\d+)\)", warning))
+        if (found := re.search(r"finished task (\d+)|shard \d+, task (\d+)", warning))
     }
 
 
@@ -519,7 +524,7 @@ def check_told_of_repeats(cluster: Cluster, iteration_id: int, readings: list[Re
     for reading in readings:
         of = [tasks[task_id] for task_id in {task_id for task_id, _ in reading.atoms()}]
         again = {(_shard(each), each.attempt) for each in of if each.attempt}
-        told = sum("reads it again from the start" in each for each in reading.warnings)
+        told = sum("starts again from the beginning" in each for each in reading.warnings)
         about = f"{reading.client_id}: {sorted(again)}, told {told} times"
         require(told >= len(again), "each repeated reading of a copy or a shard is said", about)
 

@@ -43,8 +43,8 @@ def test_a_worker_that_dies_by_itself_is_reported_with_its_signal_and_replaced(
         wait_until(lambda: len(cluster.workers) == 2)
         assert first.exit_reason == "ended by SIGSEGV"
         assert cluster.workers[1].is_running
-    assert f"worker process {first.pid} at {first.address} ended by SIGSEGV" in caplog.text
-    assert "another starts in 0.5 s" in caplog.text
+    assert f"worker process {first.pid} ({first.address}) ended by SIGSEGV" in caplog.text
+    assert "replacement starts in 0.5 s" in caplog.text
 
 
 @pytest.mark.system
@@ -87,7 +87,7 @@ def test_a_cluster_that_restarts_nobody_reports_a_death_all_the_same(
     with LocalCluster(num_workers=1, restart=False) as cluster:
         os.kill(cluster.workers[0].pid, signal.SIGKILL)
         wait_until(lambda: cluster.workers[0].exit_reason is not None)
-        wait_until(lambda: "0 of the cluster's workers are left" in caplog.text)
+        wait_until(lambda: "remaining workers: 0" in caplog.text)
     assert len(cluster.workers) == 1
 
 
@@ -131,7 +131,7 @@ def test_a_worker_whose_function_ends_the_process_is_replaced_whatever_the_code(
         assert len(got) == len(set(got))
         wait_until(lambda: len(cluster.workers) == 2)
         assert cluster.workers[0].exit_reason == f"ended with code {code}"
-    assert f"ended with code {code}; 0 of the cluster's workers are left" in caplog.text
+    assert f"ended with code {code}; remaining workers: 0" in caplog.text
 
 
 @pytest.mark.system

@@ -165,7 +165,7 @@ def test_a_copy_that_was_cut_because_its_worker_leaves_is_named_as_lost(scene: S
         "worker draining",
     )
     assert describe_loss(update.lost) == [
-        "this pass lacks the rest of the copy of the worker at v:1: worker draining"
+        "this epoch lacks the rest of the dataset copies of lost workers: v:1: worker draining"
     ]
 
 

@@ -25,7 +25,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
-from tests.service.counted import CALLS, note
+from tests.service.counting_functions import CALLS, note
 from tests.service.reading import slowly
 
 pytestmark = pytest.mark.system
