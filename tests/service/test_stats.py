@@ -189,7 +189,7 @@ def test_both_are_ready_while_they_serve(service):
 
 def test_a_worker_without_its_dispatcher_is_healthy_and_not_ready(service):
     dispatcher, worker = service
-    # One without a journal: whoever starts there next does not know this worker.
+    # Without a journal: the next dispatcher at this port does not know the worker.
     port = int(dispatcher.target.rpartition(":")[2])
     dispatcher.stop()
     assert urlopen(f"http://{worker.metrics_address}/healthz", timeout=20).status == 200
@@ -199,7 +199,7 @@ def test_a_worker_without_its_dispatcher_is_healthy_and_not_ready(service):
             try:
                 urlopen(f"http://{worker.metrics_address}/readyz", timeout=20).close()
             except HTTPError as error:
-                return error.code == 503 and b"does not know" in error.read()
+                return error.code == 503 and b"is not registered" in error.read()
             return False
 
         wait_for(refused)

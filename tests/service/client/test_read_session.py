@@ -104,7 +104,7 @@ def test_each_task_is_asked_with_its_ticket_and_within_the_credit() -> None:
     actions = session.act(0.0)
     assert len(actions.requests) == 4
     assert {ask.task.task_id for ask in actions.requests} == {1, 2}
-    assert {ask.message.ticket for ask in actions.requests} == {"t"}
+    assert {ask.message.task_token for ask in actions.requests} == {"t"}
     assert session.act(0.0).requests == []
 
 

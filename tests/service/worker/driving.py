@@ -28,7 +28,7 @@ M = TypeVar("M")
 
 PLAN = b"a pickled plan"
 INTERVAL = 5.0
-TICKET = "ticket"
+TASK_TOKEN = "token"
 AWAY = UnavailableError("connection refused")
 
 
@@ -38,7 +38,7 @@ def definition(
     dealt: bool = False,
     origins: bool = False,
     plan: bytes = PLAN,
-    ticket: str = TICKET,
+    task_token: str = TASK_TOKEN,
 ) -> TaskDefinition:
     return TaskDefinition(
         task_id=task_id,
@@ -47,7 +47,7 @@ def definition(
         digest=hashlib.sha256(plan).digest(),
         epoch=(0,),
         seed=1,
-        task_token=ticket,
+        task_token=task_token,
         assigns_splits=dealt,
         has_element_ids=origins,
     )
@@ -164,14 +164,14 @@ class Driven:
         acknowledged: int | None = None,
         *,
         task_id: int = 1,
-        ticket: str = TICKET,
+        task_token: str = TASK_TOKEN,
     ) -> str:
         """Ask for elements, by default after all before were acknowledged; return the request."""
         self._requests += 1
         request = f"{client}{number} ({self._requests})"
         message = GetElements(
             task_id=task_id,
-            ticket=ticket,
+            task_token=task_token,
             client_id=client,
             request_number=number,
             acknowledged=number if acknowledged is None else acknowledged,

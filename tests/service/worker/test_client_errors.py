@@ -56,6 +56,6 @@ def test_errors_of_headrace_pass_as_they_are_and_others_keep_their_class_in_word
 
 def test_an_error_that_cannot_say_its_words_is_described_all_the_same() -> None:
     assert format_error(WordlessError()) == (
-        "WordlessError: (its words are not known: str() of it raised RuntimeError)"
+        "WordlessError: (no message: its __str__ raised RuntimeError)"
     )
     assert "WordlessError" in str(to_client_error(WordlessError()))

@@ -89,8 +89,8 @@ def test_a_worker_that_finds_no_dispatcher_fails_when_its_patience_ends() -> Non
     worker.pass_time(1.0)
     failure = worker.session.failure
     assert isinstance(failure, UnavailableError)
-    assert "the worker at h:1 wants to register, did not answer for 30 s" in str(failure)
-    assert "The last try: connection refused" in str(failure)
+    assert "dispatcher d:1 did not reply to RegisterWorker of worker h:1 for 30 s" in str(failure)
+    assert "Last error: connection refused" in str(failure)
     assert worker.over
 
 
@@ -157,7 +157,7 @@ def test_a_worker_that_is_not_known_any_more_registers_under_a_new_id(
     actions = worker.say(WorkerHeartbeat, answer)
 
     assert worker.calls[-1] == RegisterWorker(worker_id="w2", address="h:1")
-    assert "registering again" in worker.warnings[-1]
+    assert "registers again" in worker.warnings[-1]
     assert isinstance(worker.answers[running], CancelledError)
     assert isinstance(worker.answers[waiting], CancelledError)
     assert actions.cancellations == [producer]
@@ -186,7 +186,7 @@ def test_a_registration_that_is_refused_later_is_tried_again_under_another_id() 
     worker.pass_time(INTERVAL)
     worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
     worker.say(RegisterWorker, ValueError("not now"))
-    assert "cannot register again" in worker.warnings[-1]
+    assert "rejected the new registration of worker h:1" in worker.warnings[-1]
     worker.pass_time(1.0)
     assert [call.worker_id for call in worker.of(RegisterWorker)] == ["w1", "w2", "w3"]
     assert worker.session.failure is None
@@ -233,7 +233,7 @@ def test_an_answer_that_comes_late_or_twice_changes_nothing() -> None:
 def test_an_answer_of_another_kind_names_both_kinds() -> None:
     worker = Driven()
     worker.say(RegisterWorker, Done())
-    assert "answered RegisterWorker with Done; is it of another version" in str(
+    assert "replied to RegisterWorker with Done, expected RegisterWorkerReply" in str(
         worker.session.failure
     )
 
@@ -244,8 +244,7 @@ def test_a_dispatcher_that_does_not_answer_for_ten_seconds_is_named_and_then_eac
     assert worker.warnings == []
     worker.pass_time(0.1)
     assert worker.warnings == [
-        "the dispatcher at d:1 has not answered the worker at h:1 for 10 s: is it running, and is "
-        "this its address?"
+        "dispatcher d:1 has not replied to worker h:1 for 10 s: is it running at this address?"
     ]
     worker.pass_time(59.0)
     assert len(worker.warnings) == 1
@@ -286,8 +285,8 @@ def test_a_call_that_alone_is_refused_for_ten_seconds_is_named_and_then_each_min
     assert worker.warnings == []
     refused(worker, 3.0)
     (warning,) = worker.warnings
-    assert "the dispatcher at d:1 answers the worker at h:1, but not its GetSplit, for 1" in warning
-    assert "The last try: the disk is full" in warning
+    assert "dispatcher d:1: GetSplit of worker h:1 has failed for 1" in warning
+    assert "Last error: the disk is full" in warning
     refused(worker, 55.0)
     assert len(worker.warnings) == 1
     refused(worker, 8.0)
@@ -302,7 +301,7 @@ def test_worker_that_waits_for_a_place_in_the_fixed_list_is_told_so() -> None:
         for _ in worker.pass_time(0.5):
             worker.say(RegisterWorker, AbortedError("a place in `worker_addresses=['h', 'h']`"))
     (warning,) = worker.warnings
-    assert "the dispatcher at d:1 answers the worker at h:1, but not its RegisterWorker" in warning
+    assert "dispatcher d:1: RegisterWorker of worker h:1 has failed for" in warning
     assert "`worker_addresses=['h', 'h']`" in warning
     assert worker.session.failure is None
 
@@ -312,7 +311,7 @@ def test_what_waited_through_a_silence_is_not_said_to_be_refused_when_it_ends() 
     worker.need(worker.begin(dealt=True))
     worker.say(GetSplit, AWAY)
     worker.pass_time(15.0)
-    assert "has not answered" in worker.warnings[0]
+    assert "has not replied" in worker.warnings[0]
     refused(worker, 9.0)
     assert len(worker.warnings) == 1
 
@@ -339,7 +338,7 @@ def test_what_a_dispatcher_that_is_away_keeps_from_clients_fails_when_patience_e
         worker.pass_time(1.0)
         assert request not in worker.answers
     worker.pass_time(1.0)
-    assert "did not answer for 20 s" in str(worker.answers[request])
+    assert "did not reply to GetTask of worker h:1 for 20 s" in str(worker.answers[request])
     assert worker.session.failure is None
 
 

@@ -19,7 +19,7 @@ from headrace.service.messages import (
     WorkerHeartbeatReply,
 )
 from headrace.service.worker.pending_actions import SplitGrant
-from tests.service.worker.driving import AWAY, INTERVAL, TICKET, Driven, portion, units
+from tests.service.worker.driving import AWAY, INTERVAL, TASK_TOKEN, Driven, portion, units
 
 
 def dealt() -> tuple[Driven, int]:
@@ -46,7 +46,7 @@ def kinds(worker: Driven) -> list[type]:
     return [type(call) for call in worker.calls]
 
 
-HANDED_BACK = ReturnSplits(worker_id="w1", task_id=1, task_token=TICKET, splits=((1, 4),))
+HANDED_BACK = ReturnSplits(worker_id="w1", task_id=1, task_token=TASK_TOKEN, splits=((1, 4),))
 
 
 # --- stop ---------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_a_worker_that_stops_hands_back_what_nobody_was_given_and_then_says_that
     assert worker.answers[waiting[0]].first_element == 1
     assert isinstance(worker.answers[waiting[1]], CancelledError)
     assert worker.of(ReturnSplits) == [
-        ReturnSplits(worker_id="w1", task_id=1, task_token=TICKET, splits=((2, 4),))
+        ReturnSplits(worker_id="w1", task_id=1, task_token=TASK_TOKEN, splits=((2, 4),))
     ]
     assert worker.of(UnregisterWorker) == []
     worker.done(ReturnSplits)
@@ -127,10 +127,7 @@ def test_a_worker_is_over_in_time_though_nobody_answers_and_says_what_is_lost() 
     while not worker.over:
         worker.act(worker.wake_in)
     assert worker.now - began <= 0.8
-    assert (
-        "3 units of its tasks are lost: the dispatcher at d:1 did not answer"
-        in (worker.warnings[-1])
-    )
+    assert "3 undelivered splits lost, because dispatcher d:1 did not" in worker.warnings[-1]
 
 
 def test_a_hand_back_that_is_lost_once_is_said_again_and_twice_is_enough() -> None:
@@ -141,7 +138,7 @@ def test_a_hand_back_that_is_lost_once_is_said_again_and_twice_is_enough() -> No
     assert worker.of(ReturnSplits) == [HANDED_BACK] * 2
     worker.say(ReturnSplits, AWAY)
     assert worker.over
-    assert "are lost" in worker.warnings[-1]
+    assert "undelivered splits lost" in worker.warnings[-1]
 
 
 def test_a_worker_that_stops_while_it_registers_says_that_it_left_in_any_case() -> None:
@@ -199,8 +196,8 @@ def test_who_asks_a_worker_that_stops_hears_so_and_gets_what_it_was_given_before
     worker, _ = dealt()
     stop(worker)
     assert worker.answers[worker.ask()].first_element == 0
-    assert "the worker stops" in str(worker.answers[worker.ask(number=1)])
-    assert "the worker stops" in str(worker.answers[worker.ask(task_id=2)])
+    assert "the worker is shutting down" in str(worker.answers[worker.ask(number=1)])
+    assert "the worker is shutting down" in str(worker.answers[worker.ask(task_id=2)])
 
 
 # --- drain --------------------------------------------------------------------------------------
@@ -272,7 +269,9 @@ def test_a_task_that_is_asked_for_while_the_worker_drains_ends_at_once() -> None
     worker.act()
     assert other == 2
     worker.end(other)
-    assert FinishTask(worker_id="w1", task_id=2, task_token=TICKET, cut_short=True) in worker.calls
+    assert (
+        FinishTask(worker_id="w1", task_id=2, task_token=TASK_TOKEN, cut_short=True) in worker.calls
+    )
 
 
 def test_a_worker_that_drains_says_so_until_it_is_heard_and_leaves_when_time_is_up() -> None:
@@ -288,8 +287,8 @@ def test_a_worker_that_drains_says_so_until_it_is_heard_and_leaves_when_time_is_
     worker.done(UnregisterWorker)
     assert worker.over
     assert (
-        "3 units were not delivered and were handed back, 1 elements had been produced and were "
-        "asked for by nobody, 1 were sent and not acknowledged"
+        "3 splits undelivered (returned), 1 produced elements not requested, 1 elements sent and "
+        "not acknowledged"
     ) in worker.warnings[-1]
 
 
@@ -308,10 +307,8 @@ def test_a_drain_that_takes_ten_seconds_says_what_it_waits_for() -> None:
     worker.pass_time(2.0)
     worker.say(WorkerHeartbeat, AWAY)
     worker.pass_time(4.0)
-    assert (
-        "has waited 10 s for the clients of 1 task to take what there is; in 15 s it leaves"
-        in (worker.warnings[0])
-    )
+    assert "has been draining for 10 s: clients of 1 task have not" in worker.warnings[0]
+    assert "it stops in 15 s in any case" in worker.warnings[0]
 
 
 @pytest.mark.parametrize("origins", [False, True])

@@ -36,7 +36,7 @@ from headrace.service.worker.result_batch import ResultBatch
 from tests.service.worker.driving import (
     AWAY,
     PLAN,
-    TICKET,
+    TASK_TOKEN,
     Driven,
     definition,
     portion,
@@ -100,7 +100,7 @@ def test_a_task_whose_plan_arrives_damaged_fails_and_its_clients_hear_why() -> N
     request = worker.ask()
     worker.defines(definition(), plan=b"?")
     assert isinstance(worker.answers[request], DataLossError)
-    assert "arrived damaged" in worker.of(FailTask)[0].reason
+    assert "is corrupt: received" in worker.of(FailTask)[0].reason
     assert worker.answers[worker.ask(number=1)] == GetElementsReply(
         first_element=0, num_elements=0, end_of_task=True
     )
@@ -124,7 +124,7 @@ def test_who_waits_for_a_plan_that_cannot_be_had_hears_so(
 def test_a_request_with_another_ticket_is_refused_and_disturbs_nobody() -> None:
     worker = worker_of()
     producer = worker.begin()
-    stranger = worker.ask(acknowledged=100, ticket="of another incarnation")
+    stranger = worker.ask(acknowledged=100, task_token="of another dispatcher")
     assert isinstance(worker.answers[stranger], CancelledError)
     worker.produce(producer, portion(0))
     assert first(worker, "a0 (1)") == 0
@@ -147,7 +147,7 @@ def test_a_producer_is_resumed_while_there_is_room_and_when_a_portion_was_taken(
 
 def message(number: int) -> GetElements:
     return GetElements(
-        task_id=1, ticket=TICKET, client_id="a", request_number=number, acknowledged=number
+        task_id=1, task_token=TASK_TOKEN, client_id="a", request_number=number, acknowledged=number
     )
 
 
@@ -173,7 +173,7 @@ def test_what_a_silent_client_holds_is_dropped_with_a_warning() -> None:
     worker.produce(producer, portion(0, 7))
     for _ in range(13):
         worker.beat()
-    assert "task 1: 7 elements were dropped" in worker.warnings[-1]
+    assert "task 1: 7 elements dropped" in worker.warnings[-1]
 
 
 # --- units --------------------------------------------------------------------------------------
@@ -296,7 +296,10 @@ def test_a_task_that_gets_no_units_by_an_error_is_called_off_and_reported() -> N
     worker.need(worker.begin(dealt=True))
     worker.say(GetSplit, ValueError("want=0"))
     assert isinstance(worker.answers["a0 (1)"], CancelledError)
-    assert "it gets no units: ValueError: want=0" in worker.of(FailTask)[0].reason
+    assert (
+        "the dispatcher rejected its split request: ValueError: want=0"
+        in worker.of(FailTask)[0].reason
+    )
 
 
 def test_an_answer_about_units_that_were_asked_for_with_another_ticket_is_asked_again() -> None:
@@ -333,7 +336,7 @@ def test_the_dispatcher_hears_what_a_client_that_is_gone_had_not_acknowledged() 
     assert said == ReportDepartedClient(
         worker_id="w1",
         task_id=1,
-        task_token=TICKET,
+        task_token=TASK_TOKEN,
         client_id="a",
         unacknowledged=((1, 3),),
         possibly_lost=(),
@@ -372,7 +375,7 @@ def test_of_a_task_that_is_over_a_client_that_is_gone_held_nothing() -> None:
         ReportDepartedClient(
             worker_id="w1",
             task_id=1,
-            task_token=TICKET,
+            task_token=TASK_TOKEN,
             client_id="a",
             unacknowledged=(),
             possibly_lost=(),
@@ -409,7 +412,7 @@ def finished(**options: Any) -> tuple[Driven, str]:
 
 def test_clients_hear_of_the_end_when_the_dispatcher_has() -> None:
     worker, request = finished()
-    assert worker.of(FinishTask) == [FinishTask(worker_id="w1", task_id=1, task_token=TICKET)]
+    assert worker.of(FinishTask) == [FinishTask(worker_id="w1", task_id=1, task_token=TASK_TOKEN)]
     assert request not in worker.answers
     worker.done(FinishTask)
     assert worker.answers[request].end_of_task
@@ -455,7 +458,10 @@ def test_a_task_that_fails_says_why_and_its_clients_get_the_error_and_then_the_e
     request = worker.ask(number=1)
     assert worker.of(FailTask) == [
         FailTask(
-            worker_id="w1", task_id=1, task_token=TICKET, reason="its plan cannot be opened: torn"
+            worker_id="w1",
+            task_id=1,
+            task_token=TASK_TOKEN,
+            reason="its plan cannot be opened: torn",
         )
     ]
     worker.done(FailTask)
@@ -466,7 +472,7 @@ def test_of_a_finished_task_its_end_is_kept_for_those_who_show_its_ticket() -> N
     worker, _ = finished()
     worker.done(FinishTask)
     assert worker.answers[worker.ask("b", 9)].end_of_task
-    stranger = worker.ask("b", 9, ticket="another")
+    stranger = worker.ask("b", 9, task_token="another")
     assert isinstance(worker.answers[stranger], CancelledError)
     assert len(worker.of(GetTask)) == 1
 

@@ -17,7 +17,7 @@ from headrace.service.worker.result_batch import BatchReply, ResultBatch
 def message(client_id: str, number: int, acknowledged: int) -> GetElements:
     return GetElements(
         task_id=1,
-        ticket="ticket",
+        task_token="token",
         client_id=client_id,
         request_number=number,
         acknowledged=acknowledged,
@@ -133,7 +133,7 @@ def test_what_a_silent_client_holds_is_dropped_and_it_hears_of_it() -> None:
 
     ((_, content),) = policy.request_received("a0 again", message("a", 0, 0), now=11.0)
     assert isinstance(content, DeadlineExceededError)
-    assert "not heard of for 10 s" in str(content)
+    assert "sent no request for 10 s" in str(content)
     policy.add_batch(portion(1))
     assert policy.request_received("a1", message("a", 1, 1), now=12.0) == [("a1", portion(1))]
 

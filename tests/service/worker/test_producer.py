@@ -408,11 +408,11 @@ def test_what_is_ready_does_not_wait_until_more_units_come(
 def test_a_task_that_fails_alike_for_ever_ends() -> None:
     class Broken(Listed):
         def next_chunk(self, limit: int) -> Chunk | None:
-            raise OSError("disk is gone")
+            raise OSError("disk is full")
 
     outlet = produce(lambda: Broken([]))
     assert len(outlet.errors()) == 100
-    assert outlet.failure == "100 times in a row: OSError: disk is gone"
+    assert outlet.failure == "the same error 100 times in a row: OSError: disk is full"
 
 
 def test_elements_that_cannot_be_sent_are_an_error_and_the_rest_follows() -> None:
@@ -446,7 +446,7 @@ def test_an_outlet_that_takes_nothing_hears_of_the_end_all_the_same(
     outlet.refused = MemoryError("full")
     produce(lambda: Listed([[0]]), outlet)
     assert outlet.failure == "MemoryError: full"
-    assert "task-1 ends: MemoryError: full" in caplog.text
+    assert "task-1 failed: MemoryError: full" in caplog.text
 
 
 def test_the_plan_is_released_as_soon_as_it_is_open() -> None:

@@ -49,7 +49,7 @@ from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Request
 from headrace.transport.envelope import decode_error
 from tests.service.reading import wait_until
-from tests.service.worker.driving import TICKET, definition
+from tests.service.worker.driving import TASK_TOKEN, definition
 from tests.service.worker.listed import SECONDS
 from tests.stopwatch import Stopwatch
 
@@ -112,7 +112,7 @@ def reading(worker: WorkerServer) -> Iterator[Channel]:
 def get(number: int, acknowledged: int, task_id: int = 1) -> GetElements:
     return GetElements(
         task_id=task_id,
-        ticket=TICKET,
+        task_token=TASK_TOKEN,
         client_id="c",
         request_number=number,
         acknowledged=acknowledged,
@@ -183,7 +183,7 @@ def test_the_heartbeat_survives_everything(
             assert failed.wait(SECONDS)
         before = dispatcher.count(WorkerHeartbeat)
         wait_until(lambda: dispatcher.count(WorkerHeartbeat) > before + 1)
-    assert "no heartbeat" in caplog.text
+    assert "heartbeats are delayed" in caplog.text
 
 
 def test_a_worker_without_a_dispatcher_stops_within_a_second() -> None:
@@ -307,7 +307,7 @@ def test_a_module_that_is_missing_on_a_worker_is_named_with_the_worker_and_a_cur
         pytest.raises(FailedPreconditionError) as caught,
     ):
         read(channel, 1)
-    assert f"the worker at {worker.address} cannot load the dataset" in str(caught.value)
+    assert f"worker {worker.address} cannot load the dataset" in str(caught.value)
     assert "No module named 'lonely_module'" in str(caught.value)
     assert 'modules=["lonely_module"]' in str(caught.value)
 

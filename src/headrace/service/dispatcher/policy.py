@@ -57,7 +57,7 @@ class IterationPolicy(ABC):
     awaits_draining_workers: ClassVar[bool] = True
     """Whether a task waits for splits that a draining worker may return when nothing else is left.
     """
-    delivery_policy: ClassVar[str] = "first_come"
+    delivery_policy: ClassVar[str] = "fifo"
     """Policy by which a worker delivers a task's elements
     (`messages.TaskDefinition.delivery_policy`)."""
 

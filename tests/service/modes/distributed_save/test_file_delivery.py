@@ -126,7 +126,7 @@ def test_what_the_dispatcher_cannot_take_fails_the_task() -> None:
     producer = worker.begin_writing()
     worker.produce(producer, files(ONE, done=0))
     worker.say(CommitFiles, HeadraceError("no"))
-    assert "its files do not count" in worker.of(FailTask)[-1].reason
+    assert "the dispatcher rejected its files" in worker.of(FailTask)[-1].reason
 
 
 def test_a_worker_that_stops_hands_back_what_is_in_no_file() -> None:
