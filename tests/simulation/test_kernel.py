@@ -43,7 +43,7 @@ class Scene:
         request.reply(Done())
 
 
-def test_what_is_sent_over_one_connection_arrives_in_order_however_late() -> None:
+def test_delayed_messages_of_one_connection_arrive_in_order() -> None:
     scene = Scene()
     scene.network.conditions = Conditions(late=0.5, lateness=2.0)
     tickets = [scene.link.send(Ping()) for _ in range(100)]
@@ -51,7 +51,7 @@ def test_what_is_sent_over_one_connection_arrives_in_order_however_late() -> Non
     assert scene.heard == tickets
 
 
-def test_a_dead_server_refuses_and_one_that_lives_again_is_reached_again() -> None:
+def test_a_crashed_server_refuses_and_a_restarted_one_is_reachable() -> None:
     scene = Scene()
     scene.link.send(Ping())
     scene.server.crash()
@@ -66,7 +66,7 @@ def test_a_dead_server_refuses_and_one_that_lives_again_is_reached_again() -> No
     assert scene.heard[2:] == [ticket]
 
 
-def test_a_connection_that_breaks_while_nothing_is_asked_is_made_again_without_a_word() -> None:
+def test_an_idle_connection_that_breaks_is_reopened_silently() -> None:
     scene = Scene()
     scene.link.send(Ping())
     scene.simulation.run(1.0)
@@ -77,7 +77,7 @@ def test_a_connection_that_breaks_while_nothing_is_asked_is_made_again_without_a
     assert scene.heard == [1, 2]
 
 
-def test_a_paused_server_answers_when_it_goes_on_and_is_given_up_after_long_silence() -> None:
+def test_a_paused_server_answers_on_resuming_and_is_lost_after_the_timeout() -> None:
     scene = Scene()
     scene.link.send(Ping())
     scene.simulation.run(1.0)
@@ -93,7 +93,7 @@ def test_a_paused_server_answers_when_it_goes_on_and_is_given_up_after_long_sile
     assert not scene.heard[2].refused
 
 
-def test_a_request_may_be_taken_twice_and_is_answered_once() -> None:
+def test_a_request_may_be_delivered_twice_and_is_answered_once() -> None:
     scene = Scene()
     scene.network.conditions = Conditions(twice=1.0)
     scene.link.send(Ping())
@@ -101,7 +101,7 @@ def test_a_request_may_be_taken_twice_and_is_answered_once() -> None:
     assert (len(scene.taken), scene.heard) == (2, [1])
 
 
-def test_a_paused_process_does_later_what_a_dead_one_never_does() -> None:
+def test_a_paused_process_runs_its_events_later_and_a_crashed_one_never() -> None:
     scene = Scene()
     done: list[float] = []
     scene.client.call_later(1.0, lambda: done.append(scene.simulation.now))
@@ -125,7 +125,7 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
     assert len(traces[0]) > 50
 
 
-def test_a_server_hears_of_a_lost_client_after_its_last_request() -> None:
+def test_a_server_learns_of_a_lost_client_after_its_last_request() -> None:
     told: list[Any] = []
     for seed in range(20):
         scene = Scene(seed)
@@ -155,7 +155,7 @@ def test_a_dropped_request_is_lost_with_its_connection() -> None:
     assert [type(each) for each in scene.heard] == [UnavailableError]
 
 
-def test_nothing_gets_through_a_partition_until_it_is_over() -> None:
+def test_no_message_passes_a_partition_until_it_ends() -> None:
     scene = Scene()
     scene.network.partition(scene.client, scene.server, 5.0)
     scene.link.send(Ping())
@@ -165,7 +165,7 @@ def test_nothing_gets_through_a_partition_until_it_is_over() -> None:
     assert scene.heard == [1]
 
 
-def test_an_error_tells_the_seed_the_faults_and_the_trace() -> None:
+def test_an_error_reports_the_seed_the_scenario_and_the_trace() -> None:
     scene = Scene(seed=17)
     pause = {"pause": lambda: scene.server.pause(0.5)}
     scene.simulation.inject_faults(pause, mean_seconds=1.0, until=10.0)

@@ -42,7 +42,7 @@ def _read_with_a_slow_worker(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ahead", [1000, 20, 4])
-def test_the_time_of_an_ordered_reading_is_bounded_by_the_fast_workers(ahead: int) -> None:
+def test_the_duration_of_ordered_reading_is_bounded_by_the_fast_workers(ahead: int) -> None:
     """Also where so little fits before its turn that the fast ones wait for room."""
     for seed in range(10):
         cluster = _read_with_a_slow_worker(seed, 1.0, ahead=ahead)
@@ -54,7 +54,7 @@ def test_the_time_of_an_ordered_reading_is_bounded_by_the_fast_workers(ahead: in
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ahead", [1000, 4])
-def test_a_slow_worker_that_dies_has_nothing_dealt_a_third_time(ahead: int) -> None:
+def test_a_slow_worker_that_dies_causes_no_third_assignment(ahead: int) -> None:
     for seed in range(10):
         for dies_at in (1.5, 3.0, 4.5):
             _read_with_a_slow_worker(seed, _SLOWNESS, ahead=ahead, dies_at=dies_at)
@@ -97,7 +97,7 @@ def _read_while_workers_are_killed(seed: int, kills_until: float, seconds: float
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kills_until", [6.0, 60.0], ids=["for a while", "all the time"])
-def test_a_shuffle_of_values_ends_although_a_worker_is_killed_each_second(
+def test_a_shuffle_of_values_ends_while_a_worker_is_killed_each_second(
     kills_until: float,
 ) -> None:
     for seed in range(15):
@@ -106,7 +106,7 @@ def test_a_shuffle_of_values_ends_although_a_worker_is_killed_each_second(
 
 
 @pytest.mark.parametrize(("window", "mixed"), [(1, 30), (30, 1), (3, 1)])
-def test_a_save_that_must_fail_fails_soon_whatever_steps_hold(window: int, mixed: int) -> None:
+def test_a_save_that_must_fail_fails_soon_with_buffering_steps(window: int, mixed: int) -> None:
     plan = Plan(size=400, window=window, mixed=mixed, omits=True, cost=0.01, deadly=frozenset({80}))
     for seed in range(5):
         scenario = dataclasses.replace(
@@ -124,7 +124,7 @@ def test_a_save_that_must_fail_fails_soon_whatever_steps_hold(window: int, mixed
         assert "given up" in save.error
 
 
-def test_a_worker_that_dies_after_its_last_files_leaves_nothing_twice(
+def test_a_worker_that_dies_after_its_last_files_duplicates_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heard = WorkerProcess._said

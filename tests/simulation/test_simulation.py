@@ -55,14 +55,14 @@ def test_all_invariants_hold(mode: str, block: int | None) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(max(1, _CROWDS)))
-def test_all_invariants_hold_for_a_crowd(seed: int) -> None:
+def test_all_invariants_hold_with_many_processes(seed: int) -> None:
     """In a soak a thousand workers, a thousand clients, or many of both; otherwise some dozens."""
     workers, clients = _CROWDS_OF[seed % len(_CROWDS_OF)] if _CROWDS else (30, 30)
     Cluster(crowd_of(seed, workers=workers, clients=clients)).run()
 
 
 @pytest.mark.parametrize("mode", ["usual", "shared"])
-def test_the_seeds_that_are_always_the_same_are_of_all_kinds(mode: str) -> None:
+def test_the_fixed_seeds_cover_all_kinds(mode: str) -> None:
     scenarios = [MODES[mode].scenario_of(seed) for seed in range(_BLOCKS[mode] * _BLOCK)]
     assert {each.kind_name for each in scenarios} == KINDS.keys()
     assert {each.mode.name for each in scenarios} == {"OFF", "DYNAMIC"}
