@@ -167,7 +167,7 @@ def _advertised_address(config: WorkerConfig, address: str) -> str:
         )
     else:
         _log.warning(
-            "advertising worker address %s, from which this machine reaches dispatcher %s; if "
+            "advertising worker address %s, the local address of connections to dispatcher %s; if "
             "clients need another address, %s",
             host,
             dispatcher,
