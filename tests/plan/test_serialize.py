@@ -200,5 +200,7 @@ def test_plan_of_another_python_version_is_refused_unread():
 
 def test_plan_of_another_format_is_refused_unread():
     for data in (pickle.dumps(3), b"headrace-plan 99 3.11 9.9\nnot a pickle"):
-        with pytest.raises(FailedPreconditionError, match=f"plans of format {PLAN_FORMAT}, and this one has"):
+        with pytest.raises(
+            FailedPreconditionError, match=f"plans of format {PLAN_FORMAT}, and this one has"
+        ):
             load_plan(data)

@@ -69,7 +69,7 @@ def test_a_worker_on_the_wildcard_address_advertises_its_route_address(keys, cap
                 ShardingPolicy.DYNAMIC, dispatcher.target, security=Security.load(keys, "client")
             )
             assert len(list(hr.Dataset.range(100).apply(share))) == 100
-    said = [each.message for each in caplog.records if "clients are told" in each.message]
+    said = [each.message for each in caplog.records if "advertising worker address" in each.message]
     assert len(said) == 1
     assert "127.0.0.1" in said[0]
     assert "--worker-address" in said[0]

@@ -150,7 +150,8 @@ def test_a_worker_needs_a_dispatcher() -> None:
 def test_a_worker_reports_an_unresponsive_dispatcher() -> None:
     config = WorkerConfig(dispatcher_address=NOWHERE, dispatcher_timeout_ms=100)
     with pytest.raises(
-        hr.errors.UnavailableError, match=r"wants to register, did not answer for 0\.1 s"
+        hr.errors.UnavailableError,
+        match=r"did not reply to RegisterWorker of worker \S+ for 0\.1 s",
     ):
         WorkerServer(config)
 

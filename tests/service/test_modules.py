@@ -227,8 +227,8 @@ def test_a_file_is_imported_under_its_own_name(folder: Path) -> None:
     ("name", "text"),
     [
         ("no_such_module", "No module named"),
-        ("/nowhere/thing.py", "there is no Python file"),
-        ("/nowhere/json.py", "there is another module 'json'"),
+        ("/nowhere/thing.py", "does not exist"),
+        ("/nowhere/json.py", "another module named 'json' is already imported"),
     ],
 )
 def test_a_failed_import_is_named(name: str, text: str) -> None:

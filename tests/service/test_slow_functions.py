@@ -65,7 +65,7 @@ def test_worker_process_with_a_blocked_function_is_replaced(
         assert [worker.is_running for worker in cluster.workers].count(False) == 1
     assert sorted(got) == list(range(100))
     said = capfd.readouterr().err
-    named = re.search(r"task \d+ \(the splits assigned last are \d+ to \d+\) has made no", said)
+    named = re.search(r"task \d+ \(last assigned splits: \d+ to \d+\) has made no", said)
     assert named or holds_the_lock
     assert "in hang_once" in said
 

@@ -199,7 +199,7 @@ def test_a_worker_without_its_dispatcher_is_healthy_and_not_ready(service):
             try:
                 urlopen(f"http://{worker.metrics_address}/readyz", timeout=20).close()
             except HTTPError as error:
-                return error.code == 503 and b"does not know" in error.read()
+                return error.code == 503 and b"is not registered" in error.read()
             return False
 
         wait_for(refused)

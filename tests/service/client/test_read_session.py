@@ -104,7 +104,7 @@ def test_requests_carry_the_task_token_and_respect_the_budget() -> None:
     actions = session.act(0.0)
     assert len(actions.requests) == 4
     assert {ask.task.task_id for ask in actions.requests} == {1, 2}
-    assert {ask.message.ticket for ask in actions.requests} == {"t"}
+    assert {ask.message.task_token for ask in actions.requests} == {"t"}
     assert session.act(0.0).requests == []
 
 

@@ -358,7 +358,7 @@ class ReadSession(IterationSession[TaskReader]):
     def _make_request(self, task: TaskReader, number: int) -> TaskRequest:
         message = GetElements(
             task_id=task.address.task_id,
-            ticket=task.address.task_token,
+            task_token=task.address.task_token,
             client_id=self.client_id,
             request_number=number,
             acknowledged=task.window.acknowledged,

@@ -27,8 +27,8 @@ from headrace.service.worker.result_batch import ResultBatch
 from headrace.service.worker.task_iterator import open_plan
 from headrace.storage.files import LocalFolder
 from tests.service.reading import wait_until
-from tests.service.worker.driving import definition
-from tests.service.worker.listed import SECONDS
+from tests.service.worker.core_driver import definition
+from tests.service.worker.scripted_iterator import SECONDS
 
 SAVE = "0" * 16
 
@@ -52,7 +52,7 @@ class Session:
         self.needs = threading.Semaphore(0)
         self.feed = ProducerChannel(1, self)
         plan = dump_plan(dataset.plan)
-        task = definition(dealt=True)
+        task = definition(assigns_splits=True)
 
         def opened(hand_over: Callable[[], None]) -> ElementIterator:
             return open_plan(plan, task, partial(self.feed.next_splits, hand_over), worker="w:1")
