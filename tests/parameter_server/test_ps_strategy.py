@@ -258,7 +258,7 @@ def test_a_task_that_should_listen_is_named_where_it_makes_a_coordinator(caplog)
         with hr.coordinator.ClusterCoordinator(strategy):
             pass
         strategy.close()
-    assert "this program is a worker of its cluster" in caplog.text
+    assert "this process is a worker task of its cluster" in caplog.text
     assert "hr.distribute.Server" in caplog.text
 
 

@@ -43,7 +43,7 @@ __all__ = [
 
 
 DEFAULT_RETRIES = 10
-"""Default number of times that a function may be lost with its worker."""
+"""Default maximum number of times that a function is rerun after its worker was lost."""
 
 
 class RemoteValueStatus(enum.Enum):
@@ -114,17 +114,17 @@ class ClosureResult:
 class ClosurePhase(enum.Enum):
     """Phase of a closure."""
 
-    WAITING_FOR_INPUTS = "held"
+    WAITING_FOR_INPUTS = "waiting_for_inputs"
     """Waits for values of other closures."""
     READY = "ready"
     """Waits for a worker."""
     SENT = "sent"
     """Assigned to a worker."""
-    FENCING = "fenced"
+    FENCING = "fencing"
     """Its worker is lost, and servers have not yet confirmed that they reject its writes."""
-    COMPLETING = "settling"
+    COMPLETING = "completing"
     """Ended; waits for its round, and for servers to forget its write keys."""
-    DONE = "over"
+    DONE = "done"
     """Complete."""
 
 
@@ -266,13 +266,13 @@ class ClosureFailure:
             ]
             rest = len(self.later_errors) - len(named)
             error.add_note(
-                f"{len(self.later_errors)} more failed before all was called off: "
+                f"{len(self.later_errors)} more functions failed before all were cancelled: "
                 + "; ".join(named)
                 + (f"; and {rest} more" if rest else "")
             )
         if self.num_cancelled:
             error.add_note(
-                f"{self.num_cancelled} that were scheduled were cancelled; schedule them again"
+                f"{self.num_cancelled} scheduled functions were cancelled; schedule them again"
             )
         return error
 
@@ -293,9 +293,9 @@ def timeout_error(closure: Closure) -> Exception:
 def retries_exhausted_error(closure: Closure) -> Exception:
     """Return the error of a closure that was lost with its workers too often."""
     return UnavailableError(
-        f"{closure.name} was lost with its worker {closure.num_losses} times, the last one worker "
-        f"{closure.worker}, and may be run again {closure.max_losses} times: perhaps it ends its "
-        "worker (memory?); where it does not, give schedule() more `retries`"
+        f"{closure.name} was lost with its worker {closure.num_losses} times, last with worker "
+        f"{closure.worker}, but `retries` allows {closure.max_losses}: the function may "
+        "terminate its worker (out of memory?); if not, increase `retries` of schedule()"
     )
 
 

@@ -88,8 +88,8 @@ class ClosureFactory:
         found = sum(isinstance(each, SharedDataset) for each in handles)
         if found and not allow_shared:
             raise FailedPreconditionError(
-                "a shared dataset is dealt out by run_epoch(fn, args), which calls the function "
-                "until the dataset ends; schedule() takes per-worker datasets"
+                "a shared dataset can be read only with run_epoch(fn, args), which calls the "
+                "function until the dataset ends; use a per-worker dataset with schedule()"
             )
 
     # --- for handles of resources (`per_worker`) -------------------------------------------------
@@ -109,7 +109,9 @@ class ClosureFactory:
             FailedPreconditionError: If it cannot be sent.
         """
         function = self._functions.get(fn)
-        _check_size(function.payload, f"the function {function.name}, with what it holds,")
+        _check_size(
+            function.payload, f"the function {function.name} with the objects it references"
+        )
         return function
 
     def define_resource(self, resource: WorkerResource) -> None:
@@ -152,7 +154,7 @@ class ClosureFactory:
         self._runner.wait(is_over, f"{closure.name} on worker {connection.worker}")
         if not result.is_ready:
             raise CancelledError(
-                f"worker {connection.worker} was lost before it answered {closure.name}; call again"
+                f"worker {connection.worker} was lost before it returned {closure.name}; call again"
             )
         if result.error is not None:
             raise copy_error(result.error)
@@ -164,7 +166,7 @@ def _check_args(args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> No
     if args is not None and not isinstance(args, list | tuple):
         raise TypeError(
             f"`args` must be a tuple or a list, but got {args!r:.80} of type "
-            f"{type(args).__name__}; for one value write args=(value,)"
+            f"{type(args).__name__}; for one value use args=(value,)"
         )
     if kwargs is not None:
         check_instance("kwargs", kwargs, dict)
@@ -200,7 +202,6 @@ def _find_unpicklable(args: Any, kwargs: dict[str, Any] | None, strategy: Any) -
 def _check_size(payload: Payload, what: str) -> None:
     if payload.nbytes > MAX_CLOSURE_BYTES - _MESSAGE_OVERHEAD:
         raise ValueError(
-            f"{what} is {payload.nbytes:,} bytes, more than the {MAX_CLOSURE_BYTES:,} that a "
-            "worker "
-            "takes; have workers read large data themselves"
+            f"size of {what}: {payload.nbytes:,} bytes, but a worker accepts at most "
+            f"{MAX_CLOSURE_BYTES:,}; let workers read large data themselves"
         )

@@ -131,7 +131,9 @@ class ClosureQueue:
 
     def schedule(self, closure: Closure, now: float) -> int:
         """Schedule a closure and return its number. Must not be called while there is a failure."""
-        assert self.failure is None, "a failure is raised before anything is scheduled"
+        assert self.failure is None, (
+            "the failure must be raised before another closure is scheduled"
+        )
         closure.number, self._next_number = self._next_number, self._next_number + 1
         self.unfinished[closure.number] = closure
         self.num_waiting += 1

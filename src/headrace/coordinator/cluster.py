@@ -125,13 +125,13 @@ def resolve_cluster(strategy: object) -> CoordinatorCluster:
             security=strategy.security,
         )
     if strategy.cluster_resolver is None:
-        raise ValueError("a ClusterCoordinator cannot be made on a worker")
+        raise ValueError("a ClusterCoordinator cannot be created on a worker")
     task = strategy.cluster_resolver.task_type
     if task in (PS, WORKER):
         _log.warning(
-            "this program is a %s of its cluster, and makes the cluster's coordinator, which takes "
-            "the workers from any other; such a task runs hr.distribute.Server(cluster_spec, "
-            "task_type, task_id).join(), or `headrace server`",
+            "this process is a %s task of its cluster and creates a coordinator, which takes "
+            "the workers from any other coordinator; such a task should run "
+            "hr.distribute.Server(cluster_spec, task_type, task_id).join(), or `headrace server`",
             task,
         )
     servers = strategy.cluster.servers

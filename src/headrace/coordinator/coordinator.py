@@ -105,9 +105,9 @@ class ClusterCoordinator:
         if self._settings is not None:
             if self._settings != settings:
                 raise ValueError(
-                    "this strategy has a coordinator already, with closures_in_flight="
-                    f"{self._settings[0]} and threads_per_worker={self._settings[1]}; close() that "
-                    "one first, or use it"
+                    "this strategy already has a coordinator with "
+                    f"closures_in_flight={self._settings[0]} and "
+                    f"threads_per_worker={self._settings[1]}; use that one, or close() it first"
                 )
             return
         self._strategy = strategy
@@ -240,7 +240,7 @@ class ClusterCoordinator:
         """
         waited = list(values)
         if not waited:
-            raise ValueError("`values` must be RemoteValues, at least one, but there is none")
+            raise ValueError("`values` must contain at least one RemoteValue, but is empty")
         if any(each.is_ready for each in waited):
             return
         self._runner.wait(
@@ -293,7 +293,7 @@ class ClusterCoordinator:
             count = check_int("num_shards", num_shards, minimum=1)
         if dataset.cardinality() == INFINITE:
             raise ValueError(
-                "`dataset` must be finite, but this one has no end; take(n) gives it one"
+                "`dataset` must be finite, but its cardinality is infinite; limit it with take(n)"
             )
         seed = dataset.options().seed
         # All shards are taken from a single order.
@@ -408,7 +408,7 @@ class ClusterCoordinator:
         with self._runner.lock:
             if index not in self._runner.core.connections:
                 known = sorted(self._runner.core.connections)
-                raise ValueError(f"there is no worker {index}; there are {known}")
+                raise ValueError(f"no worker {index}; known workers: {known}")
             self._server.remove(self._runner.core.connections[index].address)
             self._runner.core.remove_worker(index)
         self._runner.wake()
@@ -500,9 +500,9 @@ class CoordinatorStub:
 
     def _refuse(self, name: str) -> NoReturn:
         raise FailedPreconditionError(
-            f"`{name}` of a ClusterCoordinator works in the coordinator's process alone, and this "
-            "one is a copy that was pickled: functions that are scheduled may not schedule others. "
-            "The number of a worker is hr.coordinator.get_current_worker_index()"
+            f"`{name}` of a ClusterCoordinator is only available in the coordinator's process, "
+            "and this object is a pickled copy: scheduled functions must not schedule others. "
+            "For the worker's number use hr.coordinator.get_current_worker_index()"
         )
 
     def __repr__(self) -> str:

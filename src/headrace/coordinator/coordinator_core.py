@@ -167,8 +167,8 @@ class CoordinatorCore:
         if contact.is_connected:
             held = self.stats.record_worker_lost(contact.in_flight.values())
             self._actions.warnings.append(
-                f"worker {worker} ({contact.address}) is lost: {error}"
-                + (f"; {held} functions that it had will run again" if held else "")
+                f"worker {worker} ({contact.address}) lost: {error}"
+                + (f"; {held} of its functions will run again" if held else "")
             )
             self.queue.worker_lost(worker)
             for resource in self.resources.values():
@@ -188,7 +188,7 @@ class CoordinatorCore:
             if isinstance(reply, AbortedError) and self.superseded_by is None:
                 self.superseded_by = reply
                 self._actions.warnings.append(
-                    f"this coordinator has no say any more, by word of worker {connection.worker} "
+                    f"this coordinator was superseded, as reported by worker {connection.worker} "
                     f"({connection.address}): {reply}"
                 )
             is_news = str(reply) != connection.reason
@@ -197,9 +197,8 @@ class CoordinatorCore:
                 connection.refusal = reply
                 if is_news:
                     self._actions.warnings.append(
-                        f"worker {connection.worker} ({connection.address}) refuses this "
-                        "coordinator: "
-                        f"{reply}"
+                        f"worker {connection.worker} ({connection.address}) refused this "
+                        f"coordinator: {reply}"
                     )
             return
         self._compare_releases(connection, reply.versions)
@@ -213,9 +212,8 @@ class CoordinatorCore:
         mine = self.session_request.versions
         if connection.versions != theirs and release_mismatch(mine, theirs):
             self._actions.warnings.append(
-                f"worker {connection.worker} ({connection.address}) runs {theirs}, and this "
-                "coordinator "
-                f"{mine}: the same release everywhere is tested"
+                f"worker {connection.worker} ({connection.address}) runs {theirs}, but this "
+                f"coordinator runs {mine}: only equal releases are tested together"
             )
 
     @property
@@ -234,7 +232,7 @@ class CoordinatorCore:
         buffers: Sequence[Buffer],
         now: float,
     ) -> None:
-        error = reply if isinstance(reply, Exception) else AbortedError("it stopped")
+        error = reply if isinstance(reply, Exception) else AbortedError("the worker stopped")
         self.worker_lost(connection.worker, error, now)
 
     def _on_run_reply(
@@ -370,7 +368,7 @@ class CoordinatorCore:
         for contact in list(self.connections.values()):
             if contact.is_expired(now):
                 self._actions.warnings.append(
-                    f"{contact.describe(now)}; it is not waited for any more"
+                    f"{contact.describe(now)}; removed, since it did not register again"
                 )
                 contact.is_draining = True
             if contact.is_draining:

@@ -160,7 +160,9 @@ class CoordinatorRunner:
                     starves = wakes and not all(load.in_flight for load in queue.worker_pool)
                     break
             self.raise_failure()
-            self.wait(lambda: queue.has_capacity or queue.failure is not None, "room in the queue")
+            self.wait(
+                lambda: queue.has_capacity or queue.failure is not None, "capacity in the queue"
+            )
         if wakes:
             self._wake_and_yield(starves)
 
@@ -187,13 +189,13 @@ class CoordinatorRunner:
         self.wake()
         is_over = self.wait(
             lambda: queue.is_done_through(last) or queue.failure is not None,
-            "functions that were scheduled",
+            "scheduled functions",
             timeout,
         )
         self.raise_failure()
         if not is_over:
             raise DeadlineExceededError(
-                f"not all functions were over in {timeout:g} s: " + self._stall_report()
+                f"scheduled functions not done after {timeout:g} s: " + self._stall_report()
             )
 
     def is_done(self) -> bool:
@@ -217,7 +219,7 @@ class CoordinatorRunner:
         left = failure.drain_deadline + _DRAIN_GRACE_SECONDS - time.monotonic()
         self.wait(
             lambda: queue.is_drained or queue.failure is not failure,
-            "functions that still run after an error",
+            "functions still running after an error",
             max(0.0, left),
         )
         with self.lock:
@@ -233,7 +235,7 @@ class CoordinatorRunner:
         """
         if not self.wait(lambda: result.is_ready, f"the value of {name}", timeout):
             raise DeadlineExceededError(
-                f"the value of {name} is not here after {timeout:g} s: {self._stall_report()}"
+                f"the value of {name} is not available after {timeout:g} s: {self._stall_report()}"
             )
 
     def cancel(self, closure: Closure) -> bool:
@@ -312,7 +314,7 @@ class CoordinatorRunner:
     # --- the I/O thread -------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> bool:
-        _log.error("the coordinator cannot go on", exc_info=error)
+        _log.error("the coordinator failed", exc_info=error)
         with self.lock:
             self._fatal_error = error
             self._runner.notify(notify_all=True)
@@ -425,13 +427,13 @@ class RunnerLifeCycle(LifeCycle):
             left, failure = len(_find_unfinished(queue)), queue.failure
         if left:
             _log.warning(
-                "the program ends while %d functions that were scheduled are not over: they are "
-                "called off; coordinator.join() waits for them",
+                "the program exits with %d unfinished scheduled functions, which are cancelled; "
+                "call coordinator.join() to wait for them",
                 left,
             )
         if failure is not None:
             _log.warning(
-                "the program ends before schedule() or join() raised this error of a function: %s",
+                "the program exits before schedule() or join() raised this error of a function: %s",
                 failure.error,
             )
         self.stop()
@@ -449,8 +451,8 @@ def _find_unfinished(queue: ClosureQueue) -> list[Closure]:
 # --- replacement of the coordinator's lock in a forked child --------------------------------------
 
 _FORKED_MESSAGE = (
-    "this coordinator was made before a fork, and belongs to the process that made it: schedule "
-    "there, or start processes with `subprocess` or the spawn method of multiprocessing"
+    "this coordinator was created before a fork and belongs to the parent process: schedule "
+    "functions there, or start processes with `subprocess` or the spawn method of multiprocessing"
 )
 
 

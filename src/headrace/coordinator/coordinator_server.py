@@ -159,13 +159,13 @@ class CoordinatorServer:
         if not python_mismatch(mine.python, theirs.python):
             return
         words = (
-            f"the training worker at {message.address} runs {theirs}, and the coordinator at "
-            f"{self.address} runs {mine}: functions travel as bytecode, which is different in each "
-            "minor version of Python, so run both on the same one"
+            f"the training worker at {message.address} runs {theirs}, but the coordinator at "
+            f"{self.address} runs {mine}: functions are sent as bytecode, which differs between "
+            "minor versions of Python, so use the same version for both"
         )
         if message.process_id not in self._refused:
             self._refused.add(message.process_id)
-            _log.warning("a worker is not taken in: %s", words)
+            _log.warning("registration of a worker refused: %s", words)
         raise FailedPreconditionError(words)
 
     def _register(self, message: RegisterTrainingWorker) -> int:
@@ -200,7 +200,7 @@ class WorkerRegistration:
         self._message = RegisterTrainingWorker(address=address, process_id=uuid.uuid4().hex)
         self._security = security
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headrace-announcing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="headrace-registration", daemon=True)
         start_thread(self._thread)
 
     def _run(self) -> None:
@@ -220,11 +220,13 @@ class WorkerRegistration:
                     # Another coordinator may listen there later, so registration continues.
                     if str(error) != refusal:
                         refusal = str(error)
-                        _log.error("refused by the coordinator: %s", error)
+                        _log.error("registration refused by the coordinator: %s", error)
                 except HeadraceError as error:
                     # A hanging coordinator uses up the timeout of each attempt.
                     if warnings.should_warn(time.monotonic() - since):
-                        _log.warning("no coordinator answers at %s: %s", self._coordinator, error)
+                        _log.warning(
+                            "no reply from the coordinator at %s: %s", self._coordinator, error
+                        )
                 else:
                     since = time.monotonic()
                     warnings.reset()

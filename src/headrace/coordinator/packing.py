@@ -151,8 +151,8 @@ def add_input(result: ClosureResult) -> int:
     packing = _context.packing
     if packing is None or not packing.takes_inputs:
         raise FailedPreconditionError(
-            "a RemoteValue travels only as an argument: pass it in `args` or `kwargs` of schedule, "
-            "or fetch() it first"
+            "a RemoteValue can be sent to a worker only as an argument: pass it in `args` or "
+            "`kwargs` of schedule, or fetch() it first"
         )
     for place, each in enumerate(packing.inputs):
         if each is result:
@@ -181,8 +181,8 @@ def record_handle(handle: object) -> None:
     packing = _context.packing
     if packing is None:
         raise FailedPreconditionError(
-            f"a {type(handle).__name__} can be used in functions that are scheduled, and travels "
-            "nowhere else"
+            f"a {type(handle).__name__} can be used only in scheduled functions, and cannot be "
+            "pickled otherwise"
         )
     packing.handles.append(handle)
 
@@ -247,8 +247,7 @@ class FunctionCache:
             return known[1]
         if not callable(fn):
             raise TypeError(
-                f"`fn` must be a function that is called on a worker, but got {fn!r:.80} of type "
-                f"{type(fn).__name__}"
+                f"`fn` must be callable, but got {fn!r:.80} of type {type(fn).__name__}"
             )
         function = _pack_function(fn, self._strategy())
         key, known_functions = id(fn), self._known
@@ -272,9 +271,9 @@ def _pack_function(fn: Callable[..., Any], strategy: Any) -> PackedFunction:
         for value in find_references(fn).values() if is_pickled_by_name(fn) else ():
             if (found := keras_state(value)) is not None:
                 raise FailedPreconditionError(
-                    f"its module is imported on the worker, which makes {found} there again, "
-                    "another one than here: pass it as an argument, or define the function in the "
-                    "main program or inside a function"
+                    f"the worker imports its module, which creates another {found} there: pass "
+                    "it as an argument, or define the function in the main program or inside a "
+                    "function"
                 )
         payload = pack(fn, packing)
     except Exception as error:
@@ -282,7 +281,10 @@ def _pack_function(fn: Callable[..., Any], strategy: Any) -> PackedFunction:
             why = str(error)
         else:
             inside = describe_unpicklable(fn) or describe_error(error)
-            why = f"it holds {inside}. Make such things inside the function, or pass their values"
+            why = (
+                f"it references {inside}. Create such objects inside the function, or pass their "
+                "values"
+            )
         raise FailedPreconditionError(
             f"the function {name} cannot be sent to a worker: {why}"
         ) from error
@@ -318,7 +320,7 @@ class LoadedFunction:
                         f"{describe_error(error)}"
                         + (
                             missing_module_hint(type(error).__name__, _MISSING_MODULE)
-                            or "; does it have the same packages as the coordinator?"
+                            or "; does the worker have the same packages as the coordinator?"
                         )
                     ) from error
                 self.payload = Payload(b"")

@@ -75,9 +75,9 @@ class RemoteValue:
             raise copy_error(result.error)
         if self._closure.pinned_worker is not None:
             raise FailedPreconditionError(
-                f"what {self._closure.name} made is kept by worker {self._closure.pinned_worker}: "
-                "use it in "
-                "a function that is scheduled, and return from there what is wanted here"
+                f"the value of {self._closure.name} stays on worker "
+                f"{self._closure.pinned_worker} and cannot be fetched: use it in a scheduled "
+                "function, and return the needed values from that function"
             )
         if self._value is _UNSET:
             assert result.payload is not None

@@ -70,14 +70,14 @@ class SharedDataset:
             if progress is None and self._restored is not None:
                 progress = self._restored[0]
             if progress is None:
-                return {"version": _VERSION, "pass": self._next_epoch}
+                return {"version": _VERSION, "epoch": self._next_epoch}
             if self._stateless is not None:
                 raise self._stateless
-            place, used = progress.get_state()
+            position, used = progress.get_state()
             return {
                 "version": _VERSION,
-                "pass": progress.epoch,
-                "place": place,
+                "epoch": progress.epoch,
+                "position": position,
                 "used": used,
             }
 
@@ -88,25 +88,28 @@ class SharedDataset:
             FailedPreconditionError: If an epoch is running, or the state is of a later version.
             InvalidArgumentError: If it is not a state of a shared dataset, or of another dataset.
         """
-        if not isinstance(state, dict) or not isinstance(state.get("pass"), int):
-            raise InvalidArgumentError(f"this is no state of a shared dataset: {state!r:.80}")
+        if not isinstance(state, dict) or not isinstance(state.get("epoch"), int):
+            raise InvalidArgumentError(
+                f"`state` must be the state of a shared dataset, but got {state!r:.80}"
+            )
         if state.get("version") != _VERSION:
             raise FailedPreconditionError(
-                f"the state of a shared dataset is of version {state.get('version')}, and this "
-                f"version of Headrace reads version {_VERSION}"
+                f"`state` has version {state.get('version')}, but this release of Headrace reads "
+                f"version {_VERSION}"
             )
         restored = None
-        if "place" in state:
-            restored = EpochProgress(state["pass"], state["used"]), state["place"]
-            restored[0].record_position(state["place"])
-            with self._open_iterator(state["pass"]) as iterator:
-                iterator.set_state(state["place"])
+        if "position" in state:
+            restored = EpochProgress(state["epoch"], state["used"]), state["position"]
+            restored[0].record_position(state["position"])
+            with self._open_iterator(state["epoch"]) as iterator:
+                iterator.set_state(state["position"])
         with self._lock:
             if self._is_read:
                 raise FailedPreconditionError(
-                    "an epoch of this shared dataset runs; set its state before or after it"
+                    "cannot set the state of a shared dataset during an epoch; set it before or "
+                    "after"
                 )
-            self._next_epoch, self._restored, self._progress = state["pass"], restored, None
+            self._next_epoch, self._restored, self._progress = state["epoch"], restored, None
 
     state_dict = get_state
     load_state_dict = set_state
@@ -117,7 +120,8 @@ class SharedDataset:
         with self._lock:
             if self._is_read:
                 raise FailedPreconditionError(
-                    "an epoch of this shared dataset runs; begin another one when it has ended"
+                    "an epoch of this shared dataset is already running; start another one after "
+                    "it has ended"
                 )
             restored, self._restored = self._restored, None
             progress = EpochProgress(self._next_epoch) if restored is None else restored[0]
@@ -156,8 +160,8 @@ class SharedDataset:
 
     def __iter__(self) -> Iterator[Any]:
         raise FailedPreconditionError(
-            "a shared dataset is read by the functions that run_epoch calls: pass it among their "
-            "arguments, and call next() on it there"
+            "a shared dataset can be read only by functions that run_epoch calls: pass it in "
+            "their arguments, and call next() on it there"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -178,8 +182,8 @@ def find_shared_dataset(closure: Closure) -> SharedDataset:
     shared = {id(each): each for each in kept if isinstance(each, SharedDataset)}
     if len(shared) != 1:
         raise ValueError(
-            f"run_epoch needs one shared dataset among `args`, and found {len(shared)}; "
-            "create_shared_dataset(dataset) makes one"
+            f"run_epoch requires exactly one shared dataset in `args`, but found {len(shared)}; "
+            "create one with create_shared_dataset(dataset)"
         )
     ((_, dataset),) = shared.items()
     return dataset

@@ -1,4 +1,4 @@
-"""The state of a coordinator: for `headrace status`, and for log messages of long waits."""
+"""Status of a coordinator: for `headrace status`, and for log messages of long waits."""
 
 from __future__ import annotations
 
@@ -199,10 +199,10 @@ def stall_report(core: CoordinatorCore, now: float) -> str:
         address = core.connections[worker].address
         words.append(f"{name} has been running on worker {worker} ({address}) for {seconds:.0f} s")
     if len(running) > _MAX_LOGGED:
-        words.append(f"{len(running) - _MAX_LOGGED} more run")
+        words.append(f"{len(running) - _MAX_LOGGED} more functions are running")
     words += [each.describe(now) for each in core.connections.values() if not each.is_connected]
     if not core.connections:
-        words.append("there is no worker: add one")
+        words.append("no workers; add one with add_worker()")
     if core.queue.num_waiting:
-        words.append(f"{core.queue.num_waiting} functions wait for a worker")
-    return "; ".join(words) or "all has just ended"
+        words.append(f"{core.queue.num_waiting} functions waiting for a worker")
+    return "; ".join(words) or "all functions have just ended"

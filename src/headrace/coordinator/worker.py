@@ -140,7 +140,7 @@ class ClosureWorker(LifeCycle):
                 host,
                 port,
                 metrics=lambda: worker_metrics(desk.counters()),
-                not_ready_reason=lambda: "" if desk.is_open else "it does not listen yet",
+                not_ready_reason=lambda: "" if desk.is_open else "not listening yet",
             )
             self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
@@ -195,18 +195,17 @@ class _RequestHandler:
         life = self._session
         if life is None or life.start_message.session != session:
             raise AbortedError(
-                "this worker was greeted again, or has not been greeted: what is asked belongs to "
-                "a life that is over"
+                "this worker has started another session since, or none yet; the request is of "
+                f"session {session}"
             )
         return life
 
     def _on_start_session(self, request: Request, message: StartSession) -> None:
         if message.term < self._term:
             raise AbortedError(
-                f"this worker obeys a newer coordinator, in process {self._coordinator_process} "
-                "(term "
-                f"{self._term}; yours is {message.term}): end this program, or give "
-                "each of the two workers of its own"
+                "this worker belongs to a newer coordinator, in process "
+                f"{self._coordinator_process} (its term is {self._term}, yours is "
+                f"{message.term}): end this program, or give each coordinator separate workers"
             )
         if self._is_closed:
             # Start no session: results sent to this worker would count as lost again and again.
@@ -214,9 +213,10 @@ class _RequestHandler:
         mine, theirs = own_versions(), message.versions
         if python_mismatch(theirs.python, mine.python):
             raise FailedPreconditionError(
-                f"this training worker, process {process_name()}, runs {mine}, and the coordinator "
-                f"in process {message.process} runs {theirs}: functions travel as bytecode, which "
-                "is different in each minor version of Python, so run both on the same one"
+                f"this training worker, process {process_name()}, runs {mine}, but the "
+                f"coordinator in process {message.process} runs {theirs}: functions are sent as "
+                "bytecode, which differs between minor versions of Python, so use the same "
+                "version for both"
             )
         self._term, self._coordinator_process = message.term, message.process
         self._register_cluster(message)

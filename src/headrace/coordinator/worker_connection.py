@@ -117,9 +117,9 @@ class WorkerConnection:
         """Describe the worker and its connection state."""
         name = f"worker {self.worker} ({self.address})"
         if self.is_connected:
-            return f"{name} is there"
+            return f"{name} is connected"
         why = f": {self.reason}" if self.reason else ""
-        return f"{name} has not been there for {now - self.state_since:.0f} s{why}"
+        return f"{name} has not been connected for {now - self.state_since:.0f} s{why}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -251,9 +251,11 @@ def _running_closures(queue: ClosureQueue) -> Iterator[tuple[Closure, float]]:
 
 def _slow_warning(name: str, where: str, seconds: float, median: float | None) -> str:
     others = (
-        "has hardly returned before" if median is None else f"takes {median:.2g} s in the median"
+        (f"has returned fewer than {_MIN_DURATIONS} times before")
+        if median is None
+        else (f"usually takes {median:.2g} s")
     )
     return (
         f"{name} has been running on {where} for {seconds:.0f} s, and {others}: it may hang, or "
-        "wait for data or for a parameter server; schedule(..., timeout=) ends such calls"
+        "wait for data or for a parameter server; schedule(..., timeout=) limits such calls"
     )

@@ -55,8 +55,8 @@ def build_dataset(dataset_or_fn: Any) -> Any:
 
 def _refuse_variable(name: str) -> Exception:
     return InvalidArgumentError(
-        f"Creating variables in dataset_fn is not allowed, and Variable {name!r} is made there: it "
-        "would be made again by each worker. Make it in strategy.scope(), outside"
+        f"Creating variables in dataset_fn is not allowed, but Variable {name!r} is created "
+        "there: each worker would create it again. Create it outside, in strategy.scope()"
     )
 
 
@@ -180,7 +180,7 @@ class LeasedElementIterator:
                 self.request_more()
             if not self._elements:
                 self.reached_end = True
-                raise OutOfRangeError("the shared dataset has no more elements in this epoch")
+                raise OutOfRangeError("end of the shared dataset in this epoch")
             payload = self._elements.popleft()
         return unpack(payload)
 

@@ -65,9 +65,9 @@ _LARGE_BYTES = 1 << 20
 _MANY_ABANDONED = 32
 _POLL_SECONDS = 1.0
 _NO_WRITES_ALLOWED = (
-    "what workers make for themselves (per-worker datasets and values) may read variables and "
-    "write none: it is made once on each worker, and again when a worker was lost; write in a "
-    "function that is scheduled"
+    "functions that create per-worker datasets and values may read variables but not write them, "
+    "since they run once on each worker, and again after a worker was lost; write in a scheduled "
+    "function"
 )
 
 
@@ -182,7 +182,7 @@ class WorkerSession:
         """
         payload = self._queue.results.get(number)
         if payload is None:
-            raise NotFoundError(f"no value of closure {number} waits here")
+            raise NotFoundError(f"no value of closure {number} is waiting to be fetched")
         return FetchedResult(value=payload.data), payload.buffers
 
     def drop_result(self, number: int) -> None:
@@ -206,7 +206,9 @@ class WorkerSession:
             answers = self._queue.close()
             attending, self._end_requests = self._end_requests, []
             self._changed.notify_all()
-        gone = AbortedError("this life of the worker is over: it stopped, or was greeted again")
+        gone = AbortedError(
+            "this worker session has ended: the worker stopped, or started another session"
+        )
         for request in attending:
             request.fail(gone)
         for request, _ in answers:
@@ -223,7 +225,7 @@ class WorkerSession:
     def _replace_thread(self) -> None:
         if self._num_abandoned == _MANY_ABANDONED:
             _log.warning(
-                "%d functions on worker %d were given up and may still run: each holds a thread "
+                "%d abandoned functions on worker %d may still run; each occupies a thread "
                 "until it returns",
                 self._num_abandoned,
                 self.start_message.worker,
@@ -252,9 +254,7 @@ class WorkerSession:
             ran, value, steps = self._run_task(task, begun)
         except BaseException as raised:
             # An error after the function, such as in an iterator's state, must be answered as well.
-            error = translate_error(
-                "what comes after a function", self.start_message.worker, raised
-            )
+            error = translate_error("the code after a function", self.start_message.worker, raised)
             ran, value, steps = (
                 RunReply(error=encode_error(error), has_written=True),
                 PACKED_NONE,
@@ -367,9 +367,9 @@ class WorkerSession:
 
 def _refuse_variable(name: str) -> Exception:
     return FailedPreconditionError(
-        f"Variable {name!r} is made inside a function that a coordinator scheduled: it would be "
-        "made again each time, and be lost with the worker. Make it in strategy.scope(), outside; "
-        "what each worker is to keep for itself, create_per_worker_values makes"
+        f"Variable {name!r} is created inside a scheduled function: each call would create it "
+        "again, and it would be lost with the worker. Create it outside, in strategy.scope(); "
+        "for a separate value on each worker use create_per_worker_values"
     )
 
 
@@ -411,6 +411,6 @@ def _pack_result(value: Any, function: str) -> Payload:
         return pack(value, pickler=ReplyPickler)
     except Exception as error:
         raise TypeError(
-            f"what {function} returned, a {type(value).__name__}, cannot be sent to the "
+            f"the result of {function}, of type {type(value).__name__}, cannot be sent to the "
             f"coordinator ({error}); return arrays, numbers, or structures of them"
         ) from error

@@ -106,7 +106,7 @@ class StepAgreement:
 
     def gather_values(self, value: Any) -> list[Any]:
         """Return the JSON values of all workers, in rank order. All workers must call it."""
-        what = f"the state of {self._name} after step {self._step}"
+        what = f"get_state of {self._name} after step {self._step}"
         return gather_json(self._client, what, value)
 
     def reset(self) -> None:
@@ -214,30 +214,34 @@ class ProgramCalls:
         except Exception as error:
             if not self._is_peer_loss(error):
                 raise
-            raise_missing_workers(self._client, f"{self._name}, which failed", error)
+            raise_missing_workers(self._client, self._name, error)
 
 
 def gather_row_counts(client: CollectiveClient, rows: Sequence[int]) -> list[int]:
     """Return the row counts of all replicas in a step, given those of the local replicas."""
-    said = client.run("the rows of a step", ALL, arrays=[np.array(rows, np.int64)])
+    said = client.run("row counts of a step", ALL, arrays=[np.array(rows, np.int64)])
     return [int(count) for array in said.arrays for count in array]
 
 
-def raise_missing_workers(client: CollectiveClient, what: str, error: BaseException) -> NoReturn:
-    """Raise an error that names the missing workers, for an operation that failed.
+def raise_missing_workers(
+    client: CollectiveClient, operation: str, error: BaseException
+) -> NoReturn:
+    """Raise an error that names the missing workers, after an operation failed.
 
     Raises:
         UnavailableError: Always.
     """
-    # The workers that are left meet in this collective, which names the missing ones.
-    client.run(what, ANY, timeout=_MISSING_QUERY_SECONDS)
-    raise UnavailableError(f"{what}, though all workers are there: {error}") from error
+    # The remaining workers contribute to this collective, whose error names the missing ones.
+    client.run(f"the check after a failure of {operation}", ANY, timeout=_MISSING_QUERY_SECONDS)
+    raise UnavailableError(
+        f"{operation} failed, although all workers are connected: {error}"
+    ) from error
 
 
 # --- Large arrays, reduced by the framework's own collectives -------------------------------------
 
 _LARGE_BYTES = 1 << 20
-"""Size from which the framework's all-reduce is worth an additional message."""
+"""Minimum size for the framework's all-reduce; smaller arrays do not justify its extra message."""
 
 
 class DirectAllReduce:
@@ -287,7 +291,9 @@ class DirectAllReduce:
                 self._size,
                 addresses.local_address_for(self._address),
                 self._timeout,
-                lambda own: gather_json(self._client, "where each listens for large arrays", own),
+                lambda own: gather_json(
+                    self._client, "addresses for the all-reduce of large arrays", own
+                ),
                 device,
             )
             self._is_allowed = self._all_reduce is not None
@@ -304,5 +310,5 @@ class DirectAllReduce:
         try:
             found: list[Any] = self._all_reduce.all_reduce(totals, self._client.poll)
         except RuntimeError as error:
-            raise_missing_workers(self._client, "an exchange of large arrays, which failed", error)
+            raise_missing_workers(self._client, "an all-reduce of large arrays", error)
         return found

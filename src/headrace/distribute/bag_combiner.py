@@ -44,11 +44,18 @@ def check_combiner(combiner: Any, ids: NDArray[np.int64], owner: str, *, owner_k
         known = ", ".join(map(repr, COMBINERS))
         raise ValueError(f"`combiner` must be None or one of {known}, but got {combiner!r}")
     if not ids.ndim:
-        raise ValueError(f"a bag of {owner} is a row of ids, but got one id and a `combiner`")
+        raise ValueError(
+            f"`combiner` of {owner} needs bags of ids along the last axis, but got a single id"
+        )
     if owner_kind == "b":
-        raise ValueError(f"rows of {owner} are of bools, which are not added; use no `combiner`")
+        raise ValueError(
+            f"`combiner` is not supported for {owner}, whose rows are bools; use combiner=None"
+        )
     if combiner != "sum" and owner_kind in "iu":
-        raise ValueError(f"rows of {owner} are of integers, which have no {combiner!r}; use 'sum'")
+        raise ValueError(
+            f"`combiner` {combiner!r} is not supported for {owner}, whose rows are integers; "
+            "use 'sum'"
+        )
 
 
 def combine_bags(
@@ -164,7 +171,7 @@ def row_indices(variable: Any, ids: Any) -> NDArray[np.int64]:
     """
     whose = f"Variable {variable.name!r}"
     if not variable.shape:
-        raise ValueError(f"{whose} has no rows: it is one number")
+        raise ValueError(f"{whose} is a scalar and has no rows")
     return check_row_indices(ids, variable.shape[0], whose)
 
 
@@ -205,8 +212,8 @@ def as_ids(ids: Any, owner: str) -> NDArray[Any]:
         return np.asarray(ids)
     except ValueError:
         raise ValueError(
-            f"ids of {owner} must be an array, but here lists of ids have unlike lengths; look up "
-            "each list by itself, or see hr.torch.EmbeddingBag"
+            f"ids of {owner} must form an array, but got lists of different lengths; look up "
+            "each list separately, or use hr.torch.EmbeddingBag"
         ) from None
 
 

@@ -283,9 +283,9 @@ def _concatenate(parts: Sequence[Any], path: str) -> Any:
     shapes = sorted({part.shape[1:] for part in parts})
     if len(shapes) > 1:
         raise InvalidArgumentError(
-            f"rows of {describe_component(path)} have shapes {', '.join(map(str, shapes))}, and "
-            'split="balanced" joins what is left of a batch to the next one: pad all rows alike '
-            '(padded_batch with padded_shapes), or use split="ceil"'
+            f"rows of {describe_component(path)} have shapes {', '.join(map(str, shapes))}, but "
+            'split="balanced" joins the remaining rows of a batch to the next batch: pad all '
+            'rows to one shape (padded_batch with padded_shapes), or use split="ceil"'
         )
     return np.concatenate(parts)
 
@@ -317,10 +317,10 @@ def check_keeps_order(plan: Node) -> None:
     """
     if not all(source.has_order for source in find_sources(plan)):
         raise FailedPreconditionError(
-            "there is no state here: a part of a batch was used, and the rest of it is for the "
-            "next step, but the data service gives batches in no order, so that another may be the "
-            "next one. Read with `ordered=True`, make batches for one replica in "
-            "distribute_datasets_from_function, or ask after a step that used its batches up"
+            "the state cannot be saved within a batch: the data service returns batches in no "
+            "fixed order, so another batch may come after a restore. Read with `ordered=True`, "
+            "create per-replica batches in distribute_datasets_from_function, or save the state "
+            "after a step that uses up its batches"
         )
 
 

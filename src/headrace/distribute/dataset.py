@@ -92,7 +92,7 @@ class ReplicaDataset(ABC):
     def __len__(self) -> int:
         size = self.cardinality()
         if size < 0:
-            what = "infinite" if size == INFINITE else "known only by reading it"
+            what = "infinite" if size == INFINITE else "unknown until it is read"
             raise TypeError(f"the number of steps of this distributed dataset is {what}")
         return size
 
@@ -278,9 +278,9 @@ class DistributedDataset(ReplicaDataset):
                 stream_share.num_streams > 1 and share.policy is AutoShardPolicy.OFF
             ):
                 raise FailedPreconditionError(
-                    "the state was taken when the dataset was shared as "
-                    f"{stream_share.num_streams} parts, and it "
-                    "cannot be cut into parts here: is it the same dataset, with the same options?"
+                    f"the state is of a dataset sharded into {stream_share.num_streams} streams, "
+                    "but this dataset cannot be sharded; restore the state into the same "
+                    "dataset, with the same options"
                 )
             self._datasets[stream_share.num_streams, stream_share.stream] = Dataset(
                 self._read_ahead(share.plan)

@@ -81,7 +81,9 @@ class ReplicaView:
 
 ExecutionContext: TypeAlias = CrossReplicaContext | ReplicaView | None
 
-current_context: ContextVar[ExecutionContext] = ContextVar("headrace_distribute_here", default=None)
+current_context: ContextVar[ExecutionContext] = ContextVar(
+    "headrace_execution_context", default=None
+)
 """Context of the current code."""
 
 before_replicas_hook: ContextVar[Callable[[], object] | None] = ContextVar(
@@ -90,7 +92,7 @@ before_replicas_hook: ContextVar[Callable[[], object] | None] = ContextVar(
 """Called before code continues on several replicas' threads; None disables the call."""
 
 variable_refusal: ContextVar[Callable[[str], Exception] | None] = ContextVar(
-    "headrace_refusing_variables", default=None
+    "headrace_variable_refusal", default=None
 )
 """Returns the error for creating a variable of a given name here; None allows variables."""
 
@@ -121,8 +123,8 @@ def check_cross_replica(strategy: Any, method: str, instead: str = "merge_call()
 def refuse_mixing(entered: Any, other: Any) -> NoReturn:
     """Raise for the use of a strategy in the scope of another."""
     raise FailedPreconditionError(
-        f"Mixing different Strategy objects: {entered!r} is not {other!r}; leave the scope of the "
-        "one before you use the other"
+        f"Mixing different Strategy objects: {entered!r} is not {other!r}; leave the scope of "
+        "the first before you use the second"
     )
 
 
@@ -153,8 +155,7 @@ class Scope:
         place = current_context.get()
         if not isinstance(place, CrossReplicaContext):
             raise FailedPreconditionError(
-                "the scope of a strategy is left where it was not entered: leave it in the thread "
-                "and function that entered it"
+                "the scope of a strategy must be left in the thread and function that entered it"
             )
         if place.strategy is not self._strategy:
             refuse_mixing(place.strategy, self._strategy)

@@ -68,7 +68,7 @@ class InputContext:
         if rest:
             raise ValueError(
                 "every worker must have the same number of replicas, but num_replicas_in_sync "
-                f"({self.num_replicas_in_sync}) cannot be divided by num_workers "
+                f"({self.num_replicas_in_sync}) is not a multiple of num_workers "
                 f"({self.num_input_pipelines})"
             )
         return here
@@ -178,12 +178,13 @@ class InputOptions:
         check_remainder(self.remainder)
         if self.global_arrays and self.experimental_fetch_to_device is False:
             raise ValueError(
-                "`global_arrays` are on devices, and `experimental_fetch_to_device` is False"
+                "`global_arrays=True` puts arrays on devices, but `experimental_fetch_to_device` "
+                "is False"
             )
         if self.remainder != "error" and not self.global_arrays:
             raise ValueError(
-                f"`remainder={self.remainder!r}` is for `global_arrays=True`; a PerReplica holds "
-                "different numbers of rows as they are"
+                f"`remainder={self.remainder!r}` requires `global_arrays=True`; a PerReplica may "
+                "hold different numbers of rows"
             )
 
     @property

@@ -131,9 +131,9 @@ class InputStreams(StepInput):
         places = state["streams"]
         if self._kind == "own" and len(places) != self._workers:
             raise FailedPreconditionError(
-                f"the state has places of {len(places)} datasets that a function made, and there "
-                f"are {self._workers} workers, for each of which it made one here; go on with as "
-                "many workers, or distribute the dataset with distribute_dataset"
+                f"the state holds the positions of {len(places)} datasets, one per worker, but "
+                f"there are {self._workers} workers; resume with {len(places)} workers, or "
+                "distribute the dataset with distribute_dataset"
             )
         streams = self._workers if self._kind == "copies" else len(places)
         if streams != self._num_streams:
@@ -144,8 +144,8 @@ class InputStreams(StepInput):
             place = places[part.stream % len(places)]
             if place is None:
                 raise FailedPreconditionError(
-                    f"the state lacks the place of part {part.stream} of {len(places)}: it was "
-                    "taken by one worker, without the others"
+                    f"the state lacks the position of stream {part.stream} of {len(places)}: one "
+                    "worker saved it without the others"
                 )
             feed.set_state(place)
 
@@ -219,17 +219,17 @@ def auto_shard(plan: Node, context: InputContext) -> WorkerShard:
             return WorkerShard(share, AutoShardPolicy.FILE)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            f"AutoShardPolicy.{policy.name} cannot share the dataset among {workers} workers: "
-            f"{error}. With options.auto_shard_policy: AutoShardPolicy.DATA, or OFF for all of it "
-            "on every worker"
+            f"AutoShardPolicy.{policy.name} cannot shard the dataset among {workers} workers: "
+            f"{error}. Set options.auto_shard_policy to AutoShardPolicy.DATA, or to OFF to read "
+            "all of it on every worker"
         ) from error
     except NotFoundError as error:
         if policy is not AutoShardPolicy.AUTO:
             raise NotFoundError(
-                f"AutoShardPolicy.FILE cannot share the dataset among {workers} workers: {error}. "
-                "With options.auto_shard_policy: AutoShardPolicy.DATA, AUTO or OFF"
+                f"AutoShardPolicy.FILE cannot shard the dataset among {workers} workers: "
+                f"{error}. Set options.auto_shard_policy to AutoShardPolicy.DATA, AUTO or OFF"
             ) from error
-        _log.info("AutoShardPolicy.AUTO shares the dataset by DATA, not by FILE: %s", error)
+        _log.info("AutoShardPolicy.AUTO shards the dataset by DATA, not by FILE: %s", error)
         policy = AutoShardPolicy.DATA
     if policy is AutoShardPolicy.DATA:
         _check_is_read_alike(plan, workers)
@@ -257,7 +257,8 @@ def _check_is_read_alike(plan: Node, workers: int) -> None:
     why = explain_reader_differences(plan)
     if why:
         raise InvalidArgumentError(
-            f"AutoShardPolicy.DATA cannot share the dataset among {workers} workers, each of which "
-            f"reads all batches and uses its part of each: {why}. With options.auto_shard_policy: "
-            "AutoShardPolicy.OFF, for all of it on every worker; or FILE, if it is read from files"
+            f"AutoShardPolicy.DATA cannot shard the dataset among {workers} workers, which must "
+            f"all read the same batches: {why}. Set options.auto_shard_policy to "
+            "AutoShardPolicy.OFF to read all of it on every worker, or to FILE if it is read "
+            "from files"
         )

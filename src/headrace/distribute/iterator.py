@@ -148,7 +148,7 @@ class DistributedIterator:
         except OutOfRangeError:
             raise
         except StopIteration:
-            raise OutOfRangeError("the distributed dataset has no more elements") from None
+            raise OutOfRangeError("end of the distributed dataset") from None
 
     def get_next_as_optional(self) -> Optional:
         """Return the replicas' next values, or an `Optional` without a value at the end."""
@@ -169,8 +169,8 @@ class DistributedIterator:
         """
         if self._read or self._step is not None:
             raise FailedPreconditionError(
-                "the last step was interrupted when it had been read already; take the state after "
-                "the next one"
+                "the last step was interrupted after it was read; save the state after the next "
+                "step"
             )
         here = self._step_input.get_state()
         states = [here] if self._agreement is None else self._agreement.gather_values(here)

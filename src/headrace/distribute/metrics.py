@@ -109,20 +109,22 @@ class Metric:
         kind = type(self).__name__
         if isinstance(other, Metric):
             if type(other) is not type(self):
-                raise TypeError(f"a {kind} is merged with others, but got a {type(other).__name__}")
+                raise TypeError(
+                    f"cannot merge a {type(other).__name__} into a metric of class {kind}"
+                )
             if not self._has_same_settings(other):
-                raise ValueError(f"{other!r} has other settings than {self!r}")
+                raise ValueError(f"cannot merge {other!r} into {self!r}: their settings differ")
             return other.sums()
         sums = np.asarray(other)
         if sums.dtype.kind not in "biuf":
             raise TypeError(
-                f"a {kind} is merged with metrics of its kind or with their sums(), but got "
-                f"{other!r:.80} of type {type(other).__name__}"
+                f"expected a metric of class {kind} or its sums(), but got {other!r:.80} of type "
+                f"{type(other).__name__}"
             )
         if sums.shape != self._shape:
             raise ValueError(
-                f"a {kind} is merged with sums of shape {self._shape}, but got an array of shape "
-                f"{sums.shape}"
+                f"expected sums of shape {self._shape} to merge into {kind}, but got an array of "
+                f"shape {sums.shape}"
             )
         return sums.astype(np.float64)
 
@@ -217,8 +219,8 @@ class Mean(Metric):
             weights = np.broadcast_to(weights, found.shape)
         except ValueError:
             raise InvalidArgumentError(
-                f"`sample_weight` of shape {weights.shape} does not fit values of shape "
-                f"{found.shape}"
+                f"`sample_weight` of shape {weights.shape} cannot be broadcast to values of "
+                f"shape {found.shape}"
             ) from None
         weighted = _mean_from(found * weights, 1)
         if rank > 1:
@@ -325,8 +327,8 @@ class AUC(Metric):
         true = _broadcast_weights(predicted, true).astype(bool)
         if predicted.size and not (predicted.min() >= 0 and predicted.max() <= 1):
             raise InvalidArgumentError(
-                f"`y_pred` must be in [0, 1], but is from {predicted.min()} to {predicted.max()}; "
-                "for logits, make the metric with from_logits=True"
+                f"`y_pred` must be in [0, 1], but ranges from {predicted.min()} to "
+                f"{predicted.max()}; for logits, create the metric with from_logits=True"
             )
         weights = np.ones(predicted.shape)
         if sample_weight is not None:
@@ -336,8 +338,8 @@ class AUC(Metric):
                 weights = np.broadcast_to(given, predicted.shape)
             except ValueError:
                 raise InvalidArgumentError(
-                    f"`sample_weight` of shape {given.shape} does not fit predictions of shape "
-                    f"{predicted.shape}"
+                    f"`sample_weight` of shape {given.shape} cannot be broadcast to predictions "
+                    f"of shape {predicted.shape}"
                 ) from None
         # In float32, as in Keras, so that values at a threshold fall on the same side.
         buckets = np.ceil(predicted * np.float32(self.num_thresholds - 1)) - 1

@@ -132,7 +132,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 self._num_workers,
                 host,
                 float(timeout),
-                lambda own: gather_json(member, f"what each has of {found.name}", own),
+                lambda own: gather_json(member, f"the setup of {found.name}", own),
             )
             self._direct_allreduce = DirectAllReduce(
                 member, found, self._rank, self._num_workers, at, float(timeout), self._allow_direct
@@ -182,7 +182,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         # Part of the name: with different batch sizes, rows would be duplicated or lost.
         size = "" if batch_size is None else f" (batches of {batch_size})"
         return lambda: StepAgreement(
-            member, f"pass {next(iterators)} over distributed dataset {dataset}{size}"
+            member, f"epoch {next(iterators)} of distributed dataset {dataset}{size}"
         )
 
     def _seed_for(self, dataset: Dataset) -> int | None:
@@ -198,8 +198,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         if options.is_per_replica and self._num_workers > 1:
             raise NotImplementedError(
                 "InputReplicationMode.PER_REPLICA is only supported in "
-                "distribute_datasets_from_function of MirroredStrategy; workers read what "
-                "dataset_fn makes for each of them"
+                "distribute_datasets_from_function of MirroredStrategy; with several workers, "
+                "dataset_fn is called once for each worker"
             )
 
     def _gather_row_counts(self, rows: list[int]) -> list[int]:
@@ -243,10 +243,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         program = self.framework.replica_programs()
         if not self._allow_direct:
             raise FailedPreconditionError(
-                "one program, or one array, for the replicas of several workers takes processes "
-                "that JAX knows as one: where security= is wanted, or JAX was used before this "
-                "strategy was made, call jax.distributed.initialize() first, on all workers; or "
-                "use run"
+                "one program or array for the replicas of several workers requires that JAX runs "
+                "their processes as one program: with `security`, or if JAX was used before this "
+                "strategy was created, call jax.distributed.initialize() first on all workers; "
+                "or use run"
             )
         if not self._mesh_devices:
             own = program.device_keys(self.framework_devices)
@@ -318,7 +318,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._client is None:
             return here
         array = np.asarray(self.framework.to_numpy(here))
-        words = what or f"a gathering along axis {axis}"
+        words = what or f"a gather along axis {axis}"
         found = self._client.run(words, ALL, arrays=[array])
         return self._put(concatenate_values(found.arrays, axis))
 
@@ -353,9 +353,9 @@ def _find_rank(resolver: ClusterResolver) -> tuple[list[str], int, str]:
         return alone
     if not spec:
         raise InvalidArgumentError(
-            f"the cluster of {resolver!r} has {', '.join(map(repr, spec.jobs))} and not one task "
-            "of it, so each process would train alone: list the workers' addresses, look at the "
-            "labels that are asked for, or leave out the cluster to train alone"
+            f"the cluster of {resolver!r} has the jobs {', '.join(map(repr, spec.jobs))}, but no "
+            "task in them, so each process would train alone: list the workers' addresses, check "
+            "the labels that the resolver selects, or pass no cluster to train alone"
         )
     check_task(spec, resolver.task_type, resolver.task_id)
     assert resolver.task_type is not None
@@ -365,9 +365,9 @@ def _find_rank(resolver: ClusterResolver) -> tuple[list[str], int, str]:
     tasks = workers(spec)
     if resolver.task_type == PS or not tasks:
         raise InvalidArgumentError(
-            f"this process is {resolver.task_type!r} task {resolver.task_id} of {spec}, and a "
-            "MultiWorkerMirroredStrategy has chief and workers only; parameter servers belong to "
-            "ParameterServerStrategy"
+            f"this process is {resolver.task_type!r} task {resolver.task_id} of {spec}, but a "
+            "MultiWorkerMirroredStrategy runs on chief and workers only; use "
+            "ParameterServerStrategy with parameter servers"
         )
     names = [f"{kind} {index} ({_address(spec, kind, index)})" for kind, index in tasks]
     return names, rank(spec, resolver.task_type, resolver.task_id), _address(spec, *tasks[0])
@@ -396,9 +396,9 @@ def _join_session(
     if security is None and not addresses.is_loopback(host):
         raise ValueError(
             f"the first worker listens at {address}, which other machines can reach, so "
-            "security=... is "
-            "needed: whoever reaches that port can take part. Create keys with `headrace keys new "
-            'DIR`, and pass security=Security.load(DIR, "server") on all workers'
+            "`security` is required: otherwise any process that reaches the port can join. "
+            "Create keys with `headrace keys new DIR`, and pass security=Security.load(DIR, "
+            '"server") on all workers'
         )
     channel: Channel
     release: Callable[[], object] = _do_nothing
@@ -437,7 +437,7 @@ def _exchange_setup(client: CollectiveClient, names: Sequence[str], replicas: in
         InvalidArgumentError: If the settings differ.
     """
     terms = {"workers": list(names), "replicas": replicas, "seed": draw_seed()}
-    first, *others = gather_json(client, "the beginning", terms)
+    first, *others = gather_json(client, "the setup", terms)
     for other, name in zip(others, names[1:], strict=False):
         for word in ("workers", "replicas"):
             if other[word] != first[word]:
@@ -447,6 +447,6 @@ def _exchange_setup(client: CollectiveClient, names: Sequence[str], replicas: in
                 )
     # Every worker that completes this has the setup. A first worker that ended now, with replies
     # still in flight, would otherwise look like one that has not started.
-    client.run("the end of the beginning", ANY)
+    client.run("the end of the setup", ANY)
     seed: int = first["seed"]
     return seed

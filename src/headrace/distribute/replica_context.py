@@ -161,7 +161,7 @@ class ReplicaContext(ReplicaView):
         self,
         function: Callable[[list[Any]], list[Any]],
         value: Any,
-        what: str = "merge_call, or a write of a variable",
+        what: str = "merge_call or a variable write",
     ) -> Any:
         """Wait until every replica calls this; return this replica's part of `function`'s result.
 
@@ -173,8 +173,8 @@ class ReplicaContext(ReplicaView):
         place = current_context.get()
         if place is not None and place is not self:
             raise FailedPreconditionError(
-                "this replica context is not the one of the code that uses it; ask for it where "
-                "it is used: get_replica_context()"
+                "this ReplicaContext is of another replica than the code that uses it; call "
+                "get_replica_context() where you use it"
             )
         return self._rendezvous.merge(self._replica, function, value, what)
 

@@ -144,9 +144,9 @@ class ReplicaStep:
         with self._changed:
             if self.is_done:
                 raise FailedPreconditionError(
-                    f"replica {replica} is at {what} after strategy.run has returned, where no "
-                    "other replica comes: call backward, and all else in which replicas meet, in "
-                    "the function that run calls"
+                    f"replica {replica} calls {what} after strategy.run has returned, when no "
+                    "other replica can take part: call backward and all collectives in the "
+                    "function that run calls"
                 )
             if self._error is not None:
                 raise _StepAbortedError
@@ -196,10 +196,10 @@ class ReplicaStep:
         for other, (_, _, theirs) in self._arrived.items():
             if theirs != what or other == replica:
                 error = FailedPreconditionError(
-                    f"the replicas do not do the same: replica {other} is at {theirs}, and replica "
-                    f"{replica} is at {what}. Call merge_call, all_reduce and all_gather in the "
-                    "same order on all replicas, with values that require gradients on all of them "
-                    "or on none, and run the backward pass on all of them or on none"
+                    f"the replicas run different operations: replica {other} is in {theirs}, and "
+                    f"replica {replica} is in {what}. Call merge_call, all_reduce and all_gather "
+                    "in the same order on all replicas, with values that require gradients on "
+                    "all of them or on none, and run the backward pass on all of them or on none"
                 )
                 self._fail(error)
                 raise error
@@ -217,8 +217,9 @@ class ReplicaStep:
             if warnings.should_warn(waited) and missing and replica == min(self._arrived):
                 here = sorted(self._arrived)
                 _log.warning(
-                    "replica %s waits for replica %s since %.0f s, in merge_call, all_reduce, "
-                    "all_gather or at a variable that all write (%s): all must come there",
+                    "replica %s has waited for replica %s for %.0f s, in merge_call, "
+                    "all_reduce, all_gather or an aggregated variable write (%s): all replicas "
+                    "must call it",
                     ", ".join(map(str, here)),
                     ", ".join(map(str, missing)),
                     waited,
@@ -234,11 +235,11 @@ class ReplicaStep:
     def _fail_timeout(self, replica: int, missing: list[int], waited: float) -> None:
         self._fail(
             DeadlineExceededError(
-                f"replica {', '.join(map(str, missing))} did not come to "
-                f"{self._arrived[replica][2]} "
-                f"within {waited:.0f} s, where replica {replica} waits: run the backward pass on "
-                "all replicas, and compute on each replica's own device, for PyTorch runs the "
-                "backward passes of one GPU one after the other"
+                f"replica {', '.join(map(str, missing))} did not call "
+                f"{self._arrived[replica][2]} within {waited:.0f} s, while replica {replica} "
+                "waited: run the backward pass on all replicas, and use a different device for "
+                "each replica, since PyTorch runs the backward passes of one GPU one after the "
+                "other"
             )
         )
 
@@ -259,9 +260,9 @@ class ReplicaStep:
         self._fail(
             FailedPreconditionError(
                 "Some replicas made a different number of replica_context().merge_call() calls: "
-                f"replica {waiting} waits at {what} for one that has returned; call merge_call, "
-                "all_reduce and all_gather equally often on all replicas, and run the backward "
-                "pass through them on all of them or on none"
+                f"replica {waiting} waits in {what}, but another replica has returned; call "
+                "merge_call, all_reduce and all_gather equally often on all replicas, and run "
+                "the backward pass through them on all of them or on none"
             )
         )
 
@@ -295,9 +296,9 @@ class ReplicaThreadPool:
         current = self._queue.current
         if current is not None and current.merge_thread == threading.get_ident():
             raise FailedPreconditionError(
-                "strategy.run is called in merge_call, where all replicas wait for its function: "
-                "do that work on the replicas, before or after merge_call, or call run again when "
-                "this one has returned"
+                "strategy.run was called in the function of merge_call, for which all replicas "
+                "wait: do that work on the replicas, before or after merge_call, or call run "
+                "again after this one has returned"
             )
         with self._step_lock:
             try:

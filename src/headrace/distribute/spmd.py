@@ -26,8 +26,8 @@ from headrace.frameworks import batch_shards
 __all__ = ["CompiledReplica", "ShardedPerReplica", "compile_step"]
 
 _NO_VARIABLES = (
-    "is used in a step that strategy.compile made, where nothing can be read or written while it "
-    "runs: pass variable.read() as an argument, return the new value, and assign it outside"
+    "cannot be used in a step compiled by strategy.compile: pass variable.read() as an argument, "
+    "return the new value, and assign it outside"
 )
 
 
@@ -104,8 +104,8 @@ class CompiledReplica(ReplicaView):
     def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         """Raise: all replicas are one program, so none waits for others."""
         raise FailedPreconditionError(
-            "merge_call has no meaning in a step that strategy.compile made, where no replica "
-            "waits for others: use all_reduce or all_gather, or strategy.run"
+            "merge_call is not supported in a step compiled by strategy.compile, where no "
+            "replica waits for others: use all_reduce or all_gather, or strategy.run"
         )
 
     def refuse_variable(self, name: str) -> NoReturn:

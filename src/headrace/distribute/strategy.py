@@ -260,8 +260,8 @@ class Strategy(ReplicaInputs):
             return None
         raise ValueError(
             f"A non-DistributedValues value {leaf!r:.80} cannot be reduced with the given reduce "
-            f"op {op}: it is one value, not one for each replica. Return it from strategy.run, or "
-            "make it with distribute_values_from_function"
+            f"op {op}: it is a single value, not one per replica. Return it from strategy.run, "
+            "or create it with distribute_values_from_function"
         )
 
     def _local_values(self, leaf: Any) -> tuple[Any, ...] | None:
@@ -307,8 +307,8 @@ class Strategy(ReplicaInputs):
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise FailedPreconditionError(
-            f"{self!r} belongs to the process that made it, and cannot be pickled: make a strategy "
-            "there, in the function that is to run there"
+            f"{self!r} belongs to the process that created it and cannot be pickled: create a "
+            "strategy in the function that runs in the other process"
         )
 
     def __repr__(self) -> str:
@@ -322,7 +322,7 @@ _EXTENDED_ALTERNATIVES = {
     "batch_reduce_to": "strategy.reduce(op, structure, axis=None), of any structure",
     "broadcast_to": "the value itself: strategy.run passes it to each replica",
     "call_for_each_replica": "strategy.run(fn, args)",
-    "experimental_between_graph": "nothing: leave it out",
+    "experimental_between_graph": "none, omit it",
     "experimental_make_numpy_dataset": "Dataset.from_tensor_slices(arrays)",
     "read_var": "variable.read()",
     "reduce_to": "strategy.reduce(op, value, axis=None)",
@@ -330,7 +330,7 @@ _EXTENDED_ALTERNATIVES = {
     "should_save_summary": "strategy.first_replica == 0",
     "update": "variable.assign(...) in replica context",
     "value_container": "the variable itself",
-    "variable_created_in_scope": f"making variables in {_SCOPE_METHOD}",
+    "variable_created_in_scope": f"creating variables in {_SCOPE_METHOD}",
 }
 
 
@@ -369,11 +369,11 @@ class Extended:
         def __getattr__(self, name: str) -> Any:
             words = f"strategy.extended has no {name!r}"
             if name in _EXTENDED_ALTERNATIVES:
-                words += f"; what does its work: {_EXTENDED_ALTERNATIVES[name]}"
+                words += f"; replacement: {_EXTENDED_ALTERNATIVES[name]}"
             else:
                 words += (
-                    "; it has worker_devices, parameter_devices and colocate_vars_with. What "
-                    "strategies do is on the strategy itself: run, reduce, gather, local_results"
+                    "; it has worker_devices, parameter_devices and colocate_vars_with. Use the "
+                    "methods of the strategy: run, reduce, gather, local_results"
                 )
             raise AttributeError(words, name=name, obj=self)
 

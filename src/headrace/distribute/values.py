@@ -176,7 +176,7 @@ def select(replica: int, structure: Any, count: int | None = None) -> Any:
     Raises:
         ValueError: If there are values for another number of replicas.
     """
-    if type(structure) is np.ndarray:  # by far the most common of what is the same for all
+    if type(structure) is np.ndarray:  # the most common argument that all replicas share
         return structure
 
     def part(leaf: Any) -> Any:
@@ -193,8 +193,8 @@ def select(replica: int, structure: Any, count: int | None = None) -> Any:
 def check_replica_count(found: int, count: int) -> NoReturn:
     """Raise if values are for another number of replicas than the strategy has."""
     raise ValueError(
-        f"a PerReplica has values for {found} replicas, and this strategy has {count} in this "
-        "process; use it with the strategy that made it, or make it with "
+        f"a PerReplica has values for {found} replicas, but this strategy has {count} in this "
+        "process; use it with the strategy that created it, or create it with "
         "distribute_values_from_function"
     )
 
@@ -260,7 +260,7 @@ def _map(function: Callable[..., Any], structures: tuple[Any, ...], path: str) -
             return tuple.__new__(kind, parts)
         try:
             return kind(parts)
-        except TypeError:  # one that holds nothing but numbers, such as a shape of PyTorch
+        except TypeError:  # a class that holds only numbers, such as a shape of PyTorch
             return tuple(parts) if isinstance(first, tuple) else parts
     names = tuple(field.name for field in dataclasses.fields(first))
     parts = [
@@ -278,7 +278,7 @@ def _is_container(kind: type) -> bool:
 
 
 def _mapping_like(first: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
-    if hasattr(first, "copy"):  # with what else it holds, as a defaultdict its factory
+    if hasattr(first, "copy"):  # keeps other attributes, such as the factory of a defaultdict
         copied: Any = first.copy()
         copied.update(made)
         return copied
@@ -365,7 +365,7 @@ class ArrayOperators(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(each, ArrayOperators) for each in kwargs.get("out", ())):
             raise TypeError(
-                "a Variable is not written by operators; use assign, assign_add or assign_sub"
+                "operators cannot write to a Variable; use assign, assign_add or assign_sub"
             )
         of_operator = _OPERATORS.get(ufunc)
         if of_operator is None or self.framework.uses_host_memory:

@@ -65,7 +65,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         per_worker_variable: For parameter server strategies: one independent copy per worker.
     """
 
-    if TYPE_CHECKING:  # what `Variable` makes in the scope of parameter servers has, besides
+    if TYPE_CHECKING:  # attributes of variables created in the scope of a ParameterServerStrategy
         gather: Callable[..., Any]
         sparse_read: Callable[..., Any]
         scatter_add: Callable[..., Any]
@@ -95,8 +95,8 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             check_string("name", name)
         if per_worker_variable:
             raise ValueError(
-                "a variable with `per_worker_variable` is made in the scope of a "
-                "ParameterServerStrategy; elsewhere ON_READ gives each replica a copy of its own"
+                "`per_worker_variable` requires the scope of a ParameterServerStrategy; in other "
+                "strategies, ON_READ gives each replica a separate copy"
             )
         check_flag("trainable", trainable)
         self.strategy = get_strategy()
@@ -105,14 +105,14 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         wanted = parse_enum("synchronization", VariableSynchronization, synchronization)
         if wanted is VariableSynchronization.NONE:
             raise ValueError(
-                "`synchronization` NONE is not supported; use ON_WRITE, where copies are alike, or "
-                "ON_READ, where each replica has its own"
+                "`synchronization` NONE is not supported; use ON_WRITE for equal copies, or "
+                "ON_READ for a separate copy on each replica"
             )
         self._is_on_read = wanted is VariableSynchronization.ON_READ
         if self._is_on_read and trainable:
             raise ValueError(
-                "`trainable` True does not go with `synchronization` ON_READ, whose copies differ: "
-                "leave it out, or use ON_WRITE"
+                "`trainable` True is not supported with `synchronization` ON_READ, whose copies "
+                "differ; omit it, or use ON_WRITE"
             )
         self.trainable = not self._is_on_read if trainable is None else bool(trainable)
         self.framework = framework = self.strategy.framework
@@ -135,7 +135,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         if self.aggregation is VariableAggregation.MEAN and kind not in "fc":
             raise ValueError(
                 "creating a distributed Variable with aggregation=MEAN and a non-floating dtype "
-                f"is not supported, and this one has {value.dtype}; give it a dtype such as "
+                f"is not supported, but the dtype is {value.dtype}; use a dtype such as "
                 "np.float32, or another aggregation"
             )
         value = self.strategy.broadcast_first(value, f"the initial value of Variable {self.name!r}")
@@ -242,15 +242,15 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         place = current_context.get()
         if isinstance(place, CrossReplicaContext) and place.strategy is not self.strategy:
             raise ValueError(
-                f"Variable {self.name!r} belongs to {self.strategy!r}, and is written in the scope "
-                f"of {place.strategy!r}; write it in its own"
+                f"Variable {self.name!r} belongs to {self.strategy!r}, but is written in the "
+                f"scope of {place.strategy!r}; write it in the scope of its strategy"
             )
         if isinstance(place, ReplicaView) and place.strategy.num_replicas_in_sync > 1:
             # Replicas would read and write one value concurrently, and writes would be lost.
             raise ValueError(
-                f"Variable {self.name!r} was made outside of the scope of {place.strategy!r}, and "
-                "its replicas would all write one value at the same time; make it in "
-                "`with strategy.scope():`, where each has a copy"
+                f"Variable {self.name!r} was created outside of the scope of {place.strategy!r}, "
+                "so its replicas would write one value concurrently; create it in `with "
+                "strategy.scope():`, where each replica has a copy"
             )
 
     def _write_all(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
@@ -275,9 +275,8 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
     def _scatter(self, operation: str, ids: Any, values: Any) -> Any:
         if self._is_on_read:
             raise NotImplementedError(
-                f"scatter_{operation} of Variable {self.name!r}, which has synchronization "
-                "ON_READ, is "
-                "not supported: assign the whole, or make it ON_WRITE"
+                f"scatter_{operation} of Variable {self.name!r} is not supported with "
+                "synchronization ON_READ: assign the whole value, or use ON_WRITE"
             )
         slices = row_slices(ids, values, self)
         replica, devices = self._replica(), self.strategy.framework_devices
@@ -328,8 +327,9 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             return self.strategy.broadcast_first(values[0], f"a value of Variable {self.name!r}")
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
-                "Could not convert from VariableAggregation.NONE to a ReduceOp: the replicas have "
-                f"a value of Variable {self.name!r} each; read `values`, or give it an aggregation"
+                "Could not convert from VariableAggregation.NONE to a ReduceOp: Variable "
+                f"{self.name!r} has a separate value on each replica; read `values`, or set an "
+                "aggregation"
             )
         return self.strategy.reduce_replicas(ReduceOp.parse(self.aggregation.name), values)
 
@@ -347,10 +347,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         return [self.framework.as_array(value / everywhere, value.dtype)] * here
 
     def _place_copies(self, values: Sequence[Any]) -> list[Any]:
-        """Return values on the replicas' devices; equal values share one array if it is immutable.
-
-        Only the copies of NumPy are.
-        """
+        """Return values on the replicas' devices; equal NumPy values share one immutable array."""
         framework, devices = self.framework, self.strategy.framework_devices
         if framework.uses_host_memory and all(value is values[0] for value in values):
             return [framework.copy_to_device(values[0], devices[0])] * len(devices)
@@ -364,13 +361,13 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         array = self.framework.as_array(given)
         if tuple(array.shape) != self.shape:
             raise ValueError(
-                f"Variable {self.name!r} has shape {self.shape}, and a value of shape "
-                f"{tuple(array.shape)} does not fit"
+                f"Variable {self.name!r} has shape {self.shape}, but got a value of shape "
+                f"{tuple(array.shape)}"
             )
         if not self.framework.can_cast(array.dtype, self.dtype):
             raise TypeError(
-                f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
-                f"value of dtype {array.dtype}; convert it with astype"
+                f"a value of dtype {array.dtype} cannot be cast to dtype {self.dtype} of "
+                f"Variable {self.name!r} without loss; convert it with astype"
             )
         return self.framework.as_array(array, self.dtype)
 
@@ -380,9 +377,9 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             return
         self._may_differ = False
         warnings.warn(
-            f"the replicas' copies of Variable {self.name!r} differ, since each wrote its own: it "
-            "has aggregation NONE. This is that of the first; give it an aggregation, or "
-            "synchronization ON_READ",
+            f"the replicas' copies of Variable {self.name!r} differ, since each replica wrote "
+            "its own (aggregation NONE). Returning the copy of the first replica; set an "
+            "aggregation, or synchronization ON_READ",
             stacklevel=4,
         )
 
@@ -397,9 +394,9 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise FailedPreconditionError(
-            f"Variable {self.name!r} is an array of this process and cannot be pickled: elsewhere "
-            "it would be another variable. Pass its value, variable.read(); or make it in the "
-            "scope of a ParameterServerStrategy, where all processes have the same"
+            f"Variable {self.name!r} belongs to this process and cannot be pickled, since a copy "
+            "would be another variable. Pass its value, variable.read(), or create it in the "
+            "scope of a ParameterServerStrategy, where all processes share it"
         )
 
     __hash__ = object.__hash__

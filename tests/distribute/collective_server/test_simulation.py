@@ -1,4 +1,4 @@
-"""Workers and a hall on the simulation kernel: connections break, processes die and come back."""
+"""Simulation of collectives: connections break, processes crash and restart."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ AT_ONCE = 4
 ADDRESS = "place:1"
 
 
-class Place(Process):
-    """Holds the hall, and each request until its meeting has a result."""
+class ServerProcess(Process):
+    """The server: the collective state, and requests held until their collective has a result."""
 
     def __init__(self, network, workers):
         super().__init__(network, "place")
@@ -45,7 +45,7 @@ class Place(Process):
     def handle(self, request):
         rank, incarnation, number, done = request.message
         if request.connection.number < self.latest.get(rank, 0):
-            return  # it comes late, through a connection that was given up
+            return  # late, through an abandoned connection
         self.latest[rank] = request.connection.number
         if not request.is_repeat:
             self.held[rank, number] = request
@@ -65,7 +65,7 @@ class Place(Process):
 
 
 class Worker(Process):
-    """Comes to all meetings in turn, to some at once; repeats what a lost connection took."""
+    """Contributes to all collectives, some at once; repeats after a lost connection."""
 
     def __init__(self, network, rank):
         super().__init__(network, f"worker {rank}")
@@ -99,7 +99,7 @@ class Worker(Process):
         for number in self.window.numbers_to_resend():
             self.send(number)
 
-    def heard(self, ticket, answer, content):
+    def on_reply(self, ticket, answer, content):
         number = self.numbers.pop(ticket)
         if isinstance(answer, RetryAfter):
             self.call_later(answer.seconds, lambda: self.send(number))
@@ -113,13 +113,13 @@ class Worker(Process):
 
 
 class Session:
-    """Workers and the place where they meet."""
+    """Workers and the server."""
 
     def __init__(self, seed, workers):
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
         self.network.conditions = Conditions(latency=0.05, late=0.1, lateness=0.3, twice=0.2)
-        self.place = Place(self.network, workers)
+        self.place = ServerProcess(self.network, workers)
         self.hall = self.place.hall
         self.place.start()
         self.workers = [Worker(self.network, rank) for rank in range(workers)]
@@ -127,7 +127,7 @@ class Session:
             worker.start()
 
     def disturb(self, until):
-        """Break connections, and pause the place, every now and then."""
+        """Break connections, and pause the server, at random times."""
         random = self.simulation.random
         faults = {
             "break a connection": self.break_connection,
@@ -136,13 +136,13 @@ class Session:
         self.simulation.inject_faults(faults, mean_seconds=1.0, until=until)
 
     def break_connection(self):
-        # One with nothing under way does not notice, and counts as gone: the rule says so.
+        # A worker without pending requests does not notice, and counts as lost (Rule 5).
         worker = self.simulation.random.choice(self.workers)
         if worker.is_up and worker.link.unanswered:
             self.network.reset(worker)
 
-    def give_up(self):
-        """Have whoever still waits wait no longer."""
+    def time_out_waits(self):
+        """Time out all waiting workers."""
         for worker in self.workers:
             if worker.is_up and not worker.failure and worker.window.num_unanswered:
                 number = worker.window.numbers_to_resend()[0]
@@ -160,7 +160,7 @@ def expected(workers, incarnations=None):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_all_have_the_same_results_in_order_whatever_is_lost_delayed_or_repeated(seed):
+def test_all_workers_get_equal_results_in_order_despite_faults(seed):
     workers = 2 + seed % 3
     session = Session(seed, workers)
     with session.simulation.report():
@@ -173,7 +173,7 @@ def test_all_have_the_same_results_in_order_whatever_is_lost_delayed_or_repeated
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_when_one_dies_all_others_hear_its_name_and_nobody_waits_for_ever(seed):
+def test_a_dead_worker_is_named_to_all_others_and_no_wait_hangs(seed):
     workers = 2 + seed % 3
     session = Session(1000 + seed, workers)
     simulation = session.simulation
@@ -181,9 +181,9 @@ def test_when_one_dies_all_others_hear_its_name_and_nobody_waits_for_ever(seed):
         victim = simulation.random.choice(session.workers)
         simulation.call_later(simulation.random.uniform(0.5, 8), victim.crash)
         simulation.run(300.0)
-        has_begun = session.hall.has_started  # before, another process of it may come
+        has_begun = session.hall.has_started  # before the start, another process may replace it
         assert has_begun or all(worker.failure is None for worker in session.workers)
-        session.give_up()
+        session.time_out_waits()
         for worker in session.workers:
             if worker is not victim:
                 assert isinstance(worker.failure, UnavailableError)
@@ -193,7 +193,7 @@ def test_when_one_dies_all_others_hear_its_name_and_nobody_waits_for_ever(seed):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_when_one_is_started_again_no_meeting_is_of_both_its_processes(seed):
+def test_no_collective_mixes_two_processes_of_a_restarted_worker(seed):
     workers = 2 + seed % 3
     session = Session(2000 + seed, workers)
     simulation = session.simulation

@@ -1,4 +1,4 @@
-"""Meetings, decided without a thread, socket or clock."""
+"""State machine of collectives, without threads, sockets or clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def total(kind, values):
 
 
 class Play:
-    """A hall, and what its workers do: each line of a test is one of them."""
+    """A collective state; each method is an input of a worker."""
 
     def __init__(self, workers=3):
         self.hall = CollectiveState(NAMES[:workers], total)
@@ -46,7 +46,7 @@ def play():
     return Play()
 
 
-def test_a_meeting_takes_place_when_all_have_come_whatever_their_order(play):
+def test_a_collective_completes_when_all_have_contributed(play):
     assert play.comes(2, 0, 4) == []
     assert play.comes(0, 0, 1) == []
     assert play.comes(1, 0, 2) == [RankAnswer(rank, 0, CollectiveOutcome(7)) for rank in range(3)]
@@ -59,7 +59,7 @@ def test_values_are_combined_in_the_order_of_ranks():
     assert dues[0].answer == CollectiveOutcome([0, 1, 2])
 
 
-def test_a_worker_may_be_at_several_meetings_at_once(play):
+def test_a_worker_may_have_several_collectives_in_flight(play):
     for number in range(4):
         assert play.comes(0, number, number) == []
     assert play.comes(1, 0) == play.comes(1, 1) == []
@@ -67,7 +67,7 @@ def test_a_worker_may_be_at_several_meetings_at_once(play):
     assert [due.number for due in play.comes(2, 0, 5)] == [0, 0, 0]
 
 
-def test_what_comes_again_is_answered_again_and_its_value_is_not_looked_at(play):
+def test_a_repeated_contribution_is_answered_again_and_ignored(play):
     play.comes(0, 0, 1)
     assert play.comes(0, 0, 1000) == []
     play.comes(1, 0, 1)
@@ -76,17 +76,17 @@ def test_what_comes_again_is_answered_again_and_its_value_is_not_looked_at(play)
     assert play.comes(2, 0) == [RankAnswer(2, 0, CollectiveOutcome(3))]
 
 
-def test_a_result_is_kept_until_every_worker_has_it(play):
+def test_a_result_is_kept_until_every_worker_acknowledged_it(play):
     play.all_come(0)
     play.comes(0, 1, done=1)
     play.comes(1, 1, done=1)
     assert play.hall.num_results == 1
     play.comes(2, 1, done=1)
-    assert play.hall.num_results == 1  # that of the next
-    assert play.comes(2, 0, done=1) == []  # late: nobody waits for it
+    assert play.hall.num_results == 1  # acknowledges the next one
+    assert play.comes(2, 0, done=1) == []  # late: ignored, since no worker waits for it
 
 
-def test_what_does_not_fit_together_is_an_error_of_that_meeting_alone(play):
+def test_mismatched_values_fail_only_their_collective(play):
     play.comes(0, 0, None)
     play.comes(1, 0)
     dues = play.comes(2, 0)
@@ -94,18 +94,18 @@ def test_what_does_not_fit_together_is_an_error_of_that_meeting_alone(play):
     assert play.all_come(1)[0].answer == CollectiveOutcome(3)
 
 
-def test_workers_that_do_not_do_the_same_hear_who_is_where(play):
+def test_workers_with_different_operations_fail_and_name_both(play):
     play.comes(0, 0, what="step 3 of a dataset")
     dues = play.comes(2, 0, what="a gathering")
     assert [due.rank for due in dues] == [0, 2]
     assert all(isinstance(due.answer, FailedPreconditionError) for due in dues)
     said = str(dues[0].answer)
-    assert "worker 0 (a:1) is at step 3 of a dataset" in said
+    assert "worker 0 (a:1) is in step 3 of a dataset" in said
     assert "worker 2 (c:3) is at a gathering" in said
     assert play.comes(1, 0)[0].answer is dues[0].answer
 
 
-def test_a_worker_that_is_waited_for_in_vain_is_named_to_all_and_to_itself(play):
+def test_a_worker_that_times_out_is_named_to_all_workers(play):
     play.comes(1, 0)
     play.comes(2, 0)
     play.now += 5.0
@@ -114,18 +114,18 @@ def test_a_worker_that_is_waited_for_in_vain_is_named_to_all_and_to_itself(play)
     play.now += 60.0
     play.comes(2, 1, what="step 2")
     words = play.hall.describe_missing(1, play.now)
-    assert words == ["worker 1 (b:2) was last heard of 60 s ago, at a sum"]
+    assert words == ["worker 1 (b:2) was last heard from 60 s ago, in a sum"]
     dues = play.hall.fail_missing(1, 60.0, play.hall.describe_missing(1, play.now))
     assert sorted(due.rank for due in dues) == [0, 2]
     assert isinstance(dues[0].answer, UnavailableError)
     assert "worker 1 (b:2)" in str(dues[0].answer)
     assert "at step 2" in str(dues[0].answer)
     assert "60 s" in str(dues[0].answer)
-    # It comes after all, as after a pause.
+    # It contributes late, as after a pause.
     assert play.comes(1, 1, what="step 2") == [RankAnswer(1, 1, dues[0].answer)]
 
 
-def test_one_that_never_came_is_said_to_be_so(play):
+def test_a_worker_that_never_connected_is_described(play):
     play.comes(0, 0)
     assert [
         words.partition(" was ")[0] for words in play.hall.describe_missing(0, play.now)
@@ -133,14 +133,14 @@ def test_one_that_never_came_is_said_to_be_so(play):
     assert "was not heard of so far" in play.hall.describe_missing(0, play.now)[0]
 
 
-def test_nobody_lacks_at_a_meeting_that_is_over_and_it_is_not_given_up(play):
+def test_a_complete_collective_has_no_missing_workers(play):
     play.all_come(0)
     assert play.hall.describe_missing(0, play.now) == play.hall.describe_missing(7, play.now) == []
     assert play.hall.fail_missing(0, 60.0, play.hall.describe_missing(0, play.now)) == []
     assert play.hall.failure is None
 
 
-def test_who_waits_for_a_worker_that_is_gone_asks_again_and_hears_it_then(play):
+def test_a_waiting_worker_retries_and_learns_of_a_lost_one(play):
     play.all_come(0)
     play.comes(0, 1)
     play.comes(2, 1)
@@ -151,17 +151,17 @@ def test_who_waits_for_a_worker_that_is_gone_asks_again_and_hears_it_then(play):
     play.now += RECONNECT_SECONDS
     (first, second) = play.comes(0, 1)
     assert (first.rank, second.rank) == (0, 2)
-    assert "worker 1 (b:2) is gone" in str(first.answer)
+    assert "worker 1 (b:2) is lost" in str(first.answer)
 
 
-def test_who_comes_after_a_worker_was_gone_for_long_hears_it_at_once(play):
+def test_a_late_contribution_learns_of_a_lost_worker_at_once(play):
     play.all_come(0)
-    assert play.hall.disconnected(1, play.now) == []  # nobody waits for it
+    assert play.hall.disconnected(1, play.now) == []  # no worker waits for the answer
     play.now += 5.0
-    assert "worker 1 (b:2) is gone" in str(play.comes(0, 1)[0].answer)
+    assert "worker 1 (b:2) is lost" in str(play.comes(0, 1)[0].answer)
 
 
-def test_a_worker_that_comes_back_in_time_was_never_gone(play):
+def test_a_worker_that_reconnects_in_time_is_not_lost(play):
     play.all_come(0)
     play.comes(0, 1)
     play.hall.disconnected(1, play.now)
@@ -173,7 +173,7 @@ def test_a_worker_that_comes_back_in_time_was_never_gone(play):
     assert play.comes(2, 1)[0].answer == CollectiveOutcome(3)
 
 
-def test_one_that_has_brought_what_it_had_to_may_go_in_peace(play):
+def test_a_worker_may_leave_after_its_contribution(play):
     play.all_come(0)
     play.comes(1, 1)
     play.comes(0, 1)
@@ -182,7 +182,7 @@ def test_one_that_has_brought_what_it_had_to_may_go_in_peace(play):
     assert play.comes(2, 1)[0].answer == CollectiveOutcome(3)
 
 
-def test_who_leaves_while_others_wait_is_named(play):
+def test_a_worker_that_leaves_while_others_wait_is_named_to_them(play):
     play.all_come(0)
     play.comes(0, 1)
     (due,) = play.hall.leave(2, "first 2")
@@ -190,24 +190,24 @@ def test_who_leaves_while_others_wait_is_named(play):
     assert "worker 2 (c:3) has left" in str(due.answer)
 
 
-def test_who_comes_to_a_meeting_that_a_worker_left_before_hears_it(play):
+def test_a_collective_fails_if_a_worker_has_left_before_it(play):
     play.all_come(0)
     assert play.hall.leave(2, "first 2") == []
     assert "worker 2 (c:3) has left" in str(play.comes(0, 1)[0].answer)
 
 
-def test_a_worker_that_was_started_again_ends_the_session_for_all(play):
+def test_a_restarted_worker_fails_the_session_for_all(play):
     play.all_come(0)
     play.comes(0, 1)
     play.comes(1, 1)
     first, second, own = play.comes(1, 1, life="second")[:3]
     assert {first.rank, second.rank, own.rank} == {0, 1}
-    assert "worker 1 (b:2) was started again" in str(first.answer)
+    assert "worker 1 (b:2) was restarted" in str(first.answer)
     assert "started again" in str(play.comes(2, 1)[0].answer)
 
 
 @pytest.mark.parametrize("end", ["gone", "leave"])
-def test_before_all_were_there_a_worker_may_end_and_be_started_again(play, end):
+def test_a_worker_may_restart_before_the_session_starts(play, end):
     play.comes(0, 0)
     play.comes(1, 0, 50)
     if end == "gone":
@@ -219,7 +219,7 @@ def test_before_all_were_there_a_worker_may_end_and_be_started_again(play, end):
     assert play.comes(1, 0, life="second")[0].answer == CollectiveOutcome(3)
 
 
-def test_before_all_were_there_another_process_takes_the_place_of_the_one_before(play):
+def test_a_new_process_replaces_the_old_one_before_the_session_starts(play):
     play.comes(1, 0, 50)
     assert play.comes(1, 0, life="second") == play.comes(0, 0) == []
     assert play.comes(2, 0)[0].answer == CollectiveOutcome(3)
@@ -227,13 +227,13 @@ def test_before_all_were_there_another_process_takes_the_place_of_the_one_before
     assert not play.hall.has_worker(1, "first 1")
 
 
-def test_a_worker_that_left_is_not_let_in_again(play):
+def test_a_worker_that_left_cannot_rejoin(play):
     play.all_come(0)
     play.hall.leave(1, "first 1")
     assert isinstance(play.comes(1, 1)[0].answer, UnavailableError)
 
 
-def test_a_hall_is_empty_and_keeps_nothing_when_all_have_left(play):
+def test_the_state_is_empty_when_all_workers_have_left(play):
     play.all_come(0)
     for rank in range(3):
         assert not play.hall.is_empty

@@ -186,7 +186,7 @@ class CollectiveClient:
                     speaks = math.inf
                 elif waited >= speaks:
                     speaks = math.inf
-                    self._log_missing([f"{self._names[0]} does not answer"])
+                    self._log_missing([f"{self._names[0]} has not replied"])
                 if waited >= longest and ends == math.inf:
                     ends = waited + self._request_session_end(number, waited)
                 if waited >= ends:
@@ -300,9 +300,9 @@ class CollectiveClient:
         elif self._num_refused >= _MAX_REFUSED:
             self._fail(
                 UnavailableError(
-                    f"{self._names[0]}, where the workers meet, is gone: its process ended "
-                    f"({error}). No worker goes on without the others: start all again, and go on "
-                    "from a state that was saved"
+                    f"{self._names[0]}, which runs the collective server, is lost: its process "
+                    f"has ended ({error}). Workers cannot continue without each other: restart "
+                    "all of them from a saved state"
                 )
             )
         self._retry_at = dict.fromkeys(self._contributions, self._clock() + wait)
@@ -358,9 +358,9 @@ class CollectiveClient:
 
     def _query_missing(self, number: int, waited: float) -> float:
         """Request the names of missing workers for the log; return the seconds to allow."""
-        self._waiting_description = f"{self._names[self._rank]} has waited for {waited:.0f} s"
+        self._waiting_description = f"{self._names[self._rank]} has been waiting for {waited:.0f} s"
         if self._last_loss is not None:
-            self._log_missing([f"{self._names[0]} cannot be reached ({self._last_loss})"])
+            self._log_missing([f"cannot connect to {self._names[0]} ({self._last_loss})"])
             return math.inf
         if None in self._tickets.values():
             return 0.0
@@ -370,7 +370,10 @@ class CollectiveClient:
     def _log_missing(self, missing: Sequence[str]) -> None:
         if missing and self._waiting_description:
             _log.warning(
-                "%s, of %g, for: %s", self._waiting_description, self._timeout, "; ".join(missing)
+                "%s (timeout %g s): %s",
+                self._waiting_description,
+                self._timeout,
+                "; ".join(missing),
             )
 
     def _request_session_end(self, number: int, waited: float) -> float:
@@ -396,9 +399,9 @@ class CollectiveClient:
         what = self._contributions[number][0]["description"]
         why = f" ({self._last_loss})" if self._last_loss is not None else ""
         return UnavailableError(
-            f"{self._names[0]}, where the workers meet, did not answer for {waited:.0f} s{why}, "
-            f"while {self._names[self._rank]} waits at {what}: is it running, and is this its "
-            "address?"
+            f"{self._names[0]}, which runs the collective server, has not replied for "
+            f"{waited:.0f} s{why}, while {self._names[self._rank]} waits in {what} (is it "
+            "running, and is this its address?)"
         )
 
     def _fail(self, error: HeadraceError) -> None:
@@ -411,7 +414,7 @@ class CollectiveClient:
             raise type(self._failure)(str(self._failure))
         if self.closer.is_closed:
             raise FailedPreconditionError(
-                "this strategy was closed: make another one, on all workers"
+                "this strategy is closed; create a new one on all workers"
             )
 
 

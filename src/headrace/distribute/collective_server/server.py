@@ -194,9 +194,9 @@ class _SessionTable:
         )
         if not 0 <= message.rank < len(self._names):
             raise InvalidArgumentError(
-                f"a worker says that it is number {message.rank} of those that train together, and "
-                f"the first one knows of {len(self._names)}: {', '.join(self._names)}; give all "
-                "the same cluster"
+                f"a worker has rank {message.rank}, but the cluster of {self._names[0]} has "
+                f"{len(self._names)} workers: {', '.join(self._names)}; give every worker the "
+                "same cluster"
             )
         if isinstance(message, Contribute):
             self._on_contribute(request, message)
@@ -213,9 +213,8 @@ class _SessionTable:
             request.reply(
                 encode_error(
                     UnavailableError(
-                        f"{self._names[0]} was started again, or its strategy was closed, while "
-                        "the others went on: workers that train together are all started "
-                        "together, and go on from a state that was saved"
+                        f"{self._names[0]} was restarted, or its strategy was closed, while "
+                        "other workers continued: restart all workers together from a saved state"
                     )
                 )
             )
@@ -224,7 +223,9 @@ class _SessionTable:
         if message.attempt < session.attempts.get(strategy, 0):
             # Sent through an abandoned connection, and handled after a newer request: no client
             # receives the answer.
-            request.reply(encode_error(UnavailableError("it was brought again since")))
+            request.reply(
+                encode_error(UnavailableError("a newer attempt of this contribution has arrived"))
+            )
             return
         session.attempts[strategy] = message.attempt
         session.peers = {peer: rank for peer, rank in session.peers.items() if rank != message.rank}
@@ -233,7 +234,8 @@ class _SessionTable:
         before = session.held_requests.pop((message.rank, message.number), None)
         if before is not None:
             words = (
-                f"another process, or strategy, of {self._names[message.rank]} came in its place"
+                "replaced by a contribution of another process or strategy of "
+                f"{self._names[message.rank]}"
             )
             before.reply(encode_error(UnavailableError(words)))
         session.held_requests[message.rank, message.number] = request
@@ -258,8 +260,8 @@ class _SessionTable:
             and self._is_rank_taken(message.rank)
         ):
             words.append(
-                f"{self._names[message.rank]} takes part in a session that goes on already (is "
-                "this a second process of that task?)"
+                f"{self._names[message.rank]} already takes part in a running session (is this a "
+                "second process of that task?)"
             )
         request.reply(MissingWorkers(descriptions=tuple(words)))
         if session is not None and message.ends_session:

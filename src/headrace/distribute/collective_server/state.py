@@ -163,8 +163,8 @@ class CollectiveState:
         worker = self._workers[rank]
         if worker.process_id not in ("", process_id) or worker.has_left:
             error = UnavailableError(
-                f"{self._names[rank]} was started again while the others went on: workers that "
-                "train together are all started together, and go on from a state that was saved"
+                f"{self._names[rank]} was restarted while other workers continued: restart all "
+                "workers together from a saved state"
             )
             return [*self._fail(error), RankAnswer(rank, number, error)]
         worker.process_id, worker.last_heard, worker.disconnected_since = process_id, now, None
@@ -238,9 +238,9 @@ class CollectiveState:
         what = next(iter(self._pending[number].values())).description
         return self._fail(
             UnavailableError(
-                f"{'; '.join(missing)}: missing at {what}, which the others have waited for for "
-                f"{waited:.0f} s. No worker goes on without the others: start all again, and go on "
-                "from a state that was saved"
+                f"the other workers waited {waited:.0f} s in {what}, but {'; '.join(missing)}. "
+                "Workers cannot continue without each other: restart all of them from a saved "
+                "state"
             )
         )
 
@@ -265,21 +265,19 @@ class CollectiveState:
                     if brought.kind == ERROR:
                         return self._remote_error(each, brought)
                 return FailedPreconditionError(
-                    f"the workers do not do the same: {self._names[other]} is at "
-                    f"{theirs.description}, "
-                    f"and {self._names[rank]} is at {mine.description}; every worker must run the "
-                    "same "
-                    "program, with the same steps in the same order"
+                    f"the workers run different operations: {self._names[other]} is in "
+                    f"{theirs.description}, and {self._names[rank]} is in {mine.description}; "
+                    "every worker must run the same program, with the same steps in the same "
+                    "order"
                 )
         return None
 
     def _remote_error(self, rank: int, contribution: Contribution) -> HeadraceError:
         text = b"".join(array.tobytes() for array in contribution.value.arrays).decode()
         return UnavailableError(
-            f"{contribution.description} failed on {self._names[rank]}, and not on all workers: "
-            f"{text}. "
-            "No worker goes on without the others: start all again, and go on from a state that "
-            "was saved"
+            f"{contribution.description} failed on {self._names[rank]}, but not on all workers: "
+            f"{text}. Workers cannot continue without each other: restart all of them from a "
+            "saved state"
         )
 
     def _complete(self, number: int) -> list[RankAnswer]:
@@ -313,19 +311,26 @@ class CollectiveState:
     def _ended_error(self, ranks: Sequence[int], number: int) -> HeadraceError:
         who = ", ".join(self._names[rank] for rank in ranks)
         what = next(iter(self._pending[number].values())).description
-        how = "has left" if all(self._workers[rank].has_left for rank in ranks) else "is gone"
+        how = (
+            "has left the session"
+            if all(self._workers[rank].has_left for rank in ranks)
+            else "is lost"
+        )
         return UnavailableError(
-            f"{who} {how}: its process ended, or its connection was lost, while the others wait "
-            f"for it at {what}. No worker goes on without the others: start all again, and go on "
-            "from a state that was saved"
+            f"{who} {how}: its process ended, or its connection was lost, while other workers "
+            f"wait for it in {what}. Workers cannot continue without each other: restart all of "
+            "them from a saved state"
         )
 
     def _describe(self, rank: int, now: float) -> str:
         worker, name = self._workers[rank], self._names[rank]
         if not worker.process_id:
-            return f"{name} was not heard of so far (is it running, and does it find its way here?)"
+            return (
+                f"{name} has not connected yet (is it running, and can it connect to "
+                f"{self._names[0]}?)"
+            )
         return (
-            f"{name} was last heard of {now - worker.last_heard:.0f} s ago, at "
+            f"{name} was last heard from {now - worker.last_heard:.0f} s ago, in "
             f"{worker.last_collective}"
         )
 
@@ -382,7 +387,7 @@ def combine(kind: str, values: Sequence[CollectiveValue]) -> CollectiveValue:
     how = _KINDS.get(kind)
     if how is None:
         raise FailedPreconditionError(
-            f"meetings of the kind {kind!r} are not known; do all workers run the same version?"
+            f"unknown kind of collective {kind!r}; do all workers run the same version of Headrace?"
         )
     return how(values)
 
@@ -415,8 +420,8 @@ def _check_counts(values: Sequence[CollectiveValue]) -> None:
     if len({len(value.arrays) for value in values}) > 1:
         counts = ", ".join(str(len(value.arrays)) for value in values)
         raise InvalidArgumentError(
-            f"the workers brought different numbers of values: {counts}, in the order of their "
-            "ranks; return the same structure on all"
+            f"the workers contributed different numbers of values ({counts}, by rank); return "
+            "the same structure on all workers"
         )
 
 
