@@ -27,7 +27,7 @@ def other_version(
     *arguments: str,
     python: str = MINE,
     headrace: str = versions.own_versions().headrace,
-    wire: int = 1,
+    wire: int = versions.WIRE_FORMAT,
 ) -> Iterator[str]:
     """Run a server of other versions until the end; yield where it listens."""
     with subprocess.Popen(

@@ -155,7 +155,7 @@ class TwoServers:
 
     def _restart(self, server: _Server) -> None:
         server.is_up = True
-        self._simulation.call_later(0.1, self._look)
+        self._simulation.call_later(0.1, self._check_follower)
 
     def _check_follower(self) -> None:
         """Let a leader repair its follower."""
@@ -163,7 +163,7 @@ class TwoServers:
             if server.seat.role is ReplicaRole.LEADER and not server.is_followed and other.is_up:
                 self._repair(server, other)
         if not any(each.is_followed for each in self._servers):
-            self._simulation.call_later(0.1, self._look)
+            self._simulation.call_later(0.1, self._check_follower)
 
 
 def _applied(do: Callable[[Any], None], contents: Any) -> AbortedError | None:

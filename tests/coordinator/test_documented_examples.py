@@ -172,12 +172,12 @@ def test_a_function_error_is_raised_despite_a_simultaneous_worker_loss():
     failing, long, queued = driver.schedule(), driver.schedule(), driver.schedule()
     driver.ends(0, failing.number, ValueError("Some error."))
     driver.lose(1)
-    driver.settle()
-    assert str(driver.raised()) == "Some error."
+    driver.forget_keys()
+    assert str(driver.take_error()) == "Some error."
     assert driver.queue.is_drained
     for closure in (long, queued):
         assert isinstance(closure.result.error, CancelledError)
-    driver.came(1)
+    driver.sent(1)
     later = [driver.schedule() for _ in range(3)]
     while not driver.queue.is_drained:
         for worker in (0, 1):

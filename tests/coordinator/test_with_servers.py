@@ -261,7 +261,7 @@ def test_per_worker_variables_are_read_from_all_workers(initial_value: Any):
             FailedPreconditionError, match=r"`assign_add` is available only .* read_all"
         ):
             own.assign_add(1.0)
-        with pytest.raises(FailedPreconditionError, match="inside a function"):
+        with pytest.raises(FailedPreconditionError, match="inside a scheduled function"):
             coordinator.schedule(
                 lambda: hr.Variable(0.0, per_worker_variable=True, name="inside")
             ).fetch(SECONDS)

@@ -54,7 +54,7 @@ def test_join_triggers_key_cleanup_at_once():
     )
     driver.ends(1, second.number, wrote=True)
     assert driver.last.key_cleanups == [first.number, second.number]
-    driver.settle()
+    driver.forget_keys()
     assert driver.queue.is_done_through(last)
 
 
@@ -74,7 +74,7 @@ def test_key_cleanups_after_a_join_are_batched_again():
     driver.queue.end_round()
     driver.ends(0, first.number, wrote=True)
     assert driver.last.key_cleanups == [first.number]
-    driver.settle()
+    driver.forget_keys()
     second = driver.schedule()
     driver.ends(0, second.number, wrote=True)
     assert driver.last.key_cleanups == []

@@ -180,10 +180,10 @@ class Closure:
 
 def copy_error(error: Exception) -> Exception:
     """Return a copy of an error to raise once, without the original's traceback."""
-    made = copy.copy(error)
-    made.__cause__ = error.__cause__
-    made.__traceback__ = None
-    return made
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    copied.__traceback__ = None
+    return copied
 
 
 # --- closures that wait for the values of other closures ------------------------------------------
@@ -261,14 +261,14 @@ class ClosureFailure:
         """Return the first error with notes about later errors and cancelled functions."""
         error = copy_error(self.error)
         if self.later_errors:
-            named = [
+            listed = [
                 describe_error(each).splitlines()[0] for each in self.later_errors[:_MAX_LISTED]
             ]
-            rest = len(self.later_errors) - len(named)
+            num_unlisted = len(self.later_errors) - len(listed)
             error.add_note(
                 f"{len(self.later_errors)} more functions failed before all were cancelled: "
-                + "; ".join(named)
-                + (f"; and {rest} more" if rest else "")
+                + "; ".join(listed)
+                + (f"; and {num_unlisted} more" if num_unlisted else "")
             )
         if self.num_cancelled:
             error.add_note(

@@ -73,8 +73,10 @@ class SessionResources:
 
     def release(self, resources: tuple[int, ...]) -> None:
         """Release resources; does not wait for functions that still read from them."""
-        gone = [self._entries.pop(resource, None) for resource in resources]
-        values = [entry.value for entry in gone if entry is not None and _is_closeable(entry.value)]
+        released = [self._entries.pop(resource, None) for resource in resources]
+        values = [
+            entry.value for entry in released if entry is not None and _is_closeable(entry.value)
+        ]
         if values:
             # Closing an iterator waits for its readers, which are users' functions.
             threading.Thread(
@@ -138,13 +140,13 @@ def get_current_worker_index() -> int:
     Raises:
         FailedPreconditionError: If the code does not run on a worker.
     """
-    here = current_closure.get()
-    if here is None:
+    closure = current_closure.get()
+    if closure is None:
         raise FailedPreconditionError(
             "Cannot retrieve the worker index: this code does not run on a worker. Call it "
             "inside a scheduled function, or one that creates a per-worker dataset"
         )
-    return here.worker
+    return closure.worker
 
 
 def get_resource(resource: int) -> Any:
@@ -153,12 +155,12 @@ def get_resource(resource: int) -> Any:
     Raises:
         FailedPreconditionError: If the code does not run on a worker.
     """
-    here = current_closure.get()
-    if here is None:
+    closure = current_closure.get()
+    if closure is None:
         raise FailedPreconditionError(
             "per-worker datasets, iterators and values can be used only inside scheduled functions"
         )
-    return here.resources.get(resource)
+    return closure.resources.get(resource)
 
 
 class CurrentLeaseIterator:
@@ -182,12 +184,12 @@ class CurrentLeaseIterator:
 
     @property
     def _leased_elements(self) -> Any:
-        here = current_closure.get()
-        if here is None or here.leased_elements is None:
+        closure = current_closure.get()
+        if closure is None or closure.leased_elements is None:
             raise FailedPreconditionError(
                 "a shared dataset can be read only inside functions that run_epoch calls"
             )
-        return here.leased_elements
+        return closure.leased_elements
 
 
 def select_worker_value(values: tuple[Any, ...]) -> Any:

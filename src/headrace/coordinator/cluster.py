@@ -116,10 +116,10 @@ def resolve_cluster(strategy: object) -> CoordinatorCluster:
     workers = strategy.addresses if isinstance(strategy, Workers) else strategy.worker_addresses
     for number, address in enumerate(workers):
         check_address(address, f"worker {number}")
-    incarnation = _next_term()
+    term = _next_term()
     if isinstance(strategy, Workers):
         return CoordinatorCluster(
-            session_request=_build_session_request(uuid.uuid4().hex, incarnation),
+            session_request=_build_session_request(uuid.uuid4().hex, term),
             workers=dict(enumerate(workers)),
             staleness=strategy.staleness,
             security=strategy.security,
@@ -138,14 +138,14 @@ def resolve_cluster(strategy: object) -> CoordinatorCluster:
     return CoordinatorCluster(
         session_request=_build_session_request(
             strategy.cluster.cluster_id,
-            incarnation,
+            term,
             servers=servers.addresses,
             server_timeout=servers.timeout,
             replication=servers.replication,
             collects_steps=strategy.round_size is not None,
         ),
         workers=dict(enumerate(workers)),
-        servers=ClosureServers(servers, incarnation),
+        servers=ClosureServers(servers, term),
         staleness=strategy.staleness,
         round_size=strategy.round_size,
         security=strategy.security,

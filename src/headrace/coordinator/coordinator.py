@@ -228,8 +228,8 @@ class ClusterCoordinator:
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
-        until = None if timeout is None else time.monotonic() + timeout
-        return fetch_structure(structure, until)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return fetch_structure(structure, deadline)
 
     def wait_for_any(self, values: Iterable[RemoteValue]) -> None:
         """Wait until at least one of several values, or its error, is ready.
@@ -238,16 +238,17 @@ class ClusterCoordinator:
             ValueError: If there are no values.
             Exception: As in `join`.
         """
-        waited = list(values)
-        if not waited:
+        pending = list(values)
+        if not pending:
             raise ValueError("`values` must contain at least one RemoteValue, but is empty")
-        if any(each.is_ready for each in waited):
+        if any(each.is_ready for each in pending):
             return
         self._runner.wait(
             lambda: (
-                self._runner.core.queue.failure is not None or any(each.is_ready for each in waited)
+                self._runner.core.queue.failure is not None
+                or any(each.is_ready for each in pending)
             ),
-            f"one of {len(waited)} functions",
+            f"one of {len(pending)} functions",
         )
         self._runner.raise_failure()
 
@@ -297,8 +298,8 @@ class ClusterCoordinator:
             )
         seed = dataset.options().seed
         # All shards are taken from a single order.
-        whole = dataset.with_options(Options(seed=draw_seed() if seed is None else seed))
-        shards = [whole.shard(count, index) for index in range(count)]
+        seeded = dataset.with_options(Options(seed=draw_seed() if seed is None else seed))
+        shards = [seeded.shard(count, index) for index in range(count)]
         values = [self.schedule(shard_fn, args=(shard,)) for shard in shards]
         self.join()
         return merge([value.fetch() for value in values])
@@ -435,8 +436,8 @@ class ClusterCoordinator:
             metrics_host: Interface for these; by default this machine only.
         """
         self._runner.check_not_forked()
-        listening = self._server.listen(host, port, security, metrics_host, metrics_port)
-        self._life_cycle.on_close(listening.close)
+        servers = self._server.listen(host, port, security, metrics_host, metrics_port)
+        self._life_cycle.on_close(servers.close)
         return self._server.address
 
     @property
@@ -455,15 +456,15 @@ class ClusterCoordinator:
             return {number: each.address for number, each in self._runner.core.connections.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        travels = isinstance(self._strategy, ParameterServerStrategy)
-        return CoordinatorStub, (self._strategy if travels else None,)
+        is_picklable = isinstance(self._strategy, ParameterServerStrategy)
+        return CoordinatorStub, (self._strategy if is_picklable else None,)
 
 
 def find_coordinator(strategy: Any) -> ClusterCoordinator | None:
     """Return the coordinator of a strategy; None without one, or if it is closed."""
-    known = _coordinators.get(strategy)
-    found = None if known is None else known()
-    return None if found is None or found._life_cycle.is_stopped else found
+    reference = _coordinators.get(strategy)
+    coordinator = None if reference is None else reference()
+    return None if coordinator is None or coordinator._life_cycle.is_stopped else coordinator
 
 
 _coordinators: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (

@@ -16,12 +16,16 @@ __all__ = ["WorkerCounters", "coordinator_metrics", "worker_metrics"]
 def coordinator_metrics(status: CoordinatorStatus) -> Iterator[Metric]:
     """Return the metrics of a coordinator."""
     name = "headrace_coordinator_"
-    longest = 0.0 if status.longest_running is None else status.longest_running.seconds
+    longest_seconds = 0.0 if status.longest_running is None else status.longest_running.seconds
     yield from _gauges(
         name,
         ("functions_waiting", "Functions waiting for a worker.", status.num_waiting),
         ("functions_in_flight", "Functions assigned to workers.", status.num_in_flight),
-        ("longest_seconds", "Run time of the longest-running function in seconds.", longest),
+        (
+            "longest_seconds",
+            "Run time of the longest-running function in seconds.",
+            longest_seconds,
+        ),
         (
             "staleness",
             "Distance between the newest function sent and the oldest unended one.",
@@ -73,14 +77,14 @@ def worker_metrics(counters: WorkerCounters) -> Iterator[Metric]:
     )
 
 
-def _gauges(prefix: str, *found: tuple[str, str, float]) -> Iterator[Metric]:
-    for name, words, value in found:
-        yield GaugeMetricFamily(f"{prefix}{name}", words, value=value)
+def _gauges(prefix: str, *metrics: tuple[str, str, float]) -> Iterator[Metric]:
+    for name, description, value in metrics:
+        yield GaugeMetricFamily(f"{prefix}{name}", description, value=value)
 
 
-def _counters(prefix: str, *found: tuple[str, str, float]) -> Iterator[Metric]:
-    for name, words, value in found:
-        yield CounterMetricFamily(f"{prefix}{name}", words, value=value)
+def _counters(prefix: str, *metrics: tuple[str, str, float]) -> Iterator[Metric]:
+    for name, description, value in metrics:
+        yield CounterMetricFamily(f"{prefix}{name}", description, value=value)
 
 
 # --- counters of a worker over all its coordinators -----------------------------------------------

@@ -106,7 +106,7 @@ def pack(
         return PACKED_NONE
     buffers: list[bytes] = []
 
-    def keep_in(buffer: pickle.PickleBuffer) -> bool:
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if raw.nbytes < _OUT_OF_BAND_BYTES:
             return True
@@ -114,14 +114,14 @@ def pack(
         return False
 
     if _is_plain(value):
-        return Payload(pickle.dumps(value, protocol=5, buffer_callback=keep_in), buffers)
-    before, _context.packing = _context.packing, packing
+        return Payload(pickle.dumps(value, protocol=5, buffer_callback=keep_in_band), buffers)
+    outer_packing, _context.packing = _context.packing, packing
     try:
         with io.BytesIO() as file:
-            pickler(file, protocol=5, buffer_callback=keep_in).dump(value)
+            pickler(file, protocol=5, buffer_callback=keep_in_band).dump(value)
             return Payload(file.getvalue(), buffers)
     finally:
-        _context.packing = before
+        _context.packing = outer_packing
 
 
 def unpack(payload: Payload, inputs: Sequence[Any] = ()) -> Any:
@@ -133,13 +133,13 @@ def unpack(payload: Payload, inputs: Sequence[Any] = ()) -> Any:
     """
     if payload.data == PACKED_NONE.data:
         return None
-    before, _context.inputs = _context.inputs, inputs
+    outer_inputs, _context.inputs = _context.inputs, inputs
     try:
         return pickle.loads(
             payload.data, buffers=[_make_writable(each) for each in payload.buffers]
         )
     finally:
-        _context.inputs = before
+        _context.inputs = outer_inputs
 
 
 def add_input(result: ClosureResult) -> int:
@@ -154,9 +154,9 @@ def add_input(result: ClosureResult) -> int:
             "a RemoteValue can be sent to a worker only as an argument: pass it in `args` or "
             "`kwargs` of schedule, or fetch() it first"
         )
-    for place, each in enumerate(packing.inputs):
+    for index, each in enumerate(packing.inputs):
         if each is result:
-            return place
+            return index
     packing.inputs.append(result)
     return len(packing.inputs) - 1
 
@@ -252,9 +252,9 @@ class FunctionCache:
         function = _pack_function(fn, self._strategy())
         key, known_functions = id(fn), self._known
 
-        def forget(gone: weakref.ref[Any]) -> None:
+        def forget(dead_reference: weakref.ref[Any]) -> None:
             found = known_functions.get(key)
-            if found is not None and found[0] is gone:
+            if found is not None and found[0] is dead_reference:
                 del known_functions[key]
 
         try:
@@ -278,15 +278,15 @@ def _pack_function(fn: Callable[..., Any], strategy: Any) -> PackedFunction:
         payload = pack(fn, packing)
     except Exception as error:
         if isinstance(error, HeadraceError):  # its message already names the cause and the fix
-            why = str(error)
+            cause = str(error)
         else:
-            inside = describe_unpicklable(fn) or describe_error(error)
-            why = (
-                f"it references {inside}. Create such objects inside the function, or pass their "
-                "values"
+            description = describe_unpicklable(fn) or describe_error(error)
+            cause = (
+                f"it references {description}. Create such objects inside the function, or pass "
+                "their values"
             )
         raise FailedPreconditionError(
-            f"the function {name} cannot be sent to a worker: {why}"
+            f"the function {name} cannot be sent to a worker: {cause}"
         ) from error
     digest = hashlib.blake2b(payload.data, digest_size=_DIGEST_BYTES)
     for buffer in payload.buffers:
@@ -345,9 +345,9 @@ class LoadedFunctions:
     def put(self, digest: bytes, name: str, data: list[Buffer]) -> None:
         """Store a function: its pickle, followed by its buffers."""
         payload = Payload(bytes(data[0]), data[1:])
-        before = self._loaded.pop(digest, None)
-        if before is not None:
-            self._nbytes -= before.nbytes
+        previous = self._loaded.pop(digest, None)
+        if previous is not None:
+            self._nbytes -= previous.nbytes
         self._loaded[digest] = LoadedFunction(name, payload, payload.nbytes)
         self._nbytes += payload.nbytes
         while self._nbytes > self._max_bytes and len(self._loaded) > 1:
@@ -389,10 +389,10 @@ def translate_error(function: str, worker: int, error: BaseException) -> Excepti
     text = "".join(
         traceback.format_exception(type(error), error, _user_traceback(error.__traceback__))
     )
-    said = describe_error(error).removeprefix(kind).removeprefix(": ")
-    said += missing_module_hint(kind, _MISSING_MODULE)
+    message = describe_error(error).removeprefix(kind).removeprefix(": ")
+    message += missing_module_hint(kind, _MISSING_MODULE)
     return UserFunctionError(
-        f"the function {function} raised {kind} on worker {worker}: {said}\n\n"
+        f"the function {function} raised {kind} on worker {worker}: {message}\n\n"
         f"Original traceback:\n{text}",
         original_type=kind,
         original_traceback=text,

@@ -178,8 +178,8 @@ def find_shared_dataset(closure: Closure) -> SharedDataset:
     Raises:
         ValueError: If there is none, or more than one.
     """
-    kept = (*closure.call_spec.function.handles, *closure.call_spec.handles)
-    shared = {id(each): each for each in kept if isinstance(each, SharedDataset)}
+    handles = (*closure.call_spec.function.handles, *closure.call_spec.handles)
+    shared = {id(each): each for each in handles if isinstance(each, SharedDataset)}
     if len(shared) != 1:
         raise ValueError(
             f"run_epoch requires exactly one shared dataset in `args`, but found {len(shared)}; "
@@ -281,28 +281,30 @@ class EpochRunner:
         )
 
     def _read_elements(self, count: int) -> list[_Element]:
-        taken: list[_Element] = []
-        while len(taken) < count and self._returned_elements:
-            taken.append(self._returned_elements.popleft())
-        while len(taken) < count and not self._end_of_data:
+        elements: list[_Element] = []
+        while len(elements) < count and self._returned_elements:
+            elements.append(self._returned_elements.popleft())
+        while len(elements) < count and not self._end_of_data:
             self._dataset.record_position(self._elements, self._progress)
             for element in self._elements:
                 number = self._progress.record_read()
                 if number is not None:
-                    taken.append(_Element(number, pack(element)))
+                    elements.append(_Element(number, pack(element)))
                 break
             else:
                 self._end_of_data = True
-        return taken
+        return elements
 
     def _schedule_call(self, elements: list[_Element]) -> None:
-        first: CallSpec = self._template.call_spec
+        call_spec: CallSpec = self._template.call_spec
         payloads = [element.payload for element in elements]
         lease = ElementLease(
             payloads, end_of_data=self._end_of_data and not self._returned_elements
         )
-        work = CallSpec(first.function, first.arguments, lease=lease, handles=first.handles)
-        closure = Closure(self._template.name, work, self._template.inputs)
+        new_spec = CallSpec(
+            call_spec.function, call_spec.arguments, lease=lease, handles=call_spec.handles
+        )
+        closure = Closure(self._template.name, new_spec, self._template.inputs)
         self._runner.schedule(closure)
         self._open_calls.append(_OpenCall(closure, lease, elements))
 
@@ -407,11 +409,11 @@ class EpochProgress:
         """Return a reader position, and the elements used from there on, as ranges."""
         with self._lock:
             self._is_wanted = True
-            first, place = self._positions[0]
+            first, position = self._positions[0]
             ranges = [[0, self._low_watermark - first]] if self._low_watermark > first else []
             for number in sorted(self._used):
                 if ranges and ranges[-1][1] == number - first:
                     ranges[-1][1] += 1
                 else:
                     ranges.append([number - first, number - first + 1])
-            return place, ranges
+            return position, ranges

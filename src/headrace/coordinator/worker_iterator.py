@@ -38,13 +38,13 @@ def build_dataset(dataset_or_fn: Any) -> Any:
     """
     if isinstance(dataset_or_fn, DATASET_TYPES):
         return dataset_or_fn
-    before = variable_refusal.set(_refuse_variable)
+    token = variable_refusal.set(_refuse_variable)
     try:
         dataset = dataset_or_fn()
         if isinstance(dataset, PerWorkerInput):
             dataset = dataset.build()
     finally:
-        variable_refusal.reset(before)
+        variable_refusal.reset(token)
     if not isinstance(dataset, DATASET_TYPES):
         raise InvalidArgumentError(
             "the function given to create_per_worker_dataset must return a Dataset or a "

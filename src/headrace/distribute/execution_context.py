@@ -108,16 +108,16 @@ def check_cross_replica(strategy: Any, method: str, instead: str = "merge_call()
     Raises:
         FailedPreconditionError: If called on a replica, or in the scope of another strategy.
     """
-    place = current_context.get()
-    if place is None:
+    context = current_context.get()
+    if context is None:
         return
-    if isinstance(place, ReplicaView):
+    if isinstance(context, ReplicaView):
         raise FailedPreconditionError(
             f"Method requires being in cross-replica context: Strategy.{method} method requires "
             f"cross-replica context, use get_replica_context().{instead} instead"
         )
-    if place.strategy is not strategy:
-        refuse_mixing(place.strategy, strategy)
+    if context.strategy is not strategy:
+        refuse_mixing(context.strategy, strategy)
 
 
 def refuse_mixing(entered: Any, other: Any) -> NoReturn:
@@ -152,13 +152,13 @@ class Scope:
         return self._strategy
 
     def __exit__(self, *error: object) -> None:
-        place = current_context.get()
-        if not isinstance(place, CrossReplicaContext):
+        context = current_context.get()
+        if not isinstance(context, CrossReplicaContext):
             raise FailedPreconditionError(
                 "the scope of a strategy must be left in the thread and function that entered it"
             )
-        if place.strategy is not self._strategy:
-            refuse_mixing(place.strategy, self._strategy)
+        if context.strategy is not self._strategy:
+            refuse_mixing(context.strategy, self._strategy)
         token, had_keras = self._entries.pop()
         if not had_keras and is_keras_3():
             _keras_fit().install()

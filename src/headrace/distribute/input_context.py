@@ -64,14 +64,14 @@ class InputContext:
         Raises:
             ValueError: If workers would have different numbers of them.
         """
-        here, rest = divmod(self.num_replicas_in_sync, self.num_input_pipelines)
-        if rest:
+        count, remainder = divmod(self.num_replicas_in_sync, self.num_input_pipelines)
+        if remainder:
             raise ValueError(
                 "every worker must have the same number of replicas, but num_replicas_in_sync "
                 f"({self.num_replicas_in_sync}) is not a multiple of num_workers "
                 f"({self.num_input_pipelines})"
             )
-        return here
+        return count
 
     def __str__(self) -> str:
         return (
@@ -160,8 +160,8 @@ class InputOptions:
 
     def __post_init__(self) -> None:
         check_flag("experimental_fetch_to_device", self.experimental_fetch_to_device)
-        place = self.experimental_place_dataset_on_device
-        check_flag("experimental_place_dataset_on_device", place, or_none=False)
+        place_on_device = self.experimental_place_dataset_on_device
+        check_flag("experimental_place_dataset_on_device", place_on_device, or_none=False)
         if not isinstance(self.experimental_replication_mode, InputReplicationMode):
             raise TypeError(
                 "`experimental_replication_mode` must be an InputReplicationMode, but got "

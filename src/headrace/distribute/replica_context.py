@@ -170,8 +170,8 @@ class ReplicaContext(ReplicaView):
             value: This replica's value.
             what: Description of the operation, which must be the same on all replicas.
         """
-        place = current_context.get()
-        if place is not None and place is not self:
+        context = current_context.get()
+        if context is not None and context is not self:
             raise FailedPreconditionError(
                 "this ReplicaContext is of another replica than the code that uses it; call "
                 "get_replica_context() where you use it"
@@ -313,7 +313,7 @@ def all_gather_values(
 
     def forward(leaves: Sequence[Any], what: str, traced: Sequence[int]) -> list[Any]:
         def merged(values: list[Any]) -> list[Any]:
-            whole = map_structure(
+            gathered = map_structure(
                 lambda *leaves: strategy.gather_replicas(leaves, axis, what), *values
             )
             lengths = [
@@ -321,19 +321,19 @@ def all_gather_values(
                 for each in values
             ]
             parts = _local_slices(strategy, lengths, what) if traced else [[] for _ in values]
-            return list(zip(_copy_for_replicas(whole, strategy), parts, strict=True))
+            return list(zip(_copy_for_replicas(gathered, strategy), parts, strict=True))
 
-        made, parts = merge(merged, _with_leaves(value, leaves), what)
+        reduced, parts = merge(merged, _with_leaves(value, leaves), what)
         own[:] = [parts[index] for index in traced]
-        return _leaves_of(made)
+        return _leaves_of(reduced)
 
     def backward(upstream: Sequence[Any]) -> list[Any]:
         name = f"gradient of {what}"
         sums = all_reduce_values(
             strategy, ReduceOp.SUM, list(upstream), name, merge_in_backward, merge_in_backward
         )
-        before = (slice(None),) * axis
-        return [each[(*before, part)] for each, part in zip(sums, own, strict=True)]
+        leading = (slice(None),) * axis
+        return [each[(*leading, part)] for each, part in zip(sums, own, strict=True)]
 
     return _with_gradient(strategy.framework, forward, backward, value, what)
 
@@ -352,23 +352,23 @@ def _with_gradient(
         return _with_leaves(value, forward(leaves, what, ()))
     # Part of the name, since replicas that differ here would not all run the backward pass.
     name = f"{what} with gradients for values {', '.join(map(str, traced))} of {len(leaves)}"
-    made = framework.with_gradient(
+    reduced = framework.with_gradient(
         lambda given: forward(given, name, traced), backward, leaves, traced
     )
-    return _with_leaves(value, made)
+    return _with_leaves(value, reduced)
 
 
 def _local_slices(strategy: Any, lengths: Sequence[Sequence[int]], what: str) -> list[list[slice]]:
     """Return the positions of each local replica's values in the concatenation."""
     rows = [np.array([each], np.int64) for each in lengths]
     gathered = strategy.gather_replicas(rows, 0, f"lengths of {what}")
-    of_all = np.asarray(strategy.framework.to_numpy(gathered))
-    ends = of_all.cumsum(axis=0)
+    all_lengths = np.asarray(strategy.framework.to_numpy(gathered))
+    ends = all_lengths.cumsum(axis=0)
     first: int = strategy.first_replica
     return [
         [
             slice(int(end - n), int(end))
-            for end, n in zip(ends[replica], of_all[replica], strict=True)
+            for end, n in zip(ends[replica], all_lengths[replica], strict=True)
         ]
         for replica in range(first, first + len(lengths))
     ]
@@ -393,8 +393,8 @@ def _reduce_structures(strategy: Any, op: ReduceOp, values: Sequence[Any], what:
     """Reduce the replicas' structures to one of sums or means: all leaves in one exchange."""
     columns: list[Sequence[Any]] = []
     map_structure(lambda *leaves: columns.append(leaves), *values)
-    made = iter(strategy.reduce_columns(op, columns, what=what))
-    return map_structure(lambda *_: next(made), *values)
+    reduced = iter(strategy.reduce_columns(op, columns, what=what))
+    return map_structure(lambda *_: next(reduced), *values)
 
 
 def _copy_for_replicas(result: Any, strategy: Any) -> list[Any]:

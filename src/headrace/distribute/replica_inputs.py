@@ -123,11 +123,11 @@ class ReplicaInputs:
             )
         context = self._input_context()
         size = global_batch_size(dataset.plan)
-        share = None if size is None else -(-size // context.num_replicas_in_sync)
-        delivery = self._step_placement(checked, share)
+        rows_per_replica = None if size is None else -(-size // context.num_replicas_in_sync)
+        placement = self._step_placement(checked, rows_per_replica)
         seed = self._seed_for(dataset)
         agreement = self._agreement(size)
-        return DistributedDataset(dataset, context, checked, agreement, seed, delivery)
+        return DistributedDataset(dataset, context, checked, agreement, seed, placement)
 
     def distribute_datasets_from_function(
         self,

@@ -82,29 +82,29 @@ def row_slices(ids: Any, values: Any, variable: Any) -> RowSlices:
     """
     if hasattr(ids, "indices"):
         ids, values = ids.indices, ids.values
-    framework, shape, whose = variable.framework, variable.shape, f"Variable {variable.name!r}"
+    framework, shape, owner = variable.framework, variable.shape, f"Variable {variable.name!r}"
     rows = row_indices(variable, ids)
     if rows.ndim != 1:
         raise ValueError(
-            f"`ids` of a scatter into {whose} must be 1-D, but have shape {rows.shape}"
+            f"`ids` of a scatter into {owner} must be 1-D, but have shape {rows.shape}"
         )
-    check_range(values, variable.dtype, framework, whose)
-    given = framework.as_array(values)
-    if not framework.can_cast(given.dtype, variable.dtype):
+    check_range(values, variable.dtype, framework, owner)
+    array = framework.as_array(values)
+    if not framework.can_cast(array.dtype, variable.dtype):
         raise TypeError(
-            f"values of dtype {given.dtype} cannot be cast to dtype {variable.dtype} of {whose} "
+            f"values of dtype {array.dtype} cannot be cast to dtype {variable.dtype} of {owner} "
             "without loss; convert them with astype"
         )
-    wanted = (len(rows), *shape[1:])
-    found = np.asarray(framework.to_numpy(framework.as_array(given, variable.dtype)))
-    if found.ndim < len(wanted):
-        found = np.broadcast_to(found, wanted)
-    if found.shape != wanted:
+    expected = (len(rows), *shape[1:])
+    converted = np.asarray(framework.to_numpy(framework.as_array(array, variable.dtype)))
+    if converted.ndim < len(expected):
+        converted = np.broadcast_to(converted, expected)
+    if converted.shape != expected:
         raise ValueError(
-            f"values for these rows of {whose} must have shape {wanted}, but have shape "
-            f"{found.shape}"
+            f"values for these rows of {owner} must have shape {expected}, but have shape "
+            f"{converted.shape}"
         )
-    return RowSlices(rows, found)
+    return RowSlices(rows, converted)
 
 
 def check_combinable(operation: str, aggregation: str, name: str) -> None:
@@ -251,9 +251,9 @@ def check_range(value: Any, dtype: Any, framework: Framework, owner: str) -> Non
         except (TypeError, ValueError, RuntimeError):
             return  # `Framework.as_array` says why
     if isinstance(value, np.ndarray | np.generic) and dtype_kind(value.dtype) in "iufc":
-        to = framework.to_numpy(framework.as_array(np.zeros(0, np.bool_), dtype)).dtype
-        if dtype_kind(to) == "c" or dtype_kind(value.dtype) != "c":
-            cast_exactly(np.asarray(value), to, owner)
+        target = framework.to_numpy(framework.as_array(np.zeros(0, np.bool_), dtype)).dtype
+        if dtype_kind(target) == "c" or dtype_kind(value.dtype) != "c":
+            cast_exactly(np.asarray(value), target, owner)
 
 
 def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any], owner: str) -> NDArray[Any]:
@@ -274,16 +274,16 @@ def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any], owner: str) -> NDArr
     if array.dtype.isbuiltin == 1 and np.can_cast(array.dtype, dtype, "safe"):
         return cast
     if dtype_kind(array.dtype) in "iu" and dtype_kind(dtype) in "iu":
-        wrong = (cast != array) | ((cast < 0) != (array < 0))
+        invalid = (cast != array) | ((cast < 0) != (array < 0))
     elif dtype_kind(dtype) in "fc" and dtype_kind(array.dtype) in "iufc":
-        wrong = ~np.isfinite(cast)
-        if wrong.any():
-            wrong &= np.isfinite(array)
+        invalid = ~np.isfinite(cast)
+        if invalid.any():
+            invalid &= np.isfinite(array)
     else:
         return cast
-    if wrong.any():
+    if invalid.any():
         raise InvalidArgumentError(
-            f"{owner} has dtype {dtype.name}, but got the value {array[wrong].flat[0]} of "
+            f"{owner} has dtype {dtype.name}, but got the value {array[invalid].flat[0]} of "
             f"dtype {array.dtype}, which is out of its range"
         )
     return cast

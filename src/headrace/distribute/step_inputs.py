@@ -97,13 +97,19 @@ class HeldElementReader:
         """Read an element if none is held; return whether one is held now."""
         if self.held:
             return True
-        place = self._elements.get_position() if self._keeps_position or self.rows_to_skip else None
+        position = (
+            self._elements.get_position() if self._keeps_position or self.rows_to_skip else None
+        )
         try:
             for element in self._elements:
-                self.held, self.position = (element,), place if self._keeps_position else None
+                self.held, self.position = (element,), position if self._keeps_position else None
                 return True
         except Exception:
-            if place and self.rows_to_skip and self._elements.get_position().state != place.state:
+            if (
+                position
+                and self.rows_to_skip
+                and self._elements.get_position().state != position.state
+            ):
                 self.rows_to_skip = 0  # the element is lost, and all rows of the next one are used
             raise
         return False
@@ -169,8 +175,8 @@ class SingleReplicaInput(StepInput):
         return {"inputs": [self._reader.get_state()], "rows": self._reader.rows_to_skip}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        (place,) = input_states(state, 1)
-        self._reader.set_state(place)
+        (input_state,) = input_states(state, 1)
+        self._reader.set_state(input_state)
         self._reader.rows_to_skip = state["rows"]
 
     def close(self) -> None:
@@ -205,9 +211,9 @@ class RoundRobinInput(StepInput):
         return {"inputs": [self._elements.get_state()], "rows": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        (place,) = input_states(state, 1)
+        (input_state,) = input_states(state, 1)
         _check_no_partial_step(state)
-        self._elements.set_state(place)
+        self._elements.set_state(input_state)
         self._taken = []
 
     def close(self) -> None:
@@ -231,8 +237,8 @@ class PerReplicaInput(StepInput):
                     break
         if not taken:
             return None
-        some = next(iter(taken.values()))
-        empty = _without_rows(some) if len(taken) < len(self._elements) else None
+        present = next(iter(taken.values()))
+        empty = _without_rows(present) if len(taken) < len(self._elements) else None
         structure, columns = transpose(
             [taken.get(replica, empty) for replica in range(len(self._elements))]
         )
@@ -245,10 +251,10 @@ class PerReplicaInput(StepInput):
         return {"inputs": [each.get_state() for each in self._elements], "rows": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        places = input_states(state, len(self._elements))
+        states = input_states(state, len(self._elements))
         _check_no_partial_step(state)
-        for elements, place in zip(self._elements, places, strict=True):
-            elements.set_state(place)
+        for elements, input_state in zip(self._elements, states, strict=True):
+            elements.set_state(input_state)
         self._taken = {}
 
     def close(self) -> None:

@@ -162,21 +162,23 @@ class Strategy(ReplicaInputs):
                 f"positional args must be a list or tuple, got {type(args)}; for one value "
                 "args=(value,)"
             )
-        named: dict[str, Any] = {} if kwargs is None else kwargs
-        check_instance("kwargs", named, dict)
+        keywords: dict[str, Any] = {} if kwargs is None else kwargs
+        check_instance("kwargs", keywords, dict)
         if self.num_replicas_in_sync > 1:
-            self.framework.check_not_sharded((args, named))
+            self.framework.check_not_sharded((args, keywords))
         settings, count = self.framework.thread_settings(), len(self._devices)
 
         def on_replica(replica: int, rendezvous: Any) -> Any:
             current_context.set(ReplicaContext(self, replica, rendezvous))
             positional = [select(replica, value, count) for value in args]
-            by_name = {name: select(replica, value, count) for name, value in named.items()}
+            replica_kwargs = {
+                name: select(replica, value, count) for name, value in keywords.items()
+            }
             device = self.framework.replica_context(self.framework_devices[replica], settings)
             if device is None:
-                return fn(*positional, **by_name)
+                return fn(*positional, **replica_kwargs)
             with device:
-                return fn(*positional, **by_name)
+                return fn(*positional, **replica_kwargs)
 
         return self.regroup(self._run_all(on_replica))
 
@@ -209,11 +211,11 @@ class Strategy(ReplicaInputs):
     def _run_all(self, on_replica: Callable[[int, Any], Any]) -> Sequence[Any]:
         count = len(self._devices)
         if count == 1:
-            before = current_context.get()
+            outer_context = current_context.get()
             try:
                 return [on_replica(0, SingleReplicaRendezvous(self))]
             finally:
-                current_context.set(before)
+                current_context.set(outer_context)
         if (prepare := before_replicas_hook.get()) is not None:
             prepare()
         return self._replica_threads.run(
@@ -244,9 +246,11 @@ class Strategy(ReplicaInputs):
             return values is not None
 
         are_reduced = map_structure(is_reduced, value)
-        made = iter(self.reduce_columns(op, columns, axis))
+        reduced = iter(self.reduce_columns(op, columns, axis))
         return map_structure(
-            lambda leaf, is_one: next(made) if is_one else leaf, value, are_reduced
+            lambda leaf, is_reduced_leaf: next(reduced) if is_reduced_leaf else leaf,
+            value,
+            are_reduced,
         )
 
     def _local_column(self, op: ReduceOp, leaf: Any, axis: Axis) -> Sequence[Any] | None:
@@ -367,15 +371,15 @@ class Extended:
     if not TYPE_CHECKING:  # or every name would pass for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            words = f"strategy.extended has no {name!r}"
+            message = f"strategy.extended has no {name!r}"
             if name in _EXTENDED_ALTERNATIVES:
-                words += f"; replacement: {_EXTENDED_ALTERNATIVES[name]}"
+                message += f"; replacement: {_EXTENDED_ALTERNATIVES[name]}"
             else:
-                words += (
+                message += (
                     "; it has worker_devices, parameter_devices and colocate_vars_with. Use the "
                     "methods of the strategy: run, reduce, gather, local_results"
                 )
-            raise AttributeError(words, name=name, obj=self)
+            raise AttributeError(message, name=name, obj=self)
 
 
 # --- Strategies of one process: one device, or several with copies --------------------------------
@@ -396,8 +400,8 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str | None = None, framework: str | None = None) -> None:
         found = find_framework(framework)
-        wanted = [device] if device is not None else found.default_devices()[:1]
-        super().__init__(device_names(wanted, found), found)
+        names = [device] if device is not None else found.default_devices()[:1]
+        super().__init__(device_names(names, found), found)
 
     def _wraps_single_values(self) -> bool:
         return False

@@ -212,12 +212,12 @@ def _count_replicas(structure: Any) -> int:
     """Return the number of replicas for which a structure has values; 0 if none."""
     found = 0
 
-    def look(leaf: Any) -> None:
+    def record_count(leaf: Any) -> None:
         nonlocal found
         if isinstance(leaf, PerReplica):
             found = len(leaf.values)
 
-    map_structure(look, structure)
+    map_structure(record_count, structure)
     return found
 
 
@@ -244,11 +244,11 @@ def _map(function: Callable[..., Any], structures: tuple[Any, ...], path: str) -
     if isinstance(first, Mapping):
         if any(each.keys() != first.keys() for each in structures[1:]):
             _refuse_structures(structures, path)
-        made = {
+        mapped = {
             key: _map(function, tuple(each[key] for each in structures), f"{path}[{key!r}]")
             for key in first
         }
-        return made if kind is dict else _mapping_like(first, made)
+        return mapped if kind is dict else _mapping_like(first, mapped)
     if isinstance(first, list | tuple):
         if any(len(each) != len(first) for each in structures[1:]):
             _refuse_structures(structures, path)
@@ -277,20 +277,20 @@ def _is_container(kind: type) -> bool:
     )
 
 
-def _mapping_like(first: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+def _mapping_like(first: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if hasattr(first, "copy"):  # keeps other attributes, such as the factory of a defaultdict
         copied: Any = first.copy()
-        copied.update(made)
+        copied.update(items)
         return copied
-    make: Any = type(first)
-    return make(made)
+    mapping_type: Any = type(first)
+    return mapping_type(items)
 
 
 def _refuse_structures(structures: tuple[Any, ...], path: str) -> NoReturn:
-    place = f"at {path}" if path else "at the top"
+    location = f"at {path}" if path else "at the top"
     found = ", ".join(f"replica {i}: {_describe(each)}" for i, each in enumerate(structures))
     raise ValueError(
-        f"the replicas' values have different structures {place} ({found}); return the same "
+        f"the replicas' values have different structures {location} ({found}); return the same "
         "nesting, keys and lengths on every replica"
     )
 
@@ -367,13 +367,16 @@ class ArrayOperators(NDArrayOperatorsMixin):
             raise TypeError(
                 "operators cannot write to a Variable; use assign, assign_add or assign_sub"
             )
-        of_operator = _OPERATORS.get(ufunc)
-        if of_operator is None or self.framework.uses_host_memory:
+        array_operator = _OPERATORS.get(ufunc)
+        if array_operator is None or self.framework.uses_host_memory:
             plain = [each.numpy() if isinstance(each, ArrayOperators) else each for each in inputs]
             return getattr(ufunc, method)(*plain, **kwargs)
-        own = self.framework.from_numpy
-        return of_operator(
-            *[each.read() if isinstance(each, ArrayOperators) else own(each) for each in inputs]
+        to_array = self.framework.from_numpy
+        return array_operator(
+            *[
+                each.read() if isinstance(each, ArrayOperators) else to_array(each)
+                for each in inputs
+            ]
         )
 
     def __jax_array__(self) -> Any:

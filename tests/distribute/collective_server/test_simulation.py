@@ -15,17 +15,17 @@ from headrace.serving.request_window import RequestWindow
 from tests.simulation.kernel import Process, Simulation, require
 from tests.simulation.network import Conditions, Link, Network
 
-MEETINGS = 30
+NUM_COLLECTIVES = 30
 AT_ONCE = 4
-ADDRESS = "place:1"
+ADDRESS = "server:1"
 
 
 class ServerProcess(Process):
     """The server: the collective state, and requests held until their collective has a result."""
 
     def __init__(self, network, workers):
-        super().__init__(network, "place")
-        self.hall = CollectiveState(
+        super().__init__(network, "server")
+        self.state = CollectiveState(
             [f"worker {rank}" for rank in range(workers)], lambda _, v: tuple(v)
         )
         self.held = {}
@@ -43,23 +43,23 @@ class ServerProcess(Process):
         )
 
     def handle(self, request):
-        rank, incarnation, number, done = request.message
+        rank, process_id, number, done = request.message
         if request.connection.number < self.latest.get(rank, 0):
             return  # late, through an abandoned connection
         self.latest[rank] = request.connection.number
         if not request.is_repeat:
             self.held[rank, number] = request
-        value = Contribution(f"meeting {number}", "all", (rank, incarnation, number))
+        value = Contribution(f"collective {number}", "all", (rank, process_id, number))
         now = self.simulation.now
-        self.answer(self.hall.contribute(rank, incarnation, number, done, value, now))
+        self.answer(self.state.contribute(rank, process_id, number, done, value, now))
 
     def client_lost(self, connection):
         for rank, number in list(self.latest.items()):
             if number == connection.number:
-                self.answer(self.hall.disconnected(rank, self.simulation.now))
+                self.answer(self.state.disconnected(rank, self.simulation.now))
 
-    def answer(self, dues):
-        for rank, number, answer in dues:
+    def answer(self, answers):
+        for rank, number, answer in answers:
             if (request := self.held.pop((rank, number), None)) is not None:
                 request.reply(answer)
 
@@ -78,16 +78,16 @@ class Worker(Process):
         self.failure = None
         self.asked = 0
         self.numbers = {}
-        self.link = Link(self.network, self, ADDRESS, self.heard, self.lost)
+        self.link = Link(self.network, self, ADDRESS, self.on_reply, self.lost)
         self.call_later(self.simulation.random.random(), self.act)
 
     def act(self):
         if self.failure:
             return
-        if self.window.num_unanswered < AT_ONCE and self.asked < MEETINGS:
+        if self.window.num_unanswered < AT_ONCE and self.asked < NUM_COLLECTIVES:
             self.send(self.window.allocate())
             self.asked += 1
-        if len(self.results) < MEETINGS:
+        if len(self.results) < NUM_COLLECTIVES:
             self.call_later(self.simulation.random.expovariate(2.0), self.act)
 
     def send(self, number):
@@ -119,9 +119,9 @@ class Session:
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
         self.network.conditions = Conditions(latency=0.05, late=0.1, lateness=0.3, twice=0.2)
-        self.place = ServerProcess(self.network, workers)
-        self.hall = self.place.hall
-        self.place.start()
+        self.server = ServerProcess(self.network, workers)
+        self.state = self.server.state
+        self.server.start()
         self.workers = [Worker(self.network, rank) for rank in range(workers)]
         for worker in self.workers:
             worker.start()
@@ -131,7 +131,7 @@ class Session:
         random = self.simulation.random
         faults = {
             "break a connection": self.break_connection,
-            "pause the place": lambda: self.place.pause(random.uniform(0.0, 1.0)),
+            "pause the server": lambda: self.server.pause(random.uniform(0.0, 1.0)),
         }
         self.simulation.inject_faults(faults, mean_seconds=1.0, until=until)
 
@@ -146,16 +146,16 @@ class Session:
         for worker in self.workers:
             if worker.is_up and not worker.failure and worker.window.num_unanswered:
                 number = worker.window.numbers_to_resend()[0]
-                lack = self.hall.describe_missing(number, self.simulation.now)
-                self.place.answer(self.hall.fail_missing(number, 300.0, lack))
+                missing = self.state.describe_missing(number, self.simulation.now)
+                self.server.answer(self.state.fail_missing(number, 300.0, missing))
                 self.simulation.run(self.simulation.now + 300.0)
 
 
-def expected(workers, incarnations=None):
-    incarnations = incarnations or ["1"] * workers
+def expected(workers, process_ids=None):
+    process_ids = process_ids or ["1"] * workers
     return [
-        tuple((rank, incarnations[rank], number) for rank in range(workers))
-        for number in range(MEETINGS)
+        tuple((rank, process_ids[rank], number) for rank in range(workers))
+        for number in range(NUM_COLLECTIVES)
     ]
 
 
@@ -169,7 +169,7 @@ def test_all_workers_get_equal_results_in_order_despite_faults(seed):
         for worker in session.workers:
             assert worker.failure is None
             assert worker.results == expected(workers)
-        assert session.hall.num_results <= AT_ONCE + 1
+        assert session.state.num_results <= AT_ONCE + 1
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -181,7 +181,7 @@ def test_a_dead_worker_is_named_to_all_others_and_no_wait_hangs(seed):
         victim = simulation.random.choice(session.workers)
         simulation.call_later(simulation.random.uniform(0.5, 8), victim.crash)
         simulation.run(300.0)
-        has_begun = session.hall.has_started  # before the start, another process may replace it
+        has_begun = session.state.has_started  # before the start, another process may replace it
         assert has_begun or all(worker.failure is None for worker in session.workers)
         session.time_out_waits()
         for worker in session.workers:
@@ -189,7 +189,7 @@ def test_a_dead_worker_is_named_to_all_others_and_no_wait_hangs(seed):
                 assert isinstance(worker.failure, UnavailableError)
                 assert victim.name in str(worker.failure)
             assert worker.results == expected(workers)[: len(worker.results)]
-        assert all(isinstance(each, CollectiveOutcome) for each in session.hall._results.values())
+        assert all(isinstance(each, CollectiveOutcome) for each in session.state._results.values())
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -202,17 +202,17 @@ def test_no_collective_mixes_two_processes_of_a_restarted_worker(seed):
         crash_at = simulation.random.uniform(0.5, 8)
         simulation.call_later(crash_at, victim.crash)
         simulation.run(crash_at + 0.001)
-        has_begun = session.hall.has_started
+        has_begun = session.state.has_started
         victim.start_in(simulation.random.uniform(0.0, 0.3))
         simulation.run(300.0)
-        incarnations = ["1"] * workers
+        process_ids = ["1"] * workers
         if not has_begun:
-            incarnations[victim.rank] = "2"
+            process_ids[victim.rank] = "2"
         for worker in session.workers:
-            assert worker.results == expected(workers, incarnations)[: len(worker.results)]
+            assert worker.results == expected(workers, process_ids)[: len(worker.results)]
             if has_begun:
                 assert isinstance(worker.failure, UnavailableError)
                 assert victim.name in str(worker.failure)
             else:
                 assert worker.failure is None
-                assert len(worker.results) == MEETINGS
+                assert len(worker.results) == NUM_COLLECTIVES

@@ -200,8 +200,8 @@ def decode_arrays(heads: Sequence[ArrayHead], buffers: Sequence[Buffer]) -> list
     Raises:
         ValueError: If headers and buffers do not match.
     """
-    rest = iter(buffers)
-    return [_decode_array(head, rest) for head in heads]
+    remaining = iter(buffers)
+    return [_decode_array(head, remaining) for head in heads]
 
 
 def _decode_array(head: ArrayHead, buffers: Iterator[Buffer]) -> NDArray[Any]:
@@ -225,14 +225,14 @@ def _decode_array(head: ArrayHead, buffers: Iterator[Buffer]) -> NDArray[Any]:
 
 def _encode_objects(array: NDArray[Any]) -> bytes:
     items = array.reshape(-1).tolist()
-    strange = next((each for each in items if not isinstance(each, bytes | str)), None)
-    if strange is not None:
+    invalid = next((each for each in items if not isinstance(each, bytes | str)), None)
+    if invalid is not None:
         raise InvalidArgumentError(
-            f"an object array with {strange!r:.80} of type {type(strange).__name__} cannot be "
+            f"an object array with {invalid!r:.80} of type {type(invalid).__name__} cannot be "
             "sent to other workers; convert its items to numbers, bytes or str"
         )
-    plain = [bytes(each) if isinstance(each, bytes) else str(each) for each in items]
-    return msgspec.msgpack.encode(plain)
+    values = [bytes(each) if isinstance(each, bytes) else str(each) for each in items]
+    return msgspec.msgpack.encode(values)
 
 
 # --- Errors as messages: workers raise the error that occurred on the server ----------------------
