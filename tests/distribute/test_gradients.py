@@ -85,7 +85,7 @@ def test_synchronised_batch_norm_equals_that_of_the_whole_batch(processes):
 @pytest.mark.parametrize(
     ("step", "match"),
     [
-        ("other does not", r"replica 0 waits in gradient of all_reduce 1 \(SUM\) .*returned"),
+        ("other does not", r"replica 0 waits in gradient of all_reduce 1 \(SUM\), .*returned"),
         ("other continues", "(?=.*is in gradient of all_reduce 1)(?=.*is in all_reduce 2)"),
         ("other needs none", "is in all_reduce 1 .SUM. with gradients for values 0 of 1"),
         ("later", "calls gradient of all_reduce 1 .* after strategy.run has returned"),

@@ -41,7 +41,7 @@ def test_merged_metrics_include_the_updates_of_both():
     for sums in (np.zeros((2, 100)), [hr.metrics.Mean().sums()], [1.0, 2.0]):
         with pytest.raises(ValueError, match=r"sums of shape \(2, 200\)"):
             whole.merge(sums)
-    with pytest.raises(TypeError, match="expected a metric of class Mean or its sums"):
+    with pytest.raises(TypeError, match="expected a metric of class AUC or its sums"):
         whole.merge(["a"])
     mean = hr.metrics.Mean()
     mean.update_state(np.float64([1, 2]))

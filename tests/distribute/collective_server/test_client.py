@@ -188,7 +188,9 @@ def test_a_hanging_first_worker_is_named_after_ten_seconds(line, member, caplog)
         UnavailableError, match="worker 0, which runs the collective server, has not replied"
     ):
         member.wait(number)
-    assert "worker 1 has been waiting for 10 s (timeout 60 s): worker 0 has not replied" in caplog.text
+    assert (
+        "worker 1 has been waiting for 10 s (timeout 60 s): worker 0 has not replied" in caplog.text
+    )
 
 
 def test_a_lost_reply_is_requested_again_if_no_worker_is_missing(line, member, clock):
