@@ -224,7 +224,7 @@ CANCELLED = "The corresponding function is cancelled. Please reschedule the func
 """Message of a cancellation, by the user or because another function failed."""
 
 DRAIN_SECONDS = 10.0
-"""Seconds for which running functions may continue after another one failed."""
+"""Seconds that running functions may continue after another one failed."""
 
 _MAX_LISTED = 5
 

@@ -57,7 +57,7 @@ __all__ = [
 
 
 _OUT_OF_BAND_BYTES = 16 << 10
-"""Size from which the memory of an array is sent outside the pickle."""
+"""Minimum size of arrays whose memory is sent outside the pickle."""
 _MAX_PLAIN_ITEMS = 64
 PACKED_NONE = Payload(pickle.dumps(None, protocol=5))
 """None, packed."""

@@ -61,7 +61,7 @@ __all__ = ["WorkerSession"]
 _log = logging.getLogger(__name__)
 
 _LARGE_BYTES = 1 << 20
-"""Size from which a value is kept until it is fetched."""
+"""Minimum size of values that are kept until they are fetched."""
 _MANY_ABANDONED = 32
 _POLL_SECONDS = 1.0
 _NO_WRITES_ALLOWED = (

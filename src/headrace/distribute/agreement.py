@@ -39,10 +39,10 @@ MAX_STEPS_AHEAD = 8
 """Maximum number of steps that a worker with data may be ahead of the slowest worker."""
 
 
-def gather_json(client: CollectiveClient, what: str, value: Any) -> list[Any]:
+def gather_json(client: CollectiveClient, description: str, value: Any) -> list[Any]:
     """Return the JSON values of all workers, in rank order."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    gathered = client.run(what, ALL, arrays=[text])
+    gathered = client.run(description, ALL, arrays=[text])
     return [json.loads(array.tobytes()) for array in gathered.arrays]
 
 

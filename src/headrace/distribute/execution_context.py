@@ -40,7 +40,7 @@ class Rendezvous(Protocol):
         replica: int,
         function: Callable[[list[Any]], list[Any]],
         value: Any,
-        what: str,
+        description: str,
         limit: float | None = None,
     ) -> Any:
         """Wait until every replica calls this; return this replica's part of `function`'s result.
@@ -50,7 +50,7 @@ class Rendezvous(Protocol):
             function: Called once in cross-replica context, with the values of all replicas in
                 order; returns a part for each. The function of replica 0 is called.
             value: This replica's value.
-            what: Description of the operation, which must be the same on all replicas.
+            description: Description of the operation, which must be the same on all replicas.
             limit: Seconds to wait for the other replicas; None waits while they run.
         """
 

@@ -118,7 +118,7 @@ class InputReplicationMode(enum.Enum):
     PER_WORKER = "PER_WORKER"
     """Once per worker; its replicas take elements in turn."""
     PER_REPLICA = "PER_REPLICA"
-    """Once per replica, each of which reads a separate dataset."""
+    """Once per replica; each replica reads a separate dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)

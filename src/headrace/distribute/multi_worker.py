@@ -260,15 +260,15 @@ class MultiWorkerMirroredStrategy(Strategy):
             self._mesh_devices = program.find_devices([name for keys in gathered for name in keys])
         return self._mesh_devices
 
-    def open_program_calls(self, what: str) -> ProgramCalls | None:
+    def open_program_calls(self, description: str) -> ProgramCalls | None:
         """Return the agreement on calls of a program over all workers; None with one worker.
 
         Args:
-            what: Kind of program.
+            description: Kind of program.
         """
         if self._client is None:
             return None
-        name = f"{what} {self._next_number(what)}"
+        name = f"{description} {self._next_number(description)}"
         return ProgramCalls(
             self._client, self._names, name, self.framework.replica_programs().is_peer_loss
         )
@@ -280,7 +280,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         op: ReduceOp,
         columns: Sequence[Sequence[Any]],
         axis: Axis = None,
-        what: str | None = None,
+        description: str | None = None,
     ) -> list[Any]:
         """Return the sums or means over all replicas, in a single exchange."""
         client, framework = self._client, self.framework
@@ -296,7 +296,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             if not is_direct
         ]
         counts = np.array([count for _, count in pairs] if op is ReduceOp.MEAN else [], np.int64)
-        description = what or f"a reduction ({op.name})"
+        description = description or f"a reduction ({op.name})"
         # All workers use the same description, so that mismatches are detected.
         for total, is_direct in zip(totals, direct, strict=True):
             description += f" with {total.dtype} of shape {tuple(total.shape)}" if is_direct else ""
@@ -318,22 +318,24 @@ class MultiWorkerMirroredStrategy(Strategy):
             for total, is_direct, count in zip(totals, direct, numbers, strict=True)
         ]
 
-    def gather_replicas(self, values: Sequence[Any], axis: int, what: str | None = None) -> Any:
+    def gather_replicas(
+        self, values: Sequence[Any], axis: int, description: str | None = None
+    ) -> Any:
         """Return the concatenated values of all replicas."""
         local = concatenate_values(values, axis, self.framework)
         if self._client is None:
             return local
         array = np.asarray(self.framework.to_numpy(local))
-        description = what or f"a gather along axis {axis}"
+        description = description or f"a gather along axis {axis}"
         gathered = self._client.run(description, ALL, arrays=[array])
         return self._put(concatenate_values(gathered.arrays, axis))
 
-    def broadcast_first(self, value: Any, what: str) -> Any:
+    def broadcast_first(self, value: Any, description: str) -> Any:
         """Return the first worker's value; all workers pass values of one shape and dtype."""
         if self._client is None:
             return value
         array = np.asarray(self.framework.to_numpy(self.framework.as_array(value)))
-        description = f"{what}, of shape {array.shape} and dtype {array.dtype}"
+        description = f"{description}, of shape {array.shape} and dtype {array.dtype}"
         received = self._client.run(description, FIRST, arrays=[] if self._rank else [array])
         return self._put(received.arrays[0])
 

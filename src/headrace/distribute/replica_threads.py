@@ -128,7 +128,7 @@ class ReplicaStep:
             raise error
 
     def abort(self, error: BaseException) -> None:
-        """Abort running replicas at their next merge, and start no more."""
+        """Abort running replicas at their next merge, and do not start others."""
         with self._changed:
             self._fail(error)
 
@@ -137,22 +137,22 @@ class ReplicaStep:
         replica: int,
         function: Callable[[list[Any]], list[Any]],
         value: Any,
-        what: str,
+        description: str,
         limit: float | None = None,
     ) -> Any:
         """Merge the values of all replicas (`execution_context.Rendezvous`)."""
         with self._changed:
             if self.is_done:
                 raise FailedPreconditionError(
-                    f"replica {replica} calls {what} after strategy.run has returned, when no "
-                    "other replica can take part: call backward and all collectives in the "
-                    "function that run calls"
+                    f"replica {replica} calls {description} after strategy.run has returned, "
+                    "when no other replica can take part: call backward and all collectives in "
+                    "the function that run calls"
                 )
             if self._error is not None:
                 raise _StepAbortedError
             merge_number = self._num_merges
-            self._check_same_call(replica, what)
-            self._arrived[replica] = (function, value, what)
+            self._check_same_call(replica, description)
+            self._arrived[replica] = (function, value, description)
             if len(self._arrived) < self._replicas:
                 if self._num_running < self._replicas:
                     self._fail_unequal_calls()
@@ -191,13 +191,13 @@ class ReplicaStep:
             self.results, self._merge_results, self._arrived = [], [], {}
             self._function, self._context = _do_nothing, contextvars.Context()
 
-    def _check_same_call(self, replica: int, what: str) -> None:
+    def _check_same_call(self, replica: int, description: str) -> None:
         """Raise, and fail the step, if a replica's call differs from those of the others."""
         for other, (_, _, other_call) in self._arrived.items():
-            if other_call != what or other == replica:
+            if other_call != description or other == replica:
                 error = FailedPreconditionError(
                     f"the replicas run different operations: replica {other} is in {other_call}, "
-                    f"and replica {replica} is in {what}. Call merge_call, all_reduce and "
+                    f"and replica {replica} is in {description}. Call merge_call, all_reduce and "
                     "all_gather in the same order on all replicas, with values that require "
                     "gradients on all of them or on none, and run the backward pass on all of "
                     "them or on none"
@@ -257,11 +257,11 @@ class ReplicaStep:
 
     def _fail_unequal_calls(self) -> None:
         waiting = ", ".join(map(str, sorted(self._arrived)))
-        what = next(iter(self._arrived.values()))[2]
+        description = next(iter(self._arrived.values()))[2]
         self._fail(
             FailedPreconditionError(
                 "Some replicas made a different number of replica_context().merge_call() calls: "
-                f"replica {waiting} waits in {what}, but another replica has returned; call "
+                f"replica {waiting} waits in {description}, but another replica has returned; call "
                 "merge_call, all_reduce and all_gather equally often on all replicas, and run "
                 "the backward pass through them on all of them or on none"
             )

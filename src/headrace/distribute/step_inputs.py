@@ -306,11 +306,12 @@ def count_rows(leaves: list[Any], structure: Structure) -> int:
     return max(rows, 0)
 
 
-def not_batched_error(path: str, what: str) -> str:
+def not_batched_error(path: str, description: str) -> str:
     """Return the error message for a dataset whose elements are not batches."""
     return (
-        f"{describe_component(path)} is {what}, so it has no rows to divide among replicas: call "
-        "the `batch` method on the dataset, with the global batch size, before you distribute it"
+        f"{describe_component(path)} is {description}, so it has no rows to divide among "
+        "replicas: call the `batch` method on the dataset, with the global batch size, before "
+        "you distribute it"
     )
 
 

@@ -88,7 +88,7 @@ class Strategy(ReplicaInputs):
         op: ReduceOp,
         columns: Sequence[Sequence[Any]],
         axis: Axis = None,
-        what: str | None = None,
+        description: str | None = None,
     ) -> list[Any]:
         """Reduce several values like `reduce_replicas`.
 
@@ -96,23 +96,25 @@ class Strategy(ReplicaInputs):
             op: Sum or mean.
             columns: For each value the local replicas' values.
             axis: As in `reduce`.
-            what: Name of the reduction, the same on all workers.
+            description: Name of the reduction, the same on all workers.
         """
         return [reduce_values(op, values, axis, self.framework) for values in columns]
 
-    def gather_replicas(self, values: Sequence[Any], axis: int, what: str | None = None) -> Any:
+    def gather_replicas(
+        self, values: Sequence[Any], axis: int, description: str | None = None
+    ) -> Any:
         """Return the concatenated values of all replicas, given the local replicas' values."""
         return concatenate_values(values, axis, self.framework)
 
-    def open_program_calls(self, what: str) -> ProgramCalls | None:
+    def open_program_calls(self, description: str) -> ProgramCalls | None:
         """Return the agreement on calls of a program over all workers; None with one worker.
 
         Args:
-            what: Kind of program.
+            description: Kind of program.
         """
         return None
 
-    def broadcast_first(self, value: Any, what: str) -> Any:
+    def broadcast_first(self, value: Any, description: str) -> Any:
         """Return the first worker's value; all workers must call it."""
         return value
 
