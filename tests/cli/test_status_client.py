@@ -103,4 +103,4 @@ def test_a_coordinator_and_its_workers_have_metrics(cluster):
     assert "headrace_coordinator_functions_total 3.0" in text
     assert "headrace_coordinator_functions_in_flight 1.0" in text
     assert "headrace_coordinator_workers_missing 1.0" in text
-    assert "# HELP headrace_coordinator_staleness How far the oldest function" in text
+    assert "# HELP headrace_coordinator_staleness Distance between the newest function" in text

@@ -262,7 +262,7 @@ def test_creating_a_coordinator_in_a_worker_task_warns(caplog):
         with hr.coordinator.ClusterCoordinator(strategy):
             pass
         strategy.close()
-    assert "this program is a worker of its cluster" in caplog.text
+    assert "this process is a worker task of its cluster" in caplog.text
     assert "hr.distribute.Server" in caplog.text
 
 

@@ -21,9 +21,6 @@ __all__ = [
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "Partitioner",
-    "count_shards",
-    "make_placement",
-    "split_rows",
 ]
 
 
