@@ -92,11 +92,11 @@ class MuteError(Exception):
         (SystemExit(3), "SystemExit: 3"),
         (
             MuteError(RuntimeError("no")),
-            "MuteError: (its text cannot be shown: __str__ raised RuntimeError)",
+            "MuteError: (no message: __str__ raised RuntimeError)",
         ),
         (
             MuteError(SystemExit(1)),
-            "MuteError: (its text cannot be shown: __str__ raised SystemExit)",
+            "MuteError: (no message: __str__ raised SystemExit)",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def test_room_is_checked_without_taking_it():
     highest = max(int(number) for number in os.listdir("/dev/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
     try:
-        with pytest.raises(OSError, match=r"500 more are needed, and \d+ can be.*ulimit -n"):
+        with pytest.raises(OSError, match=r"500 more are required, but only \d+ can be.*ulimit -n"):
             check_available(500)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -81,4 +81,4 @@ def test_a_process_that_cannot_be_started_for_lack_of_files_is_an_error_that_say
     )
     code, words = limited(64, sys.executable, "-c", script)
     assert code == 1
-    assert "10 more are needed, and 5 can be opened; raise the limit (ulimit -n" in words
+    assert "10 more are required, but only 5 can be opened; raise the limit (ulimit -n" in words

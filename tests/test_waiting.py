@@ -103,7 +103,7 @@ def test_at_the_deadline_the_error_tells_the_story(clock: ManualClock):
         call(peer, 30)
     assert 25 < clock() - began < 30
     text = str(caught.value)
-    assert "the dispatcher at 127.0.0.1:5050 did not answer for 30 s" in text
+    assert "the dispatcher at 127.0.0.1:5050 did not reply within 30 s" in text
     assert "is it running" in text
     assert "connection refused" in text
 
@@ -120,7 +120,7 @@ def test_a_call_that_is_stopped_begins_no_other_try(clock: ManualClock):
     stop = threading.Event()
     stop.set()
     peer = ScriptedPeer(clock)
-    with pytest.raises(CancelledError, match="called off after 0 tries"):
+    with pytest.raises(CancelledError, match="cancelled after 0 tries"):
         call(peer, stop=stop.wait)
     assert peer.timeouts == []
 
@@ -146,8 +146,8 @@ def test_who_waits_is_warned_once_within_two_seconds(clock: ManualClock):
     assert answer == 4
     ((at, text),) = said
     assert 1.5 <= at <= 2.5
-    assert "the dispatcher at 127.0.0.1:5050 has not answered for 2 s" in text
-    assert "is called for 60 s in all" in text
+    assert "no reply from the dispatcher at 127.0.0.1:5050 for 2 s" in text
+    assert "retrying for 60 s in total" in text
     assert "connection refused" in text
 
 

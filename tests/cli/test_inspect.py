@@ -107,7 +107,7 @@ def test_unknown_task_or_job_is_an_error_that_names_it(service, arguments, code,
 def test_directory_without_a_journal_is_an_error_that_names_it(tmp_path):
     result = invoke("journal", tmp_path)
     assert result.exit_code == 1
-    assert f"there is no journal in {tmp_path}" in result.stderr
+    assert f"no journal in {tmp_path}" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "top"])

@@ -126,7 +126,8 @@ def test_narrow_help_cuts_no_word(columns):
 
 
 @pytest.mark.parametrize(
-    ("host", "message"), [("nowhere.invalid", "nor a name of one"), ("192.0.2.7", "no address of")]
+    ("host", "message"),
+    [("nowhere.invalid", "not an address or host"), ("192.0.2.7", "not an address or host")],
 )
 def test_host_of_another_machine_is_an_error_with_a_remedy(host, message, tmp_path):
     new_keys(tmp_path)

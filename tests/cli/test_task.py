@@ -69,7 +69,7 @@ def test_servers_print_their_address_and_stop_on_signals(run):  # noqa: F811
     assert taken.exit_code == 1
     assert taken.stderr == (
         f"headrace: port {port} on 127.0.0.1 is in use by another server; choose another port, or "
-        "0 for one that is free\n"
+        "0 for a free one\n"
     )
     children = Path(f"/proc/{ps.process.pid}/task/{ps.process.pid}/children")
     [child] = map(int, children.read_text().split())

@@ -100,9 +100,12 @@ def test_an_evaluator_need_not_stand_in_the_cluster(config):
     [
         ("{", "TF_CONFIG is no JSON"),
         ("[1]", "TF_CONFIG must be a JSON object"),
-        ('{"clustr": {"worker": ["a:1"]}}', "TF_CONFIG has 'clustr'; did you mean 'cluster'"),
+        (
+            '{"clustr": {"worker": ["a:1"]}}',
+            "TF_CONFIG has the unknown key 'clustr'; did you mean 'cluster'",
+        ),
         ('{"cluster": [1]}', "'cluster' in TF_CONFIG must be a JSON object"),
-        ('{"cluster": {"worker": {"x": "a:1"}}}', "must be an integer, but is 'x'"),
+        ('{"cluster": {"worker": {"x": "a:1"}}}', "must be an integer, but got 'x'"),
     ],
 )
 def test_what_is_no_description_is_named(monkeypatch, text, words):
@@ -127,7 +130,7 @@ def test_a_number_that_is_no_whole_one_is_named_with_the_variable(config, index)
 )
 def test_a_task_that_is_not_there_is_named_with_the_variable(config, task, words):
     config(cluster=CLUSTER, task=task)
-    with pytest.raises(ValueError, match=f"{words}, as TF_CONFIG says"):
+    with pytest.raises(ValueError, match=f"{words}, according to TF_CONFIG"):
         TFConfigClusterResolver().master()
 
 

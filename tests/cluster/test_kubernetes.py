@@ -142,7 +142,7 @@ def test_pods_that_are_not_there_yet_are_waited_for_where_their_number_is_known(
     short = KubernetesClusterResolver(
         {"worker": ["role=worker"]}, num_tasks={"worker": 4}, timeout=0.05
     )
-    with pytest.raises(UnavailableError, match=r"1 of 4 pods of 'worker' are there \(role=worker"):
+    with pytest.raises(UnavailableError, match=r"1 of 4 pods of 'worker' exist \(role=worker"):
         short.cluster_spec()
 
 
@@ -164,10 +164,10 @@ def test_labels_that_no_pod_has_are_a_type_without_tasks(api):
 @pytest.mark.parametrize(
     ("status", "kind", "words"),
     [
-        (403, UnauthenticatedError, r"cannot list.*namespace of its own \(namespace=\)"),
+        (403, UnauthenticatedError, r"cannot list.*set a namespace .*\(namespace=\)"),
         (401, UnauthenticatedError, "cannot list"),
-        (400, InvalidArgumentError, "the API says 400"),
-        (500, UnavailableError, "the API says 500"),
+        (400, InvalidArgumentError, "the API replied 400"),
+        (500, UnavailableError, "the API replied 500"),
     ],
 )
 def test_what_the_api_refuses_is_named_with_its_own_words(api, status, kind, words):
@@ -182,13 +182,15 @@ def test_an_api_that_is_not_there_is_asked_until_the_time_is_over(api, tmp_path)
         unused.bind(("127.0.0.1", 0))
         there = f"127.0.0.1:{unused.getsockname()[1]}"
         (tmp_path / "config").write_text(text.replace(api.address, there))
-        with pytest.raises(UnavailableError, match="the API of Kubernetes cannot be reached"):
+        with pytest.raises(UnavailableError, match="cannot reach the Kubernetes API"):
             KubernetesClusterResolver(timeout=0.05).cluster_spec()
 
 
 def test_without_a_configuration_the_error_asks_whether_kubectl_works(api, tmp_path):
     (tmp_path / "config").unlink()
-    with pytest.raises(FailedPreconditionError, match=r"off_cluster.*does kubectl work here"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"off_cluster.*does kubectl work on this machine"
+    ):
         KubernetesClusterResolver().cluster_spec()
 
 
@@ -207,7 +209,7 @@ def test_within_the_cluster_the_service_account_asks_over_tls(in_cluster, monkey
 
 def test_outside_of_a_pod_there_is_no_service_account():
     resolver = KubernetesClusterResolver(executable_location="within_cluster")
-    with pytest.raises(FailedPreconditionError, match="has this pod a service account"):
+    with pytest.raises(FailedPreconditionError, match="does this pod have a service account"):
         resolver.cluster_spec()
 
 
@@ -229,7 +231,7 @@ def test_a_client_of_the_users_is_asked_in_place_of_ours(api):
         ({"job_to_label_mapping": {"worker": "a=b"}}, TypeError, r"mapping\['worker'\]` must be"),
         ({"tf_server_port": 0}, ValueError, "`tf_server_port` must be at least 1"),
         ({"namespace": ""}, ValueError, "`namespace` must not be empty"),
-        ({"num_tasks": {"ps": 1}}, ValueError, "`num_tasks` names 'ps'"),
+        ({"num_tasks": {"ps": 1}}, ValueError, "`num_tasks` has the task type 'ps'"),
         ({"timeout": 0}, ValueError, "`timeout` must be more than 0"),
     ],
 )

@@ -79,7 +79,7 @@ def test_each_task_says_where_it_listens_and_finds_the_others(be):
     driver = resolver_of(be, "")
     tasks = [resolver_of(be, name, port=2222) for name in ("worker-0", "worker-1")]
     for task in tasks:
-        with pytest.raises(UnavailableError, match="ps 0: has not said where it listens"):
+        with pytest.raises(UnavailableError, match="ps 0: has not registered its address"):
             task.cluster_spec()
     be("ps-0", "10.0.0.2")
     expected = {"worker": ["10.0.0.1:2222"] * 2, "ps": ["10.0.0.2:4444"]}
@@ -185,7 +185,7 @@ def test_real_actors_find_each_other_and_one_that_is_started_again_has_its_addre
     words = on_loopback_alone([str(tmp_path / "train.py"), str(tmp_path / "found.json")])
     assert (tmp_path / "found.json").exists(), words
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["before"] == "Ray is not there yet: call ray.init() first"
+    assert found["before"] == "Ray is not initialized: call ray.init() first"
     spec = found["driver"][1]
     assert found["driver"] == [None, spec]
     assert len(set(spec["worker"])) == 2

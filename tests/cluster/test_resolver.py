@@ -100,7 +100,7 @@ def test_numbers_with_gaps_stay_and_occur_once():
     sparse = SimpleClusterResolver(ClusterSpec({"worker": {3: "c:1", 7: "d:1"}}))
     union = UnionResolver(SimpleClusterResolver(WORKERS), sparse)
     assert union.cluster_spec().task_indices("worker") == [0, 1, 3, 7]
-    with pytest.raises(KeyError, match="two of the clusters have a 'worker' task 3"):
+    with pytest.raises(KeyError, match="two clusters define 'worker' task 3"):
         UnionResolver(sparse, sparse).cluster_spec()
     again = SimpleClusterResolver(ClusterSpec({"worker": {1: "x:1"}}))
     with pytest.raises(KeyError, match="worker1:2222 and x:1"):
@@ -156,7 +156,7 @@ def test_without_a_chief_the_first_worker_is_it():
 def test_an_evaluator_is_none_of_them_and_need_not_stand_in_the_cluster():
     check_task(WITHOUT, "evaluator", 0)
     assert not is_chief(WITHOUT, "evaluator", 0)
-    with pytest.raises(InvalidArgumentError, match="none of the tasks that train together"):
+    with pytest.raises(InvalidArgumentError, match="not one of the training tasks"):
         rank(WITHOUT, "evaluator", 0)
 
 
@@ -165,9 +165,9 @@ def test_an_evaluator_is_none_of_them_and_need_not_stand_in_the_cluster():
     ("spec", "task", "words"),
     [
         ({"worker": ["a:1"], "foo": ["b:1"]}, ("worker", 0), "tasks of type 'foo'; types are"),
-        ({"chief": ["a:1", "b:1"]}, ("chief", 0), "2 chiefs, and there can be one at most"),
-        ({"worker": ["a:1"]}, (None, None), "nobody says which of them this process is"),
-        ({"worker": ["a:1"]}, ("foobar", 0), "task type 'foobar' is not known"),
+        ({"chief": ["a:1", "b:1"]}, ("chief", 0), "at most one chief, but has 2"),
+        ({"worker": ["a:1"]}, (None, None), "the task of this process is not set"),
+        ({"worker": ["a:1"]}, ("foobar", 0), "unknown task type 'foobar'"),
         ({"worker": ["a:1"]}, ("ps", 0), "no 'ps' task 0"),
         ({"worker": ["a:1"]}, ("worker", 1), "no 'worker' task 1"),
     ],
@@ -222,7 +222,7 @@ def test_what_is_not_there_is_named_with_what_is():
         spec.num_tasks("ps")
     with pytest.raises(ValueError, match="No task with index 9 in job 'worker'; it has 0, 1"):
         spec.task_address("worker", 9)
-    with pytest.raises(ValueError, match="'ps'; it has none at all"):
+    with pytest.raises(ValueError, match="'ps'; it has no jobs"):
         ClusterSpec({}).job_tasks("ps")
 
 
@@ -283,7 +283,7 @@ def test_after_ten_seconds_the_log_says_what_is_missing_and_once_a_minute(clock,
     assert clock() == pytest.approx(1150.0)
     words = [record.getMessage() for record in caplog.records]
     assert len(words) == 3
-    assert words[0].startswith("no cluster after 10 s: worker 1 is missing; it is waited for 150 s")
+    assert words[0].startswith("no cluster after 10 s: worker 1 is missing; the timeout is 150 s")
 
 
 def test_another_error_is_no_reason_to_wait(clock):
@@ -307,6 +307,6 @@ def test_a_package_is_returned_with_its_module_imported():
 def test_one_that_is_missing_is_named_with_who_needs_it_and_what_to_install(monkeypatch, module):
     package = module.partition(".")[0]
     monkeypatch.setitem(sys.modules, module, None)
-    words = rf"Resolver needs the package {package}, .*'headrace\[{package}\]', or else"
+    words = rf"Resolver requires the package {package}, .*'headrace\[{package}\]', or else"
     with pytest.raises(FailedPreconditionError, match=words):
         import_package(module, needed_by="Resolver", instead=", or else")

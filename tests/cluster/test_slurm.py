@@ -71,7 +71,7 @@ def test_tasks_of_nodes(text, counts):
 
 
 def test_what_is_no_count_of_tasks_is_refused():
-    with pytest.raises(InvalidArgumentError, match=r"as in '3\(x2\),1'"):
+    with pytest.raises(InvalidArgumentError, match=r"a form like '3\(x2\),1'"):
         parse_tasks_per_node("3x2")
 
 
@@ -148,7 +148,7 @@ def test_tasks_of_nodes_may_be_given(step):
     expected = ["t02n13:8888", "t02n13:8889", "t02n41:8888", "t02n41:8889"]
     spec = SlurmClusterResolver(tasks_per_node=2).cluster_spec()
     assert spec.job_tasks("worker")[:4] == expected
-    with pytest.raises(InvalidArgumentError, match=r"3 nodes .* but tasks are given for 2"):
+    with pytest.raises(InvalidArgumentError, match=r"3 nodes .* but numbers of tasks for 2"):
         SlurmClusterResolver(tasks_per_node=[2, 1])
 
 
@@ -159,18 +159,22 @@ def test_a_task_beyond_those_that_are_asked_for_has_no_type(step):
 
 
 def test_outside_a_step_it_says_so(step):
-    with pytest.raises(FailedPreconditionError, match="SLURM_PROCID is not in the environment"):
+    with pytest.raises(FailedPreconditionError, match="SLURM_PROCID is not set"):
         SlurmClusterResolver()
 
 
 def test_more_than_there_is_cannot_be_asked_for(step):
     step(gpus="0")
-    with pytest.raises(InvalidArgumentError, match=r"jobs ask for 4 tasks .* but the step has 3"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"`jobs` requires 4 tasks .* but the step has 3"
+    ):
         SlurmClusterResolver({"worker": 4})
-    with pytest.raises(InvalidArgumentError, match="need 2 GPUs, but a node has 1"):
+    with pytest.raises(InvalidArgumentError, match="require 2 GPUs, but a node has 1"):
         SlurmClusterResolver(gpus_per_task=2)
     step(tasks=4)
-    with pytest.raises(InvalidArgumentError, match=r"jobs ask for 4 tasks .* but the step has 3"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"`jobs` requires 4 tasks .* but the step has 3"
+    ):
         SlurmClusterResolver()
 
 
@@ -204,5 +208,5 @@ def test_wrong_arguments_are_named(step, arguments, words):
 
 def test_a_number_that_is_none_of_the_steps_is_refused(step):
     step(rank=9, tasks=4, nodes="n1", per_node="4")
-    with pytest.raises(InvalidArgumentError, match="SLURM_PROCID=9, but the step has 4 tasks"):
+    with pytest.raises(InvalidArgumentError, match="SLURM_PROCID=9 must be less than the 4 tasks"):
         SlurmClusterResolver()

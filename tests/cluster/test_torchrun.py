@@ -98,7 +98,7 @@ def test_a_rank_that_does_not_come_is_named():
         UnavailableError, match=r"no addresses of all 3 ranks of torchrun after 0.05 s: rank 1, 2 "
     ):
         exchange_addresses(DictStore(), 0, 3, "a:1", seconds=0.05)
-    with pytest.raises(UnavailableError, match="rank 0 has not said where it listens"):
+    with pytest.raises(UnavailableError, match="rank 0 has not registered its address"):
         exchange_addresses(DictStore(), 1, 3, "a:1", seconds=0.05)
 
 
@@ -123,20 +123,18 @@ def test_numbers_within_the_machine_are_those_of_torchrun_or_follow_from_the_ran
     assert (resolver.local_rank, resolver.group_rank) == (0, 0)
     world(3, 8)  # which of them share a machine is not known
     resolver = TorchrunClusterResolver()
-    with pytest.raises(FailedPreconditionError, match="LOCAL_RANK is not in the environment"):
+    with pytest.raises(FailedPreconditionError, match="LOCAL_RANK is not set"):
         print(resolver.local_rank)
-    with pytest.raises(FailedPreconditionError, match="GROUP_RANK is not in the environment"):
+    with pytest.raises(FailedPreconditionError, match="GROUP_RANK is not set"):
         print(resolver.group_rank)
 
 
 def test_without_torchrun_the_error_says_who_sets_the_variables(world, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(
-        FailedPreconditionError, match=r"RANK is not in the environment.*started by torchrun"
-    ):
+    with pytest.raises(FailedPreconditionError, match=r"RANK is not set.*started by torchrun"):
         TorchrunClusterResolver()
     world(0, 2, LOCAL_WORLD_SIZE=1)
-    with pytest.raises(FailedPreconditionError, match="MASTER_ADDR is not in the environment"):
+    with pytest.raises(FailedPreconditionError, match="MASTER_ADDR is not set"):
         TorchrunClusterResolver().cluster_spec()
 
 

@@ -303,7 +303,7 @@ def test_a_second_dataset_is_not_saved_over_the_first(tmp_path: Path) -> None:
     Dataset.range(3).save(tmp_path)
     calls: list[Any] = []
 
-    with pytest.raises(AlreadyExistsError, match="holds a saved dataset of 3 elements already"):
+    with pytest.raises(AlreadyExistsError, match="already contains a saved dataset of 3 elements"):
         Dataset.range(4).map(lambda x: calls.append(x) or x).save(tmp_path)
     assert calls == []
     assert numbers_of(Dataset.load(tmp_path)) == [0, 1, 2]
@@ -312,7 +312,7 @@ def test_a_second_dataset_is_not_saved_over_the_first(tmp_path: Path) -> None:
 def test_elements_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     rows = [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros((2, 2))}]
 
-    with pytest.raises(InvalidElementError, match=r"component \['x'\] cannot be saved: it is"):
+    with pytest.raises(InvalidElementError, match=r"cannot save component \['x'\]: it is"):
         Dataset.from_generator(lambda: iter(rows)).save(tmp_path)
     with pytest.raises(FailedPreconditionError, match=r"failed with InvalidElementError: .*'x'"):
         Dataset.load(tmp_path)
@@ -473,7 +473,7 @@ def test_a_killed_save_is_refused_and_may_be_repeated(tmp_path: Path) -> None:
     left = set(os.listdir(path))
     with pytest.raises(FailedPreconditionError, match=r"not finished: .* save it again if nobody"):
         Dataset.load(path)
-    with pytest.raises(AlreadyExistsError, match="the unfinished save of another pipeline"):
+    with pytest.raises(AlreadyExistsError, match="an unfinished save of another pipeline"):
         Dataset.range(3).save(path)
     assert set(os.listdir(path)) == left
 

@@ -141,7 +141,7 @@ def test_processes_that_die_come_back_and_those_that_are_killed_or_asked_to_leav
         assert listens(tasks["worker", 0])
     [words] = [record.getMessage() for record in caplog.records]
     assert words == (
-        f"ps 1 at {tasks['ps', 1]}: process {pids['ps', 1]} ended by SIGKILL, and another starts "
+        f"ps 1 at {tasks['ps', 1]}: process {pids['ps', 1]} ended by SIGKILL; restarting it "
         "in 0.5 s"
     )
 

@@ -116,8 +116,8 @@ def test_join_waits_for_the_end():
         (TWO, ("evaluator", 0), "Unexpected task_type to start a server: evaluator"),
         (TWO, ("trainer", 0), "task type 'trainer' is not known"),
         ({"local": ["a:1"]}, (), "the cluster has tasks of type 'local'"),
-        ({"chief": ["a:1", "b:1"], "ps": ["c:1"]}, ("ps", 0), "the cluster has 2 chiefs"),
-        ({"ps": ["127.0.0.1"]}, (), 'is not written "host:port"'),
+        ({"chief": ["a:1", "b:1"], "ps": ["c:1"]}, ("ps", 0), "at most one chief, but has 2"),
+        ({"ps": ["127.0.0.1"]}, (), 'must have the form "host:port"'),
         ({"ps": ["10.9.9.9:1"]}, (), "needs security="),
     ],
 )

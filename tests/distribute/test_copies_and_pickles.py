@@ -24,7 +24,7 @@ def test_a_strategy_is_one_of_a_kind_and_its_copy_is_itself():
 def test_a_strategy_is_not_pickled_and_the_error_says_what_to_do():
     with pytest.raises(FailedPreconditionError, match=r"MirroredStrategy of cpu:0, cpu:1.*there"):
         pickle.dumps(mirrored(2))
-    with pytest.raises(FailedPreconditionError, match="belongs to the process"):
+    with pytest.raises(FailedPreconditionError, match="belongs to the parent process"):
         pickle.dumps(get_strategy())
 
 

@@ -94,7 +94,7 @@ def test_a_directory_that_is_finished_is_left_alone(tmp_path: Path) -> None:
     directory = saved(tmp_path, [b"a", b"b"])
     before = names(tmp_path)
 
-    with pytest.raises(AlreadyExistsError, match=r"holds a saved dataset of 2 elements already"):
+    with pytest.raises(AlreadyExistsError, match=r"already contains a saved dataset of 2 elements"):
         directory.begin(SaveHeader(OTHER, "plan", None))
     assert names(tmp_path) == before
 
@@ -114,7 +114,7 @@ def test_one_plan_begins_again_where_it_was_left_unfinished(tmp_path: Path) -> N
 def test_what_another_plan_left_unfinished_is_left_alone(tmp_path: Path) -> None:
     directory = begun(tmp_path)
 
-    with pytest.raises(AlreadyExistsError, match="the unfinished save of another pipeline; name"):
+    with pytest.raises(AlreadyExistsError, match="an unfinished save of another pipeline; choose"):
         directory.begin(SaveHeader(OTHER, "another plan", None))
 
 
@@ -128,7 +128,7 @@ def test_whoever_saves_finds_out_that_another_began_since(tmp_path: Path) -> Non
         lambda: directory.finish(SAVE, records),
         lambda: directory.fail(SAVE, "why"),
     ):
-        with pytest.raises(AbortedError, match="given up: another process began to save there"):
+        with pytest.raises(AbortedError, match="was aborted: another process started a save there"):
             act()
     assert directory.read_status() == DirectoryStatus(SaveHeader(OTHER, "plan", None))
 
@@ -191,12 +191,12 @@ def test_a_later_version_is_refused(tmp_path: Path) -> None:
     value = json.loads((tmp_path / METADATA).read_text())
     (tmp_path / METADATA).write_text(json.dumps({**value, "version": 2}))
 
-    with pytest.raises(FailedPreconditionError, match=r"version 2 of the format, .* reads 1"):
+    with pytest.raises(FailedPreconditionError, match=r"version 2 of the format .* reads 1"):
         directory.read_status()
 
 
 def test_a_gap_is_never_finished() -> None:
-    with pytest.raises(ValueError, match="chunk file 2 of stream 1 does not follow"):
+    with pytest.raises(ValueError, match="chunk file 2 of stream 1 is out of sequence"):
         encode_done(SAVE, assign_order([ChunkRecord(1, 0, 1), ChunkRecord(1, 2, 1)]))
     with pytest.raises(ValueError, match="the chunk file of order 1 is missing"):
         encode_done(SAVE, [ChunkRecord(1, 0, 1, order=0), ChunkRecord(1, 1, 1, order=2)])

@@ -115,7 +115,7 @@ def test_client_is_told_that_the_dispatcher_is_of_another_release(
 
 def test_server_of_another_wire_format_refuses_every_request() -> None:
     with other_version("dispatcher", "--port", "0", headrace="9.9", wire=7) as address:
-        words = rf"server at {address} \(.*Headrace 9\.9\) reads wire format 7, .* wire format 1"
+        words = rf"server at {address} \(.*Headrace 9\.9\) supports wire format 7, .* wire format 1"
         with (
             DispatcherStub(address) as stub,
             pytest.raises(FailedPreconditionError, match=words),

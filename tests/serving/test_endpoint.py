@@ -80,7 +80,7 @@ def test_a_port_that_is_taken_is_refused_with_what_would_do():
     with serving() as first:
         port = int(first.address.rpartition(":")[2])
         with (
-            pytest.raises(OSError, match=f"metrics cannot be served at port {port} .*another port"),
+            pytest.raises(OSError, match=f"cannot serve metrics at port {port} .*another port"),
             serving(port=port),
         ):
             pass

@@ -56,7 +56,7 @@ def test_a_mark_that_cannot_be_used_is_said_once_and_hinders_nobody(
     assert nowhere.read() is None
     nowhere.close()
     (record,) = caplog.records
-    assert "no directory/mark cannot be used" in record.getMessage()
+    assert "cannot use the high-water mark" in record.getMessage()
     caplog.clear()
     path.touch()
     mark = HighWaterMark(path)

@@ -116,7 +116,7 @@ def test_an_error_of_its_own_costs_only_the_request_that_met_it(
         before, failed, after = ask(core, Add(1), Add(by), Add(2))
     assert (before, after) == (Total(101), Total(103))
     assert type(failed) is HeadraceError
-    assert "the counter could not carry out Add: KeyError inside it" in str(failed)
+    assert "internal error in the counter: KeyError during Add" in str(failed)
     assert journal.replay() == Count(total=103, added=3)
     (record,) = caplog.records
     assert f"the counter failed at Add(by={by})" in record.getMessage()

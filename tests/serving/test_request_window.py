@@ -265,7 +265,7 @@ def test_a_reply_of_another_type_is_an_error_that_says_so(stub: Stub) -> None:
     with pytest.raises(TypeError) as caught:
         stub.call(Ping())
     assert str(caught.value) == (
-        "the adder at 127.0.0.1:1 answered Ping with Sum where Done is due; is it of another "
+        "the adder at 127.0.0.1:1 replied to Ping with Sum, expected Done; is it another "
         "version of Headrace?"
     )
 

@@ -86,7 +86,7 @@ def test_files_have_names_that_others_can_open(folder: Folder) -> None:
 def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(FailedPreconditionError, match="a part of the path is a file"):
+        with pytest.raises(FailedPreconditionError, match="a parent of it is a file"):
             open_folder(path).write("x", b"")
 
 

@@ -48,7 +48,7 @@ def test_localhost_is_looked_up_as_ipv4():
 
 
 def test_a_name_that_nobody_knows_is_unavailable():
-    with pytest.raises(UnavailableError, match="cannot be resolved"):
+    with pytest.raises(UnavailableError, match="cannot resolve the host name"):
         addresses.resolve("no-such-host.invalid", 5)
 
 

@@ -132,7 +132,7 @@ def test_a_high_number_is_a_warning_once(monkeypatch, caplog):
         for _ in range(3):
             warn_near_file_limit(900)
     (record,) = caplog.records
-    assert "900 of the 1000 files" in record.getMessage()
+    assert "900 of at most 1000 files" in record.getMessage()
 
 
 def test_no_limit_is_no_reason_to_warn(monkeypatch, caplog):

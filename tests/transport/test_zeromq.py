@@ -246,7 +246,7 @@ def test_a_channel_to_something_that_never_speaks_is_unavailable():
         port = silent.getsockname()[1]
         channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply, keepalive_timeout=0.5)
         for _ in range(4):  # Never an error about keys: nobody turned us away.
-            with pytest.raises(UnavailableError, match="before it began") as caught:
+            with pytest.raises(UnavailableError, match="handshake") as caught:
                 channel.call(Echo(), timeout=30)
             assert not caught.value.refused
         channel.close()
@@ -272,7 +272,7 @@ def test_a_channel_to_something_that_speaks_otherwise_is_unavailable():
 
 
 def test_a_host_that_is_not_loopback_is_refused_without_keys_before_anything_is_bound():
-    with pytest.raises(ValueError, match=r"needs security=.*headrace keys new"):
+    with pytest.raises(ValueError, match=r"requires security=.*headrace keys new"):
         zeromq.serve(lambda requests: None, request_type=Echo, host="0.0.0.0")
 
 
@@ -530,7 +530,7 @@ def test_a_request_that_breaks_off_in_the_middle_costs_its_connection_alone(monk
     with pytest.raises(MemoryError):
         channel.send(Echo(), [b"x" * 100])
     monkeypatch.setattr(channel, "_write", real)
-    with pytest.raises(UnavailableError, match="in the middle of a request"):
+    with pytest.raises(UnavailableError, match="a request was interrupted while it was sent"):
         channel.receive(10)
     assert channel.call(Echo(number=3), timeout=10)[0] == Echoed(number=3)
     carrier.close()

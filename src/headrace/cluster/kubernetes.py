@@ -79,7 +79,7 @@ def load_package() -> Any:
     return import_package(
         "kubernetes",
         needed_by="KubernetesClusterResolver",
-        instead=", or give it a client (override_client)",
+        instead=", or pass a client (override_client)",
     )
 
 
@@ -101,12 +101,12 @@ def open_api(location: Location) -> Iterator[Any]:
             client = package.config.new_client_from_config(os.environ.get("KUBECONFIG"))
     except (package.config.ConfigException, OSError) as error:
         where = (
-            "has this pod a service account?"
+            "does this pod have a service account?"
             if location == "within_cluster"
-            else "does kubectl work here?"
+            else "does kubectl work on this machine?"
         )
         raise FailedPreconditionError(
-            f"no way to ask the API of Kubernetes ({location}): {error}; {where}"
+            f"cannot configure access to the Kubernetes API ({location}): {error}; {where}"
         ) from error
     with client:
         yield package.client.CoreV1Api(client)
@@ -144,15 +144,15 @@ def _describe_error(error: Exception, what: str) -> HeadraceError | None:
     """Return the translation of an error of the client; None for other errors."""
     package = type(error).__module__.partition(".")[0]
     if package == "urllib3" or isinstance(error, OSError):
-        return UnavailableError(f"the API of Kubernetes cannot be reached: {error}")
+        return UnavailableError(f"cannot reach the Kubernetes API: {error}")
     if package != "kubernetes":
         return None
     status = getattr(error, "status", None) or 0
-    words = f"{what} cannot be listed: the API says {status} ({_api_message(error)})"
+    words = f"cannot list {what}: the API replied {status} ({_api_message(error)})"
     if status in _FORBIDDEN_CODES:
         return UnauthenticatedError(
-            f"{words}; give this process's account a role that may list pods, or choose a "
-            "namespace of its own (namespace=)"
+            f"{words}; give this process's service account a role that may list pods, "
+            "or set a namespace that it may read (namespace=)"
         )
     if status in _RETRYABLE_CODES or not status:
         return UnavailableError(words)
@@ -295,14 +295,14 @@ class KubernetesClusterResolver(ClusterResolver):
                 raise UnavailableError(words)
             if pod.phase != "Running":
                 raise FailedPreconditionError(
-                    f"{words}; delete it, or choose labels that it does not have"
+                    f"{words}; delete it, or use labels that do not match it"
                 )
             if not pod.ip:
                 raise UnavailableError(f'Pod "{pod.name}" has no address yet')
         for name, count in self._num_tasks.items():
             if len(jobs[name]) != count:
                 raise UnavailableError(
-                    f"{len(jobs[name])} of {count} pods of {name!r} are there "
+                    f"{len(jobs[name])} of {count} pods of {name!r} exist "
                     f"({', '.join(self._selectors[name])})"
                 )
         return jobs
@@ -341,8 +341,8 @@ def _counts(asked: Mapping[str, int], known: Mapping[str, object]) -> dict[str, 
     for name in asked:
         if name not in known:
             raise ValueError(
-                f"`num_tasks` names {name!r}, and labels are given for "
-                f"{', '.join(map(repr, known))}"
+                f"`num_tasks` has the task type {name!r}, but `job_to_label_mapping` has "
+                f"only {', '.join(map(repr, known))}"
             )
     return {
         name: check_int(f"num_tasks[{name!r}]", count, minimum=0) for name, count in asked.items()

@@ -43,8 +43,8 @@ def import_package(module: str, *, needed_by: str, instead: str = "") -> Any:
         importlib.import_module(module)
     except ImportError as error:
         raise FailedPreconditionError(
-            f"{needed_by} needs the package {package}, which is not installed here; "
-            f"pip install 'headrace[{package}]'{instead}"
+            f"{needed_by} requires the package {package}, which is not installed; pip "
+            f"install 'headrace[{package}]'{instead}"
         ) from error
     return sys.modules[package]
 
@@ -95,7 +95,7 @@ def wait_for(
             if clock() >= words_at:
                 words_at = clock() + _WARNING_INTERVAL
                 _log.warning(
-                    "no %s after %.0f s: %s; it is waited for %g s in all",
+                    "no %s after %.0f s: %s; the timeout is %g s",
                     what,
                     waited,
                     error,
@@ -314,7 +314,7 @@ class UnionResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> None:
         if not resolvers:
-            raise ValueError("a UnionResolver needs at least one cluster resolver, and got none")
+            raise ValueError("a UnionResolver requires at least one cluster resolver, but got none")
         for position, each in enumerate(resolvers):
             check_instance(f"resolvers[{position}]", each, ClusterResolver)
         first = resolvers[0]
@@ -374,8 +374,8 @@ def _merge_tasks(name: str, parts: list[list[str] | dict[int, str]]) -> list[str
         twice = sorted(tasks.keys() & together.keys())
         if twice:
             raise KeyError(
-                f"two of the clusters have a {name!r} task {twice[0]}: {together[twice[0]]} and "
-                f"{tasks[twice[0]]}; give lists, which are joined, or other numbers"
+                f"two clusters define {name!r} task {twice[0]}: {together[twice[0]]} and "
+                f"{tasks[twice[0]]}; use lists, which are concatenated, or different indices"
             )
         together |= tasks
     return together

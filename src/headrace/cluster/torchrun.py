@@ -76,8 +76,9 @@ class TorchrunClusterResolver(ClusterResolver):
         self._world_size = read_number("WORLD_SIZE", launcher=_LAUNCHER)
         if self._rank >= self._world_size:
             raise InvalidArgumentError(
-                f"RANK={self._rank}, but WORLD_SIZE={self._world_size}, and ranks begin with 0: is "
-                "one of the variables left over from another start?"
+                f"RANK={self._rank} must be in [0, WORLD_SIZE), but "
+                f"WORLD_SIZE={self._world_size}: is one of the variables left over from "
+                "another start?"
             )
         #: None: unknown which processes share a machine.
         self._local_world_size = _read_optional_number("LOCAL_WORLD_SIZE") or (
@@ -168,8 +169,8 @@ class TorchrunClusterResolver(ClusterResolver):
             store: KeyValueStore = torch.distributed.TCPStore(host, port, **options)
         except (OSError, RuntimeError) as error:
             raise UnavailableError(
-                f"the store at {addresses.join(host, port)} (MASTER_ADDR, MASTER_PORT) cannot be "
-                f"reached: {str(error).partition(chr(10))[0]}"
+                f"cannot reach the store at {addresses.join(host, port)} (MASTER_ADDR, "
+                f"MASTER_PORT): {str(error).partition(chr(10))[0]}"
             ) from error
         return store
 
@@ -214,7 +215,7 @@ def _gather_addresses(store: KeyValueStore, word: str, world_size: int) -> list[
     if not store.check(keys):
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         raise UnavailableError(
-            f"rank {', '.join(missing)} has not said where it listens; has it called "
+            f"rank {', '.join(missing)} has not registered its address; has it called "
             "cluster_spec()?"
         )
     return [store.get(key).decode() for key in keys]
@@ -223,7 +224,7 @@ def _gather_addresses(store: KeyValueStore, word: str, world_size: int) -> list[
 def _acknowledge(store: KeyValueStore, rank: int, entry: str) -> list[str]:
     if not store.check([_PREFIX]):
         raise UnavailableError(
-            "rank 0 has not said where it listens; has it called cluster_spec()?"
+            "rank 0 has not registered its address; has it called cluster_spec()?"
         )
     word = store.get(_PREFIX).decode()
     store.set(f"{word}/{rank}", entry)
@@ -231,7 +232,7 @@ def _acknowledge(store: KeyValueStore, rank: int, entry: str) -> list[str]:
         found: list[str] = json.loads(store.get(f"{word}/all"))
         if entry in found:
             return found
-    raise UnavailableError("not all ranks have said where they listen")
+    raise UnavailableError("not all ranks have registered their addresses")
 
 
 def _read_optional_number(name: str) -> int | None:

@@ -152,7 +152,7 @@ class LocalCluster:
         task = self._check_task(task_type, task_index)
         with self._lock:
             if self._is_closed:
-                raise FailedPreconditionError("the cluster is closed; make another")
+                raise FailedPreconditionError("the cluster is closed; create another one")
             self._kill(task)
             self._start([task])
 
@@ -224,18 +224,18 @@ class LocalCluster:
         """Log an event of a process for which no call waits."""
         match event:
             case ProcessReady(post, child):
-                _log.info("%s runs again, as process %d", self._describe(post), child.pid)
+                _log.info("%s restarted as process %d", self._describe(post), child.pid)
             case ProcessExited(post, child, again_in) if not child.stop_requested:
                 _log.warning(
                     "%s: process %d %s%s",
                     self._describe(post),
                     child.pid,
                     child.exit_description,
-                    "" if again_in is None else f", and another starts in {again_in:g} s",
+                    "" if again_in is None else f"; restarting it in {again_in:g} s",
                 )
             case ProcessStartFailed(post, error, again_in):
                 _log.warning(
-                    "%s could not be started: %s; next try in %g s",
+                    "cannot start %s: %s; retrying in %g s",
                     self._describe(post),
                     error,
                     again_in,

@@ -95,8 +95,8 @@ class Server(LifeCycle):
         self._metrics = metrics_host, metrics_port
         if coordinator is not None and self._job_name != WORKER:
             raise ValueError(
-                "`coordinator` is for workers, which announce themselves there; the strategy knows "
-                f"the parameter servers from its cluster, but this is a {self._job_name!r} task"
+                "`coordinator` is only for workers, since the strategy finds parameter "
+                f"servers in its cluster, but this is a {self._job_name!r} task"
             )
         self._coordinator = coordinator
         self._task: ClosureWorker | ParameterServer | None = None
@@ -175,8 +175,9 @@ def _resolve_task(
     check_string("job_name", job_name)
     if job_name in TYPES and job_name not in _SERVER_TYPES:
         raise ValueError(
-            f"Unexpected task_type to start a server: {job_name}; its program is not called by "
-            "others, so it needs none. Workers and parameter servers ('worker', 'ps') do"
+            f"Unexpected task_type to start a server: {job_name}; only workers and "
+            "parameter servers ('worker', 'ps') have servers, since no other program "
+            "calls its tasks"
         )
     if task_index is None:
         indices = spec.task_indices(job_name)

@@ -363,7 +363,7 @@ class Supervisor:
                 raise CancelledError("the cluster is closed")
             if time.monotonic() > until and supervised.child is not None:
                 raise self._start_error(
-                    supervised.child, f"is not ready after {_START_TIMEOUT_SECONDS:.0f} s"
+                    supervised.child, f"was not ready after {_START_TIMEOUT_SECONDS:.0f} s"
                 )
             self._changed.wait(_POLL_SECONDS)
 

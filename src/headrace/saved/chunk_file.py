@@ -69,8 +69,8 @@ class ChunkFile:
         self._source = self._open_source(folder, name)
         if chunk.bytes not in (0, self._source.size):
             raise DataLossError(
-                f"{self.path!r} has {self._source.size} bytes where {chunk.bytes} were written; it "
-                "was cut short or changed: bring it back, or save the dataset again"
+                f"{self.path!r} must have {chunk.bytes} bytes, but has {self._source.size}; "
+                "it was truncated or changed: restore it, or save the dataset again"
             )
         try:
             self.schema: FileSchema = decode_schema(
@@ -101,14 +101,14 @@ class ChunkFile:
             return map_file(self.path) if folder.is_local else wrap_bytes(folder.read(name))
         except (FileNotFoundError, NotFoundError) as error:
             raise DataLossError(
-                f"{self.path!r} is missing; bring it back, or save the dataset again"
+                f"{self.path!r} is missing; restore it, or save the dataset again"
             ) from error
         except (OSError, ValueError) as error:
             raise self._corrupt_error(error) from error
 
     def _corrupt_error(self, error: Exception) -> DataLossError:
         return DataLossError(
-            f"{self.path!r} is damaged: {error}; bring it back, or save the dataset again"
+            f"{self.path!r} is damaged: {error}; restore it, or save the dataset again"
         )
 
     # --- Sequential reading -----------------------------------------------------------------------

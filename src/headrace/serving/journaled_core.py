@@ -222,7 +222,7 @@ class JournaledCore(Generic[F, S, D]):
             except UnavailableError:
                 pass  # an unusable journal, already logged
             except Exception:
-                _log.exception("maintenance failed; trying again in %.1f s", interval)
+                _log.exception("maintenance failed; retrying in %.1f s", interval)
 
     def _log_problem(self, error: BaseException) -> None:
         """Log that the journal is unusable, unless that was logged recently."""
@@ -232,7 +232,7 @@ class JournaledCore(Generic[F, S, D]):
         recently = self._last_logged is not None and now - self._last_logged < _LOG_INTERVAL_SECONDS
         if isinstance(error, UnavailableError) and not recently:
             self._last_logged = now
-            _log.error("no request that changes anything is carried out: %s", error)
+            _log.error("requests that change state fail: %s", error)
 
     def _open(self) -> Decider[F, S, D]:
         if self._decider is None:
@@ -246,16 +246,16 @@ class JournaledCore(Generic[F, S, D]):
             self._journal.compact(decider.state)
         except UnavailableError:
             # The events are durable nevertheless; compaction is retried with the next ones.
-            _log.exception("the journal stays long")
+            _log.exception("cannot compact the journal; retrying with the next events")
 
     def _internal_error(self, request: msgspec.Struct, error: Exception) -> HeadraceError:
         _log.error(
-            "the %s failed at %s; nothing of it was kept", self._owner, request, exc_info=error
+            "the %s failed at %s; its changes were discarded", self._owner, request, exc_info=error
         )
         return HeadraceError(
-            f"the {self._owner} could not carry out {type(request).__name__}: "
-            f"{type(error).__name__} inside it, which is an error of Headrace and not of the one "
-            f"who asked. Nothing was changed; the {self._owner}'s log has the story"
+            f"internal error in the {self._owner}: {type(error).__name__} during "
+            f"{type(request).__name__}; this is a bug in Headrace, not in the caller. "
+            f"Nothing was changed; see the {self._owner}'s log for the traceback"
         )
 
     def close(self) -> None:

@@ -220,7 +220,7 @@ class UnacknowledgedReplies(Generic[P]):
         """Record that a known client gets a result batch of `size` bytes."""
         client = self._clients[client_id]
         assert number not in client.unacknowledged, (
-            f"number {number} of {client_id} was answered already"
+            f"request {number} of {client_id} was already answered"
         )
         client.unacknowledged[number] = batch, size
         client.size += size

@@ -49,12 +49,11 @@ def as_names(argument: str, names: FileName | Iterable[FileName]) -> tuple[str, 
         text = _as_name(name)
         if text is None:
             raise TypeError(
-                f"{argument} must hold names (str, bytes or os.PathLike), got "
-                f"{_name_type_error(name)} "
-                f"at index {len(found)}"
+                f"{argument} must contain names (str, bytes or os.PathLike), got "
+                f"{_name_type_error(name)} at index {len(found)}"
             )
         if not text:
-            raise ValueError(f"{argument} holds an empty name at index {len(found)}")
+            raise ValueError(f"{argument} has an empty name at index {len(found)}")
         found.append(text)
     if not found:
         raise ValueError(f"{argument} is empty; give at least one name")
@@ -129,7 +128,7 @@ def _expand_range(first: str, last: str, pattern: str) -> Iterable[str]:
 
 
 def _too_many_names_error(pattern: str) -> ValueError:
-    return ValueError(f"the braces of {pattern!r} stand for more than {_MAX_NAMES} names; use *")
+    return ValueError(f"the braces of {pattern!r} expand to more than {_MAX_NAMES} names; use *")
 
 
 def match_files(patterns: FileName | Iterable[FileName]) -> tuple[str, ...]:
@@ -200,11 +199,14 @@ def _describe_existing_prefix(pattern: str) -> str:
     while not os.path.isdir(folder):
         missing, folder = folder, os.path.dirname(folder) or "."
     if missing:
-        return f"; there is no folder {missing!r}{'' if folder != '.' else f' in {os.getcwd()!r}'}"
+        return (
+            f"; the folder {missing!r} does not "
+            f"exist{'' if folder != '.' else f' in {os.getcwd()!r}'}"
+        )
     try:
         is_empty = not os.listdir(folder)
     except OSError as error:
-        return f"; the folder {folder!r} cannot be read: {error.strerror}"
+        return f"; cannot read the folder {folder!r}: {error.strerror}"
     return (
         f"; the folder {folder!r} is empty"
         if is_empty

@@ -40,7 +40,7 @@ def check_source(source: Source, expected: list[Any]) -> None:
         AssertionError: If a rule is violated; the message names it.
     """
     _require(isinstance(source, Source), f"{type(source).__name__} does not derive from Source")
-    _require(source.size != INFINITE, "a source without end cannot be checked; bound it")
+    _require(source.size != INFINITE, "an infinite source cannot be checked; limit its size")
     for limit in _LIMITS:
         assert_equal(read_all(source.open(0, source.size), limit), expected)
     _check_description(source, expected)
@@ -61,7 +61,7 @@ def read_all(reader: Reader, limit: int = 1000) -> list[Any]:
         while (chunk := reader.read(limit)) is not None:
             _require(1 <= chunk.size <= limit, f"read({limit}) returned {chunk.size} elements")
             rows += chunk.rows()
-        _require(reader.read(limit) is None, "an element came after the end")
+        _require(reader.read(limit) is None, "read() returned an element after the end")
         return rows
     finally:
         reader.close()
@@ -86,7 +86,7 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
         AssertionError: If they differ; the message names the first difference.
     """
     for index, (a, b) in enumerate(zip(found, expected, strict=False)):
-        _require(are_equal(a, b), f"element {index} is {a!r}, but {b!r} was expected")
+        _require(are_equal(a, b), f"element {index} is {a!r}, but expected {b!r}")
     _require(
         len(found) == len(expected), f"found {len(found)} elements, but expected {len(expected)}"
     )
@@ -104,28 +104,30 @@ def _check_description(source: Source, expected: list[Any]) -> None:
     if each is not None:
         _require(
             len(expected) == source.size * each,
-            f"{source.size} indices of {each} elements are not {len(expected)}",
+            f"{source.size} indices of {each} elements each do not give {len(expected)} elements",
         )
     count = source.element_count
-    _require(count in (None, len(expected)), f"element_count is {count}, not {len(expected)}")
+    _require(
+        count in (None, len(expected)), f"element_count is {count}, but expected {len(expected)}"
+    )
     holds, names = source.index_kind, source.paths
-    _require(holds in ("element", "file", "part"), f"index_holds is {holds!r}")
+    _require(holds in ("element", "file", "part"), f"index_kind is {holds!r}")
     if holds == "element":
-        _require(each == 1, f'index_holds is "element", but elements_per_index is {each}')
+        _require(each == 1, f'index_kind is "element", but elements_per_index is {each}')
     if holds == "file":
         _require(
             len(names) == source.size and all(type(name) is str for name in names),
-            f"{source.size} indices are files, but paths is {names!r}",
+            f'index_kind is "file" with {source.size} indices, but paths is {names!r}',
         )
     else:
-        _require(names == (), f"an index is no file, but paths is {names!r}")
+        _require(names == (), f'index_kind is not "file", but paths is {names!r}')
     if source.runs_user_code and len(expected) > 1:
         reader = source.open(0, source.size)
         chunk = reader.read(len(expected) - 1)
         reader.close()
         _require(
             chunk is not None and chunk.size == len(expected) - 1,
-            "reading runs user code, so that read(n) must return n elements",
+            "runs_user_code is true, so read(n) must return n elements",
         )
 
 
@@ -139,7 +141,7 @@ def _check_splits(source: Source, expected: list[Any]) -> None:
             for row in read_all(source.open(start, min(start + step, size)), 7)
         ]
         assert_equal(parts, expected)
-    _require(read_all(source.open(size, size)) == [], "an empty range of indices holds elements")
+    _require(read_all(source.open(size, size)) == [], "an empty index range has elements")
     source.open(0, size, pass_number=(0, 3)).close()
 
 
@@ -149,11 +151,14 @@ def _check_positions(source: Source, expected: list[Any], limit: int) -> None:
     at = 0
     while True:
         position = reader.get_position()
-        _require(position == reader.get_position(), "asking for the position moved it")
+        _require(position == reader.get_position(), "get_position() changed the position")
         text = json.dumps(position)
-        _require(len(text) < _MAX_POSITION_BYTES, f"the position {text:.80}... is too long")
+        _require(
+            len(text) < _MAX_POSITION_BYTES,
+            f"the position {text:.80}... is too long",
+        )
         restored = source.open(0, source.size, json.loads(text))
-        _require(restored.get_position() == position, "restoring alone moved the position")
+        _require(restored.get_position() == position, "opening at a position changed the position")
         assert_equal(read_all(restored, 5), expected[at:])
         chunk = reader.read(limit)
         if chunk is None:
@@ -185,8 +190,11 @@ def _arrays_of(element: Any) -> list[Any]:
 
 def _check_pickles(source: Source, expected: list[Any]) -> None:
     copy = pickle.loads(cloudpickle.dumps(source))
-    _require(copy.size == source.size, "a copy made by pickle has another size")
-    _require(copy.element_spec == source.element_spec, "a copy made by pickle has another spec")
+    _require(copy.size == source.size, "the unpickled source has a different size")
+    _require(
+        copy.element_spec == source.element_spec,
+        "the unpickled source has a different element_spec",
+    )
     assert_equal(read_all(copy.open(0, copy.size)), expected)
 
 
@@ -223,7 +231,7 @@ def _check_gather(source: IndexedSource, expected: list[Any]) -> None:
                 found = leaf[place]
                 _require(
                     bool(np.array_equal(found, value)),
-                    f"gather returned {found!r} for index {indices[place]}, not {value!r}",
+                    f"gather returned {found!r} for index {indices[place]}, but expected {value!r}",
                 )
                 _require(
                     isinstance(value, bytes | str) or leaf.dtype == value.dtype,

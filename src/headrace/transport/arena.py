@@ -251,7 +251,7 @@ class Arena:
         except OSError as error:
             self._budget.release(granted)
             self._is_usable = False
-            _log.info("no shared memory with process %d: %s", self.identity.pid, error)
+            _log.info("cannot share memory with process %d: %s", self.identity.pid, error)
             return None
         except BaseException:
             self._budget.release(granted)
@@ -295,7 +295,11 @@ class Arena:
             for number, segment in overdue.items():
                 self._slots = {n: s for n, s in self._slots.items() if s.segment is not segment}
                 self._close_segment(segment)
-                _log.debug("segment %d is left to process %d", number, self.identity.pid)
+                _log.debug(
+                    "segment %d not returned in time; abandoned to process %d",
+                    number,
+                    self.identity.pid,
+                )
         return tuple(overdue)
 
     @property

@@ -30,13 +30,13 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
         if error.errno == errno.EADDRINUSE:
             raise OSError(
                 errno.EADDRINUSE,
-                f"port {port} on {host} is in use by another server; "
-                "choose another port, or 0 for one that is free",
+                f"port {port} on {host} is in use by another server; choose another port, "
+                "or 0 for a free one",
             ) from error
         words = f"cannot listen at {addresses.join(host, port)}: {explain_open_error(error)}"
         if error.errno in _FOREIGN_ADDRESS_ERRORS:
             words += (
-                f". {host} is no address of this machine, nor a name of one: give 127.0.0.1, "
+                f". {host} is not an address or host name of this machine: use 127.0.0.1, "
                 "another address of this machine, or 0.0.0.0 for all of them"
             )
         raise OSError(error.errno, words) from error

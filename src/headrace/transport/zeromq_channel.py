@@ -120,8 +120,8 @@ class ZeroMQChannel(RequestTrackingChannel):
             size += view.nbytes
         if size > self._request_bytes:
             raise ValueError(
-                f"a request of {size:,} bytes is larger than the {self._request_bytes:,} that a "
-                "server takes; send it in parts"
+                f"a request of {size:,} bytes exceeds the server's limit of "
+                f"{self._request_bytes:,}; send it in parts"
             )
         connection = self._get_connection()
         ticket = next(self._request_ids)
@@ -328,8 +328,8 @@ class ZeroMQChannel(RequestTrackingChannel):
                     buffers = self._mappings.view(header.location)
             except (msgspec.MsgspecError, LookupError, ValueError, RecursionError) as error:
                 message = FailedPreconditionError(
-                    f"the answer of {self._address} cannot be understood ({error}); "
-                    "is this its address, and do both ends run the same version?"
+                    f"cannot decode the reply from {self._address} ({error}); is a Headrace "
+                    "server of the same version running at this address?"
                 )
             return Reply(header.request_id, message, buffers)
 
@@ -389,7 +389,8 @@ class ZeroMQChannel(RequestTrackingChannel):
         """Finish dropping a connection if that was interrupted."""
         if self._is_dropping:
             self._loss_error = self._loss_error or UnavailableError(
-                f"the connection to {self._address} was given up in the middle of a request"
+                f"the connection to {self._address} was closed because a request was "
+                "interrupted while it was sent"
             )
             self._drop_connection()
 

@@ -186,7 +186,7 @@ def test_facts_of_other_stories_mean_what_they_say() -> None:
 def test_a_work_dir_has_one_dispatcher(tmp_path: Path) -> None:
     with (
         contextlib.closing(SqliteJournal(tmp_path, FORMAT)),
-        pytest.raises(FailedPreconditionError, match="another dispatcher uses the journal"),
+        pytest.raises(FailedPreconditionError, match="in use by another dispatcher"),
     ):
         SqliteJournal(tmp_path, FORMAT)
 

@@ -263,7 +263,7 @@ def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.Monk
         session.end()
     assert session.failure is not None
     assert re.search(
-        rf"'{tmp_path}/.*\.arrow' cannot be written: No space left .* \([\d,]+ of [\d,]+ bytes are",
+        rf"cannot write '{tmp_path}/.*\.arrow': No space left .* \([\d,]+ of [\d,]+ bytes are",
         session.failure,
     )
     assert session.failure.count("cannot be written") == 1
