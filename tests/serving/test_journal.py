@@ -392,7 +392,7 @@ def test_unwritable_mark_does_not_fail_appends(
     journal.append(FACTS)
     journal.close()
     assert read_again(tmp_path) == KEPT
-    assert "cannot be used" in caplog.text
+    assert "cannot use the high-water mark" in caplog.text
 
 
 WRITER = """

@@ -278,7 +278,7 @@ def test_released_channel_is_not_closed_with_its_stub(stub: Stub) -> None:
 
 
 def test_request_without_a_reply_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="TypedRequest names no reply"):
+    with pytest.raises(TypeError, match="TypedRequest declares no reply type"):
         reply_type(TypedRequest)
 
 

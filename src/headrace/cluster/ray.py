@@ -94,8 +94,8 @@ class AddressRegistry:
                     "create a RayClusterResolver in the driver before the actors"
                 ) from error
         try:
-            answer = getattr(self._actor, method).remote(*arguments)
-            return self._ray.get(answer, timeout=_CALL_SECONDS)
+            reply = getattr(self._actor, method).remote(*arguments)
+            return self._ray.get(reply, timeout=_CALL_SECONDS)
         except self._ray.exceptions.RayError as error:
             raise UnavailableError(
                 f"no reply from the Ray actor {self._name!r}: {str(error).partition(chr(10))[0]}"

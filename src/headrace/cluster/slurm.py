@@ -96,11 +96,11 @@ class SlurmClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the step's tasks; restricts this task to its GPUs if `auto_set_gpu` is set."""
-        places = iter(self._locations)
+        locations = iter(self._locations)
         cluster = {
             name: [
                 f"{host}:{self._port_base + number}"
-                for host, number in _first_locations(places, count)
+                for host, number in _first_locations(locations, count)
             ]
             for name, count in self._jobs.items()
         }
@@ -231,8 +231,8 @@ def _tasks_per_node(asked: int | Sequence[int] | None, hosts: list[str]) -> list
     return [check_int("tasks_per_node", each, minimum=0) for each in asked]
 
 
-def _first_locations(places: Iterator[tuple[str, int]], count: int) -> Iterator[tuple[str, int]]:
-    return (next(places) for _ in range(count))
+def _first_locations(locations: Iterator[tuple[str, int]], count: int) -> Iterator[tuple[str, int]]:
+    return (next(locations) for _ in range(count))
 
 
 def _visible_gpus() -> int:

@@ -92,8 +92,10 @@ class ClusterSpec:
         tasks = self._tasks(job_name)
         task_index = check_int("task_index", task_index, minimum=0)
         if task_index not in tasks:
-            there = ", ".join(map(str, tasks))
-            raise ValueError(f"No task with index {task_index} in job {job_name!r}; it has {there}")
+            existing = ", ".join(map(str, tasks))
+            raise ValueError(
+                f"No task with index {task_index} in job {job_name!r}; it has {existing}"
+            )
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
@@ -107,8 +109,8 @@ class ClusterSpec:
 
     def _tasks(self, job_name: str) -> dict[int, str]:
         if job_name not in self._jobs:
-            there = ", ".join(map(repr, self._jobs)) or "no jobs"
-            raise ValueError(f"No such job in cluster: {job_name!r}; it has {there}")
+            existing = ", ".join(map(repr, self._jobs)) or "no jobs"
+            raise ValueError(f"No such job in cluster: {job_name!r}; it has {existing}")
         return self._jobs[job_name]
 
     def __bool__(self) -> bool:
@@ -172,10 +174,10 @@ def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | None) ->
     Raises:
         InvalidArgumentError: If the check fails.
     """
-    strange = [name for name in spec.jobs if name not in TYPES]
-    if strange:
+    unknown = [name for name in spec.jobs if name not in TYPES]
+    if unknown:
         raise InvalidArgumentError(
-            f"the cluster has tasks of type {', '.join(map(repr, strange))}; types are "
+            f"the cluster has tasks of type {', '.join(map(repr, unknown))}; types are "
             f"{', '.join(map(repr, TYPES))}"
         )
     if CHIEF in spec.jobs and spec.num_tasks(CHIEF) > 1:

@@ -198,20 +198,20 @@ def exchange_addresses(
     # A configured port is the same after a restart; the random part is not.
     entry = f"{address} {uuid.uuid4().hex}"
     if rank == 0:
-        word = f"{_PREFIX}/{uuid.uuid4().hex}"
-        store.set(f"{word}/0", entry)
-        store.set(_PREFIX, word)
+        attempt_key = f"{_PREFIX}/{uuid.uuid4().hex}"
+        store.set(f"{attempt_key}/0", entry)
+        store.set(_PREFIX, attempt_key)
         found = wait_for(
-            lambda: _gather_addresses(store, word, world_size), what=what, seconds=seconds
+            lambda: _gather_addresses(store, attempt_key, world_size), what=what, seconds=seconds
         )
-        store.set(f"{word}/all", json.dumps(found))
+        store.set(f"{attempt_key}/all", json.dumps(found))
     else:
         found = wait_for(lambda: _acknowledge(store, rank, entry), what=what, seconds=seconds)
     return [entry.partition(" ")[0] for entry in found]
 
 
-def _gather_addresses(store: KeyValueStore, word: str, world_size: int) -> list[str]:
-    keys = [f"{word}/{rank}" for rank in range(world_size)]
+def _gather_addresses(store: KeyValueStore, attempt_key: str, world_size: int) -> list[str]:
+    keys = [f"{attempt_key}/{rank}" for rank in range(world_size)]
     if not store.check(keys):
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         raise UnavailableError(
@@ -226,10 +226,10 @@ def _acknowledge(store: KeyValueStore, rank: int, entry: str) -> list[str]:
         raise UnavailableError(
             "rank 0 has not registered its address; has it called cluster_spec()?"
         )
-    word = store.get(_PREFIX).decode()
-    store.set(f"{word}/{rank}", entry)
-    if store.check([f"{word}/all"]):
-        found: list[str] = json.loads(store.get(f"{word}/all"))
+    attempt_key = store.get(_PREFIX).decode()
+    store.set(f"{attempt_key}/{rank}", entry)
+    if store.check([f"{attempt_key}/all"]):
+        found: list[str] = json.loads(store.get(f"{attempt_key}/all"))
         if entry in found:
             return found
     raise UnavailableError("not all ranks have registered their addresses")

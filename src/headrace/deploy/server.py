@@ -129,8 +129,8 @@ class Server(LifeCycle):
         return "" if self._task is None else self._task.metrics_address
 
     def __repr__(self) -> str:
-        where = self.target or "no address yet"
-        return f"<Server of {self._job_name!r} task {self._task_index} at {where}>"
+        address = self.target or "no address yet"
+        return f"<Server of {self._job_name!r} task {self._task_index} at {address}>"
 
     def _open(self) -> None:
         make = _SERVER_TYPES[self._job_name]
@@ -169,8 +169,8 @@ def _resolve_task(
     """
     if job_name is None:
         if len(spec.jobs) != 1:
-            there = ", ".join(map(repr, spec.jobs)) or "no tasks"
-            raise ValueError(f"Must specify an explicit `job_name`: the cluster has {there}")
+            existing = ", ".join(map(repr, spec.jobs)) or "no tasks"
+            raise ValueError(f"Must specify an explicit `job_name`: the cluster has {existing}")
         job_name = spec.jobs[0]
     check_string("job_name", job_name)
     if job_name in TYPES and job_name not in _SERVER_TYPES:
@@ -182,9 +182,9 @@ def _resolve_task(
     if task_index is None:
         indices = spec.task_indices(job_name)
         if len(indices) != 1:
-            there = ", ".join(map(str, indices)) or "none"
+            existing = ", ".join(map(str, indices)) or "none"
             raise ValueError(
-                f"Must specify an explicit `task_index`: tasks of {job_name!r} are {there}"
+                f"Must specify an explicit `task_index`: tasks of {job_name!r} are {existing}"
             )
         task_index = indices[0]
     task_index = check_int("task_index", task_index, minimum=0)

@@ -110,14 +110,14 @@ class SavedDirectory:
         Raises:
             AlreadyExistsError: If it may not.
         """
-        standing = self.read_status()
-        if standing.chunks is not None:
-            elements = sum(chunk.elements for chunk in standing.chunks)
+        status = self.read_status()
+        if status.chunks is not None:
+            elements = sum(chunk.elements for chunk in status.chunks)
             raise AlreadyExistsError(
                 f"{self.url!r} already contains a saved dataset of {elements} elements; "
                 "choose another directory, or remove this one"
             )
-        if standing.header is None or standing.error is not None or standing.header.plan == plan:
+        if status.header is None or status.error is not None or status.header.plan == plan:
             return
         raise AlreadyExistsError(
             f"{self.url!r} contains an unfinished save of another pipeline; choose "

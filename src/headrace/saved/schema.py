@@ -325,8 +325,8 @@ def _raise_mixed(values: Sequence[Any], path: str, first: int, shown: Any) -> No
 
 
 def _describe_column(column: ColumnSchema) -> str:
-    what = str(column.dtype) if column.kind == NUMBERS_KIND else column.kind
-    return f"{what} of shape {column.shape}" if column.shape else what
+    description = str(column.dtype) if column.kind == NUMBERS_KIND else column.kind
+    return f"{description} of shape {column.shape}" if column.shape else description
 
 
 def _decode_column(kind: Any, dtype: Any, shape: Any) -> ColumnSchema:

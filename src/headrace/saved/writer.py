@@ -106,14 +106,14 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 def _disk_full_message(path: str, seconds: float) -> str:
-    words = f"cannot write {path!r}: {os.strerror(errno.ENOSPC)}"
+    message = f"cannot write {path!r}: {os.strerror(errno.ENOSPC)}"
     if seconds >= 1:
-        words += f", for {seconds:.0f} s"
+        message += f", for {seconds:.0f} s"
     folder = os.path.dirname(path)
     if os.path.isdir(folder):
         space = shutil.disk_usage(folder)
-        words += f" ({space.free:,} of {space.total:,} bytes are free there)"
-    return words
+        message += f" ({space.free:,} of {space.total:,} bytes are free there)"
+    return message
 
 
 CHUNK_BYTES = 64 << 20

@@ -164,8 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
-            found = "there are " + ", ".join(self.server.pages) + "\n"
-            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, found.encode()
+            pages_text = "there are " + ", ".join(self.server.pages) + "\n"
+            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, pages_text.encode()
         else:
             try:
                 status, kind, body = page(self.headers.get("Accept") or "")

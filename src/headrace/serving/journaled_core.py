@@ -131,8 +131,8 @@ class JournaledCore(Generic[F, S, D]):
         with self._lock:
             if self._closed.is_set():
                 return
-            answers = self._decide([request.message for request in requests])
-        for request, answer in zip(requests, answers, strict=True):
+            replies = self._decide([request.message for request in requests])
+        for request, answer in zip(requests, replies, strict=True):
             if isinstance(answer, Exception):
                 request.fail(answer)
             else:
@@ -140,7 +140,7 @@ class JournaledCore(Generic[F, S, D]):
 
     def _decide(self, requests: Sequence[msgspec.Struct]) -> list[msgspec.Struct | Exception]:
         decided: list[D | Exception] = []
-        facts: list[F] = []
+        events: list[F] = []
         blobs: list[BlobPart] = []
         kept: list[F] = []
         try:
@@ -161,15 +161,15 @@ class JournaledCore(Generic[F, S, D]):
                     decided.append(self._internal_error(request, error))
                     # The state is inconsistent now; the events of earlier requests are complete.
                     self._decider = None
-                    self._journal.append(facts, blobs)
-                    kept += facts
-                    facts, blobs = [], []
+                    self._journal.append(events, blobs)
+                    kept += events
+                    events, blobs = [], []
                     continue
                 decided.append(decision)
-                facts += found
+                events += found
                 blobs += decision.blobs
-            self._journal.append(facts, blobs)
-            kept += facts
+            self._journal.append(events, blobs)
+            kept += events
             if kept:
                 self._journal_problem = ""
         except BaseException as error:
@@ -200,9 +200,9 @@ class JournaledCore(Generic[F, S, D]):
             try:
                 decider = self._open()
                 before = set(decider.blobs)
-                facts = decider.tick(self._clock())
-                self._journal.append(facts)
-                if facts:
+                events = decider.tick(self._clock())
+                self._journal.append(events)
+                if events:
                     self._journal_problem = ""
                 after = decider.blobs
                 if any(key not in after for key in before):
@@ -211,7 +211,7 @@ class JournaledCore(Generic[F, S, D]):
                 self._decider = None
                 self._log_problem(error)
                 raise
-            self._on_journaled(facts)
+            self._on_journaled(events)
             self._compact(decider)
 
     def maintain(self, interval: float) -> None:
@@ -236,8 +236,8 @@ class JournaledCore(Generic[F, S, D]):
 
     def _open(self) -> Decider[F, S, D]:
         if self._decider is None:
-            decider, facts = self._make_decider(self._journal.replay(), self._clock())
-            self._journal.append(facts)
+            decider, events = self._make_decider(self._journal.replay(), self._clock())
+            self._journal.append(events)
             self._decider = decider
         return self._decider
 

@@ -160,26 +160,26 @@ class SqliteJournal(Journal[F, S]):
             ):
                 if number != last + 1:
                     raise self._damage_error(f"record {last + 1} is missing")
-                facts = self._read(self._format.decode_events, "record", number, body, checksum)
+                events = self._read(self._format.decode_events, "record", number, body, checksum)
                 last = number
-                self._since_snapshot += len(facts)
-                for fact in facts:
-                    self._format.apply(state, fact)
-        kept = self._mark.read()
-        if kept is not None and kept > last:
+                self._since_snapshot += len(events)
+                for event in events:
+                    self._format.apply(state, event)
+        mark = self._mark.read()
+        if mark is not None and mark > last:
             raise self._damage_error(
-                f"records up to {kept} were written, but those after {last} are missing",
+                f"records up to {mark} were written, but those after {last} are missing",
                 ", or continue without them (also after restoring an older copy): delete "
                 f"{self._mark.path}",
             )
-        if kept is None and last:
+        if mark is None and last:
             _log.warning(
                 "journal %s has no readable high-water mark (copies have none): cannot "
                 "detect whether records after %d are missing",
                 self.path,
                 last,
             )
-        if kept != last:
+        if mark != last:
             self._mark.write(last)
         self._last_record = last
         return state
@@ -269,20 +269,20 @@ class SqliteJournal(Journal[F, S]):
 
         SQLite takes a damaged log for a short one, and deletes it when the file is closed.
         """
-        kept = self.path.with_name(f"{self.path.name}-wal-damaged")
+        saved_path = self.path.with_name(f"{self.path.name}-wal-damaged")
         if self._initial_log:
-            earlier = kept
+            first_path = saved_path
             for number in itertools.count(2):
-                if not kept.exists():
+                if not saved_path.exists():
                     break
-                kept = earlier.with_name(f"{earlier.name}-{number}")
+                saved_path = first_path.with_name(f"{first_path.name}-{number}")
             try:
-                kept.write_bytes(self._initial_log)
+                saved_path.write_bytes(self._initial_log)
             except OSError as failure:
                 return DataLossError(f"{error}. Cannot save SQLite's log: {failure}")
-        elif not kept.exists():  # saved by an earlier start
+        elif not saved_path.exists():  # saved by an earlier start
             return error
-        return DataLossError(f"{error}. SQLite's log was saved in {kept}")
+        return DataLossError(f"{error}. SQLite's log was saved in {saved_path}")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -299,12 +299,12 @@ class SqliteJournal(Journal[F, S]):
             ) from error
 
     def _read(
-        self, decode: Callable[[bytes], T], what: str, number: int, body: bytes, checksum: int
+        self, decode: Callable[[bytes], T], kind: str, number: int, body: bytes, checksum: int
     ) -> T:
         if isinstance(body, bytes) and zlib.crc32(body) == checksum:
             with contextlib.suppress(msgspec.DecodeError):
                 return decode(body)
-        raise self._damage_error(f"{what} {number}")
+        raise self._damage_error(f"{kind} {number}")
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:

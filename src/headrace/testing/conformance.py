@@ -148,7 +148,7 @@ def _check_splits(source: Source, expected: list[Any]) -> None:
 def _check_positions(source: Source, expected: list[Any], limit: int) -> None:
     """Restore a reader at each of its states; the remaining elements must be the same."""
     reader = source.open(0, source.size)
-    at = 0
+    num_read = 0
     while True:
         position = reader.get_position()
         _require(position == reader.get_position(), "get_position() changed the position")
@@ -159,23 +159,23 @@ def _check_positions(source: Source, expected: list[Any], limit: int) -> None:
         )
         restored = source.open(0, source.size, json.loads(text))
         _require(restored.get_position() == position, "opening at a position changed the position")
-        assert_equal(read_all(restored, 5), expected[at:])
+        assert_equal(read_all(restored, 5), expected[num_read:])
         chunk = reader.read(limit)
         if chunk is None:
             break
-        at += chunk.size
+        num_read += chunk.size
     reader.close()
-    _require(at == len(expected), f"found {at} elements, but expected {len(expected)}")
+    _require(num_read == len(expected), f"found {num_read} elements, but expected {len(expected)}")
 
 
 def _check_ownership(source: Source, expected: list[Any]) -> None:
     """Write into all elements that were read; no other element may change."""
-    kept = [_arrays_of(row) for row in expected]
+    originals = [_arrays_of(row) for row in expected]
     rows = read_all(source.open(0, source.size))
     for index, row in enumerate(rows):
         found = [array.copy() for array in _arrays_of(row)]
         _require(
-            all(map(np.array_equal, found, kept[index])),
+            all(map(np.array_equal, found, originals[index])),
             f"writing into an earlier element changed element {index}",
         )
         for array in _arrays_of(row):
@@ -202,22 +202,28 @@ def _check_closing(source: Source) -> None:
     untouched = source.open(0, source.size)
     untouched.close()
     untouched.close()
-    begun = source.open(0, source.size)
-    begun.read(1)
-    position = begun.get_position()
-    begun.close()
-    begun.close()
+    partly_read = source.open(0, source.size)
+    partly_read.read(1)
+    position = partly_read.get_position()
+    partly_read.close()
+    partly_read.close()
     source.open(0, source.size, position).close()
 
 
 def _check_gather(source: IndexedSource, expected: list[Any]) -> None:
     """Gather with index arrays of several shapes; check that the result is fresh and correct."""
     size = len(expected)
-    many = np.random.default_rng(7).integers(0, size, (3, 4))
-    for indices in (many, many[0], many[:, 0], np.arange(size), np.array([], np.int64)):
+    index_grid = np.random.default_rng(7).integers(0, size, (3, 4))
+    for indices in (
+        index_grid,
+        index_grid[0],
+        index_grid[:, 0],
+        np.arange(size),
+        np.array([], np.int64),
+    ):
         leaves, _ = flatten(source.gather(indices))
-        again, _ = flatten(source.gather(indices))
-        for leaf, other in zip(leaves, again, strict=True):
+        second, _ = flatten(source.gather(indices))
+        for leaf, other in zip(leaves, second, strict=True):
             _require(
                 leaf.shape[: indices.ndim] == indices.shape,
                 f"gather of indices of shape {indices.shape} returned shape {leaf.shape}",
@@ -225,15 +231,16 @@ def _check_gather(source: IndexedSource, expected: list[Any]) -> None:
             _require(leaf.flags.writeable, "gather returned a read-only array")
             _require(not np.shares_memory(leaf, indices), "gather returned its argument")
             _require(not np.shares_memory(leaf, other), "two gathers returned the same memory")
-        for place in np.ndindex(indices.shape):
-            wanted, _ = flatten(expected[indices[place]])
-            for leaf, value in zip(leaves, wanted, strict=True):
-                found = leaf[place]
+        for position in np.ndindex(indices.shape):
+            expected_leaves, _ = flatten(expected[indices[position]])
+            for leaf, value in zip(leaves, expected_leaves, strict=True):
+                found = leaf[position]
                 _require(
                     bool(np.array_equal(found, value)),
-                    f"gather returned {found!r} for index {indices[place]}, but expected {value!r}",
+                    f"gather returned {found!r} for index {indices[position]}, "
+                    f"but expected {value!r}",
                 )
                 _require(
                     isinstance(value, bytes | str) or leaf.dtype == value.dtype,
-                    f"gather returned dtype {leaf.dtype} for index {indices[place]}",
+                    f"gather returned dtype {leaf.dtype} for index {indices[position]}",
                 )

@@ -60,7 +60,7 @@ class HeldResources:
                 (number, target): f"file descriptor {number} -> {target}"
                 for number, target in _descriptors()
             },
-            mappings={key: f"mapped memory {words}" for key, words in _mappings()},
+            mappings={key: f"mapped memory {description}" for key, description in _mappings()},
             shared_memory={
                 entry.name: f"shared memory /dev/shm/{entry.name}"
                 for entry in Path("/dev/shm").glob("headrace*")
@@ -76,7 +76,7 @@ class HeldResources:
             allowed: Resources whose description contains one of these do not count.
         """
         new = [
-            words
+            description
             for held, had in (
                 (self.threads, before.threads),
                 (self.processes, before.processes),
@@ -84,10 +84,12 @@ class HeldResources:
                 (self.mappings, before.mappings),
                 (self.shared_memory, before.shared_memory),
             )
-            for key, words in held.items()
+            for key, description in held.items()
             if key not in had
         ]
-        return [words for words in new if not any(part in words for part in allowed)]
+        return [
+            description for description in new if not any(part in description for part in allowed)
+        ]
 
 
 @contextmanager

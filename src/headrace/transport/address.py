@@ -62,9 +62,9 @@ def local_address_for(address: str) -> str:
     host, port = split(resolve(*split(address)))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as asked:
-            asked.connect((host, port))
-            return str(asked.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as destination:
+            destination.connect((host, port))
+            return str(destination.getsockname()[0])
     except OSError as error:
         raise UnavailableError(f"no route to {address}: {error}") from error
 

@@ -49,10 +49,10 @@ class ArenaBudget:
     def available(self) -> int:
         return self._available
 
-    def reserve(self, wanted: int, minimum: int) -> int:
-        """Reserve up to `wanted` bytes; return their number, 0 if `minimum` are not available."""
+    def reserve(self, requested: int, minimum: int) -> int:
+        """Reserve up to `requested` bytes; return their number, or 0 if fewer than `minimum`."""
         with self._lock:
-            granted = min(wanted, self._available)
+            granted = min(requested, self._available)
             granted -= granted % PAGE
             if granted < minimum:
                 return 0
@@ -242,8 +242,8 @@ class Arena:
             return None  # one offer at a time
         allowed = self._options.total_bytes - sum(s.free.size for s in self._segments.values())
         pages = -(-size // PAGE) * PAGE
-        wanted = min(max(self._options.segment_bytes, 4 * pages), allowed)
-        granted = self._budget.reserve(wanted, pages)
+        requested = min(max(self._options.segment_bytes, 4 * pages), allowed)
+        granted = self._budget.reserve(requested, pages)
         if not granted:
             return None
         try:

@@ -134,10 +134,10 @@ _warned = False
 def raise_file_limit() -> None:
     """Raise this process's limit on open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILE_LIMIT if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    new_limit = _MAX_FILE_LIMIT if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < new_limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
         except (OSError, ValueError) as error:
             _log.info("cannot raise the limit of %d open files: %s", soft, error)
 

@@ -167,9 +167,9 @@ def _error_text(error: Exception) -> str:
         return message
     try:
         return str(error)
-    except Exception as second:
+    except Exception as failure:
         # An error whose text cannot be computed must still be sent.
-        return f"(no message: __str__ raised {type(second).__name__})"
+        return f"(no message: __str__ raised {type(failure).__name__})"
 
 
 def decode_error(body: Any) -> Exception:

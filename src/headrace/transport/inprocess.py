@@ -303,10 +303,10 @@ class InProcessChannel(RequestTrackingChannel):
 
     def receive(self, timeout: float) -> Reply | None:
         self._check_usable()
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while True:
             try:
-                reply = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
+                reply = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 return None
             if reply is None:

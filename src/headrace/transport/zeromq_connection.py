@@ -191,13 +191,13 @@ class Connection:
         while not self._is_reading_events and _is_readable(self._monitor):
             self._is_reading_events = True
             # Blocks for the second frame, which may arrive a moment after the first.
-            news = recv_monitor_message(self._monitor)
+            monitor_event = recv_monitor_message(self._monitor)
             self._is_reading_events = False
-            event = zmq.Event(news["event"])
+            event = zmq.Event(monitor_event["event"])
             if event == zmq.Event.CONNECTED:
                 self._connected = True
                 self._since = time.monotonic()
-                self._watch(int(news["value"]))
+                self._watch(int(monitor_event["value"]))
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._handshaken = True
             elif self.reason is None or isinstance(self.reason, UnavailableError):
@@ -295,11 +295,11 @@ def _is_readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(_STATE)) & _IN)
 
 
-def _refused_error(words: str) -> UnavailableError:
-    error = UnavailableError(words)
+def _refused_error(message: str) -> UnavailableError:
+    error = UnavailableError(message)
     error.refused = True
     return error
 
 
-def _silent_error(words: str) -> UnavailableError:
-    return UnavailableError(words)
+def _silent_error(message: str) -> UnavailableError:
+    return UnavailableError(message)

@@ -315,10 +315,10 @@ class Peers:
                     "Headrace client",
                 )
 
-    def _warn_once(self, whom: str, words: str) -> None:
-        if whom not in self._warned and len(self._warned) < _MAX_WARNED_ADDRESSES:
-            self._warned.add(whom)
-            _log.warning("%s", words)
+    def _warn_once(self, peer: str, message: str) -> None:
+        if peer not in self._warned and len(self._warned) < _MAX_WARNED_ADDRESSES:
+            self._warned.add(peer)
+            _log.warning("%s", message)
 
     def _remove_route(self, route: bytes) -> None:
         peer = self._by_route.pop(route, None)

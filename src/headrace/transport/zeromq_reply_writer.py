@@ -141,11 +141,11 @@ class ReplyWriter:
         marked: np.ndarray | None = None,
     ) -> None:
         router = self._router
-        begun = False
+        has_started = False
         written = 0
         try:
             router.send(peer.route, _MORE_NOW)
-            begun = True
+            has_started = True
             if marked is not None and largest == 0:
                 self._send_borrowed(marked, _MORE_NOW if buffers else _NOW)
             else:
@@ -161,7 +161,7 @@ class ReplyWriter:
             _log.warning("cannot send a reply: %s: %s", type(error).__name__, error)
             # The next reply would be read as the rest of this one. So it is completed with more
             # frames than announced, and the peer, which drops it for that, is disconnected.
-            if begun:
+            if has_started:
                 for _ in range(written, len(buffers)):
                     router.send(b"", _MORE_NOW)
                 router.send(b"", _NOW)

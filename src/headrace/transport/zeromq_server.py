@@ -352,27 +352,29 @@ class ZeroMQServer(TransportServer):
             return None
         request = ZeroMQRequest(self.post, peer, header.request_id, buffers)
         if size > self._limits.request_bytes + _HEADER_BYTES:
-            words = (
+            message = (
                 f"a request of {size:,} bytes exceeds the limit of "
                 f"{self._limits.request_bytes:,} of server {self._address}"
             )
-            self._error_log.log_refusal(words)
-            request.fail(FailedPreconditionError(words))
+            self._error_log.log_refusal(message)
+            request.fail(FailedPreconditionError(message))
             return None
         if header.wire_format != WIRE_FORMAT:
-            words = (
+            message = (
                 f"server {self._address} ({own_versions()}) supports wire format "
                 f"{WIRE_FORMAT}, but the request has wire format {header.wire_format}: run "
                 "the same version of Headrace on both sides"
             )
-            self._error_log.log_refusal(words)
-            request.fail(FailedPreconditionError(words))
+            self._error_log.log_refusal(message)
+            request.fail(FailedPreconditionError(message))
             return None
         try:
             request.message = self._decode(header.body)
-            placed = peer.read_memory(header.offer, header.retired_segments, header.location)
-            if placed is not None:
-                request.buffers = placed
+            shared_buffers = peer.read_memory(
+                header.offer, header.retired_segments, header.location
+            )
+            if shared_buffers is not None:
+                request.buffers = shared_buffers
         except (msgspec.MsgspecError, LookupError, ValueError, RecursionError) as error:
             request.fail(
                 FailedPreconditionError(
