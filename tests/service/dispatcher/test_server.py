@@ -266,7 +266,7 @@ def test_what_the_journal_refuses_did_not_happen(tmp_path: Path) -> None:
         stub.call(worker("v"))
         journal: Any = server._core._journal  # type: ignore[union-attr]
         journal._database.execute("PRAGMA query_only = ON")
-        with pytest.raises(UnavailableError, match="cannot be written"):
+        with pytest.raises(UnavailableError, match="cannot write journal"):
             stub.call(worker("w"))
         journal._database.execute("PRAGMA query_only = OFF")
         status = stub.call(messages.GetStatus())
