@@ -159,7 +159,9 @@ def test_a_dataset_is_saved_and_loaded_by_url(tmp_path: Path, memory: str) -> No
         dataset.save(url)
         for wait in (False, True):
             assert rows_of(Dataset.load(url, wait=wait)) == rows_of(dataset)
-        with pytest.raises(AlreadyExistsError, match=f"{url.removeprefix('file://')}' holds"):
+        with pytest.raises(
+            AlreadyExistsError, match=f"{url.removeprefix('file://')}' already contains"
+        ):
             dataset.save(url)
 
 
@@ -380,7 +382,7 @@ def test_of_two_that_save_the_same_the_later_wins(tmp_path: Path) -> None:
         yield np.int64(1)
 
     other: list[int] = []
-    with pytest.raises(AbortedError, match="another process began to save there"):
+    with pytest.raises(AbortedError, match="another process started a save there"):
         save_dataset(Dataset.from_generator(slow).plan, 0, tmp_path, 1)
 
     assert numbers_of(Dataset.load(tmp_path)) == [0, 1]

@@ -114,11 +114,11 @@ def test_join_waits_for_the_stop():
         (TWO, ("worker", -1), "`task_index` must be at least 0"),
         (TWO, ("chief", 0), "Unexpected task_type to start a server: chief"),
         (TWO, ("evaluator", 0), "Unexpected task_type to start a server: evaluator"),
-        (TWO, ("trainer", 0), "task type 'trainer' is not known"),
+        (TWO, ("trainer", 0), "unknown task type 'trainer'"),
         ({"local": ["a:1"]}, (), "the cluster has tasks of type 'local'"),
         ({"chief": ["a:1", "b:1"], "ps": ["c:1"]}, ("ps", 0), "at most one chief, but has 2"),
         ({"ps": ["127.0.0.1"]}, (), 'must have the form "host:port"'),
-        ({"ps": ["10.9.9.9:1"]}, (), "needs security="),
+        ({"ps": ["10.9.9.9:1"]}, (), "requires security="),
     ],
 )
 def test_invalid_task_is_refused(spec, task, words):

@@ -233,7 +233,9 @@ def test_an_answer_that_comes_late_or_twice_changes_nothing() -> None:
 def test_an_answer_of_another_kind_names_both_kinds() -> None:
     worker = Driven()
     worker.say(RegisterWorker, Done())
-    assert "replied to RegisterWorker with Done, expected " in str(worker.session.failure)
+    assert "answered RegisterWorker with Done; is it of another version" in str(
+        worker.session.failure
+    )
 
 
 def test_a_dispatcher_that_does_not_answer_for_ten_seconds_is_named_and_then_each_minute() -> None:
