@@ -394,5 +394,7 @@ def test_a_package_missing_on_the_worker_is_named(coordinator: ClusterCoordinato
     def uses() -> None:
         import no_such_package  # type: ignore[import-not-found] # noqa: F401, PLC0415
 
-    with pytest.raises(UserFunctionError, match=r"no_such_package'; the worker lacks it: .*--pre"):
+    with pytest.raises(
+        UserFunctionError, match=r"no_such_package'; it is not installed on the worker: .*--pre"
+    ):
         coordinator.schedule(uses).fetch(SECONDS)

@@ -193,10 +193,10 @@ def test_evaluation_of_a_shuffled_dataset_counts_each_element_once(coordinator: 
 def test_an_address_without_a_port_is_rejected(
     coordinator: ClusterCoordinator,
 ):
-    with pytest.raises(ValueError, match=r"`address`: address='localhost' is not written"):
+    with pytest.raises(ValueError, match=r"`address`: address='localhost' must have the form"):
         coordinator.add_worker("localhost")
     assert coordinator.schedule(lambda: 3).fetch(SECONDS) == 3
-    with pytest.raises(ValueError, match="worker 1: address='localhost' is not written"):
+    with pytest.raises(ValueError, match="worker 1: address='localhost' must have the form"):
         ClusterCoordinator(Workers(["localhost:1", "localhost"]))
 
 

@@ -84,7 +84,9 @@ def test_what_is_no_state_of_this_version_is_refused():
     with pytest.raises(FailedPreconditionError, match="version 99"):
         iterator.set_state({**state, "version": 99})
     old = {"version": 1, "plan": "3a", "seed": 1, "epoch": 0, "skip": 0, "at": None}
-    with pytest.raises(FailedPreconditionError, match="version 1, and this Headrace reads"):
+    with pytest.raises(
+        FailedPreconditionError, match="version 1, but this version of Headrace reads"
+    ):
         iterator.set_state(old)
     with pytest.raises(FailedPreconditionError, match="directions"):
         iterator.set_state({**state, "position": {"directions": {}}})

@@ -122,7 +122,7 @@ def test_an_epoch_waits_for_the_dispatcher_until_wait_timeout() -> None:
         dataset = hr.Dataset.range(5).apply(
             distribute(ShardingPolicy.OFF, dispatcher.target, wait_timeout=0.5)
         )
-    with pytest.raises(hr.errors.UnavailableError, match=r"did not answer for 0\.5 s"):
+    with pytest.raises(hr.errors.UnavailableError, match=r"did not reply within 0\.5 s"):
         next(iter(dataset))
 
 

@@ -92,7 +92,7 @@ def test_a_package_missing_on_the_worker_is_named(cluster: LocalCluster) -> None
         return int(no_such_package.more(x))
 
     read = hr.Dataset.range(3).map(uses).apply(distribute("distributed_epoch", cluster.target))
-    words = r"no_such_package'; the worker lacks it: .*--preload .*`modules="
+    words = r"no_such_package'; it is not installed on the worker: .*--preload .*`modules="
     with pytest.raises(UserFunctionError, match=words), iter(read) as reader:
         next(reader)
 

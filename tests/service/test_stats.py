@@ -208,7 +208,7 @@ def test_a_worker_without_its_dispatcher_is_healthy_and_not_ready(service):
 def test_a_metrics_port_that_is_taken_starts_nothing():
     with DispatchServer(DispatcherConfig(metrics_port=0)) as first:
         port = int(first.metrics_address.rpartition(":")[2])
-        with pytest.raises(OSError, match=f"metrics cannot be served at port {port}"):
+        with pytest.raises(OSError, match=f"cannot serve metrics at port {port}"):
             DispatchServer(DispatcherConfig(metrics_port=port))
 
 

@@ -67,7 +67,7 @@ def test_worker_of_another_python_version_is_named_to_the_client(dispatcher: str
         with WorkerServer(worker_config(dispatcher)) as mine:
             assert read(dispatcher) == list(range(0, 200, 2))
             code, found = doctor(dispatcher)
-            assert (code, "would hurt" in found) == (0, True)
+            assert (code, "warning" in found) == (0, True)
             shown = CliRunner().invoke(app, ["status", dispatcher, "--json"])
             workers = json.loads(shown.stdout)["workers"]
             assert {each["address"]: each["versions"]["python"] for each in workers} == {
@@ -115,7 +115,7 @@ def test_client_is_told_that_the_dispatcher_is_of_another_release(
 
 def test_server_of_another_wire_format_refuses_every_request() -> None:
     with other_version("dispatcher", "--port", "0", headrace="9.9", wire=7) as address:
-        words = rf"server at {address} \(.*Headrace 9\.9\) reads wire format 7, .* wire format 3"
+        words = rf"server at {address} \(.*Headrace 9\.9\) supports wire format 7, .* wire format 3"
         with (
             DispatcherStub(address) as stub,
             pytest.raises(FailedPreconditionError, match=words),

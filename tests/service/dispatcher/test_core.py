@@ -113,7 +113,7 @@ def test_internal_error_fails_only_its_own_request(
     assert isinstance(before, messages.RegisterWorkerReply)
     assert isinstance(after, messages.RegisterWorkerReply)
     assert type(failed) is HeadraceError
-    assert "could not carry out GetTask" in str(failed)
+    assert "during GetTask" in str(failed)
     assert [each.worker_id for each in status.workers] == ["u", "v", "w"]
     assert core.num_workers() == 3
     assert "GetTask" in caplog.text

@@ -190,7 +190,7 @@ def test_other_golden_journals_have_the_expected_state() -> None:
 def test_work_dir_has_one_dispatcher(tmp_path: Path) -> None:
     with (
         contextlib.closing(SqliteJournal(tmp_path, FORMAT)),
-        pytest.raises(FailedPreconditionError, match="another dispatcher uses the journal"),
+        pytest.raises(FailedPreconditionError, match="in use by another dispatcher"),
     ):
         SqliteJournal(tmp_path, FORMAT)
 

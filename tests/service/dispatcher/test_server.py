@@ -270,7 +270,7 @@ def test_events_that_cannot_be_journaled_are_not_applied(tmp_path: Path) -> None
         stub.call(worker("v"))
         journal: Any = server._core._journal  # type: ignore[union-attr]
         journal._database.execute("PRAGMA query_only = ON")
-        with pytest.raises(UnavailableError, match="cannot be written"):
+        with pytest.raises(UnavailableError, match="cannot write journal"):
             stub.call(worker("w"))
         journal._database.execute("PRAGMA query_only = OFF")
         status = stub.call(messages.GetStatus())
